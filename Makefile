@@ -1,0 +1,52 @@
+# A machine with Python 3.11 or newer, pip and make is enough: the first target that needs them
+# installs the pinned packages into .venv, and again only after pyproject.toml or the pins change.
+
+PYTHON ?= python3.11
+WORKERS ?= 2
+VENV := .venv
+READY := $(VENV)/.ready
+PIP := $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: help demo test check clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+
+demo: $(READY) ## Plan a small GPT for two devices and train it on two local processes
+	$(VENV)/bin/shardwright run examples/bytes_gpt.py:job --devices 2
+
+# One file stays on one worker: module fixtures are built once, and each worker starts one group of
+# ranks at a time.
+test: $(READY) ## Run the whole test suite
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+
+check: $(READY) ## Format, lint, types, floors, docs
+	scripts/check
+
+clean: ## Remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and by its exact pin: a looser request may find a build for other hardware.
+$(READY): pyproject.toml constraints.txt
+	@set -e; \
+	say() { echo "make: $$*" >&2; }; \
+	new_enough() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
+	if new_enough "$(PYTHON)"; then python="$(PYTHON)"; \
+	elif new_enough python3; then python=python3; \
+	else say "neither $(PYTHON) nor python3 is Python 3.11 or newer; use make PYTHON=/path/to/python"; exit 1; fi; \
+	if ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then \
+		if "$$python" -c 'import ensurepip' 2>/dev/null; then \
+			"$$python" -m venv --clear $(VENV); \
+		elif "$$python" -m pip --version >/dev/null 2>&1; then \
+			"$$python" -m venv --clear --without-pip $(VENV); \
+			"$$python" -m pip --python $(VENV)/bin/python install --quiet pip; \
+		else \
+			say "$$python has neither ensurepip nor pip; install them (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; \
+		fi; \
+	fi; \
+	say "installing the pinned packages into $(VENV), which takes a minute or two"; \
+	$(PIP) "$$(grep '^torch==' constraints.txt)"; \
+	$(PIP) --editable '.[dev,hf,report]'
+	@touch $@

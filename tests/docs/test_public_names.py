@@ -1,0 +1,24 @@
+"""The public names of the package: a new one is a promise, so it is added here on purpose."""
+
+import shardwright
+
+PUBLIC = [
+    "Frontier",
+    "Job",
+    "Machine",
+    "Plan",
+    "capture",
+    "parallelize",
+    "plan",
+    "search",
+    "verify",
+]
+
+
+def test_the_public_names_are_exactly_these():
+    assert sorted(shardwright.__all__) == PUBLIC
+
+
+def test_every_public_name_is_there_and_documented():
+    undocumented = [name for name in PUBLIC if not getattr(shardwright, name).__doc__]
+    assert not undocumented
