@@ -1,0 +1,94 @@
+"""The Pareto frontier of plans, fastest first, and the questions asked of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardwright.ir.layout import Bytes
+from shardwright.ir.plan import Plan
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}iB"] = 2 ** (10 * _power)
+    _UNITS[f"{_letter}B"] = 10 ** (3 * _power)
+
+
+class InfeasibleError(ValueError):
+    """No plan meets the memory limit; `smallest_bytes` is the least that one would need."""
+
+    def __init__(self, message: str, smallest_bytes: Bytes) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
+def parse_bytes(text: str | int) -> Bytes:
+    """Number of bytes that a text such as "70GiB", "500 MB" or 1024 names.
+
+    >>> parse_bytes("1.5KiB")
+    1536
+    """
+    if isinstance(text, int):
+        return Bytes(text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"memory {text!r} is not a number with a unit; write it as 40GiB or 500MB")
+    return Bytes(int(float(found[1]) * _UNITS[found[2]]))
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Plans that no other plan found beats in both time and memory.
+
+    Fastest first, so memory strictly falls. `baselines` are the well-known
+    plans (data parallel, fully sharded, Megatron-style), costed by the same
+    model, for comparison.
+    """
+
+    plans: tuple[Plan, ...]
+    baselines: tuple[Plan, ...] = ()
+    search_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise ValueError("a frontier needs at least one plan")
+        for a, b in pairwise(self.plans):
+            if not (a.step_seconds < b.step_seconds and a.peak_bytes > b.peak_bytes):
+                raise ValueError(f"not a frontier, fastest first: {a} before {b}")
+
+    def fastest(self, memory_limit: str | int | None = None) -> Plan:
+        """The fastest plan whose peak memory per rank is within the limit (TensorOpt's mini-time).
+
+        Raises `InfeasibleError`, naming the smallest memory that would do, when none is.
+        """
+        if memory_limit is None:
+            return self.plans[0]
+        limit = parse_bytes(memory_limit)
+        for plan in self.plans:
+            if plan.peak_bytes <= limit:
+                return plan
+        least = self.smallest()
+        raise InfeasibleError(
+            f"no plan for {least.devices} x {least.machine} fits into {memory_limit} per rank; the"
+            f" smallest needs {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or"
+            " shrink the batch",
+            least.peak_bytes,
+        )
+
+    def smallest(self) -> Plan:
+        """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""
+        return self.plans[-1]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __getitem__(self, index: int) -> Plan:
+        return self.plans[index]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def __str__(self) -> str:
+        return "\n".join(str(plan) for plan in self.plans)

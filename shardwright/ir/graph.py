@@ -1,0 +1,349 @@
+"""The serial dataflow graph of one training step's forward pass.
+
+Single assignment: every value is a leaf (parameter, buffer, constant or input)
+or defined by exactly one operator. Targets are names of torch operators; the
+room itself does not know torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from shardwright.ir.layout import Bytes
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+class VerifyError(Exception):
+    """A program that breaks an invariant of the IR: a bug in us, never in the user's model."""
+
+
+class LeafKind(Enum):
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value used as an operator's argument."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that only torch has a word for: a dtype, layout, memory format or device.
+
+    The device is always `Symbol("device", "here")`: where a program runs is not the graph's matter.
+    """
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's code an operator comes from."""
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.module or '(model)'} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value: global shape, dtype, and whether a gradient flows back through it.
+
+    `alias_of` names the operand whose memory this value shares (the result of a
+    `view`, say); empty when it has memory of its own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+    alias_of: str = ""
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> Bytes:
+        return Bytes(self.num_elements * ITEM_BYTES[self.dtype])
+
+    def __str__(self) -> str:
+        grad = "'" if self.requires_grad else ""
+        return f"{self.dtype}{list(self.shape)}{grad}"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that no operator defines.
+
+    `keys` are the user's names: of a parameter all its names in the module
+    (tied weights have several), of an input its path in the call, as
+    `kwargs.input_ids` or `args.0`.
+    """
+
+    name: str
+    kind: LeafKind
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator call. `target` is `namespace.name.overload`, for example `aten.mm.default`.
+
+    `saves` are the operands and results that autograd keeps for the backward
+    pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp).
+    """
+
+    name: str
+    target: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[str, ...]
+    source: Source = Source()
+    saves: tuple[str, ...] = ()
+    extra_saved: int = 0
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the values read, in order of appearance, repeats included."""
+        return tuple(_refs((*self.args, *(value for _, value in self.kwargs))))
+
+    @property
+    def kind(self) -> str:
+        """The operator without namespace and overload.
+
+        >>> Op("y", "aten.mm.default", (), (), ("y",)).kind
+        'mm'
+        """
+        return self.target.split(".")[1]
+
+    def __str__(self) -> str:
+        given = [_text(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.kwargs]
+        outputs = ", ".join(f"%{name}" for name in self.outputs)
+        return f"{outputs} = {self.target}({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Leaves, then operators in an order in which each value is defined before it is read.
+
+    `outputs` are the values returned; `updates` are pairs (buffer, value): the
+    buffer's new content after the step.
+    """
+
+    leaves: tuple[Leaf, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    values: tuple[Tensor, ...]
+    updates: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def tensor(self) -> dict[str, Tensor]:
+        """Every value by name."""
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def producer(self) -> dict[str, Op]:
+        """The operator that defines each value that is not a leaf."""
+        return {name: op for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[Op, ...]]:
+        """The operators that read each value, each once, in order."""
+        found: dict[str, list[Op]] = {value.name: [] for value in self.values}
+        for op in self.ops:
+            for name in dict.fromkeys(op.operands):
+                found[name].append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    def leaves_of(self, *kinds: LeafKind) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.kind in kinds)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the computation: equal for equal operators, shapes and names, wherever captured."""
+        lines = [f"{leaf.name} {leaf.kind.value} {' '.join(leaf.keys)}" for leaf in self.leaves]
+        lines += [str(op) for op in self.ops]
+        lines += [f"{value.name}: {value}" for value in self.values]
+        lines += [" ".join(self.outputs), str(self.updates)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        lines = [
+            f"%{leaf.name}: {self.tensor[leaf.name]} = {leaf.kind.value} {', '.join(leaf.keys)}"
+            for leaf in self.leaves
+        ]
+        for op in self.ops:
+            types = ", ".join(str(self.tensor[name]) for name in op.outputs)
+            lines.append(f"{op}: {types}")
+        lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
+        lines.append("return " + ", ".join(f"%{name}" for name in self.outputs))
+        return "\n".join(lines)
+
+
+def verify(graph: Graph) -> None:
+    """Raise `VerifyError` unless each value is described once and defined once before its use."""
+    for name, count in Counter(value.name for value in graph.values).items():
+        if count > 1:
+            raise VerifyError(f"%{name} is described {count} times")
+    described = set(graph.tensor)
+    defined: set[str] = set()
+    for name in (leaf.name for leaf in graph.leaves):
+        _define(name, defined, described)
+    for op in graph.ops:
+        for name in op.operands:
+            if name not in defined:
+                raise VerifyError(f"{op}: reads %{name} before it is defined")
+        for name in op.outputs:
+            _define(name, defined, described)
+    leaves = {leaf.name: leaf.kind for leaf in graph.leaves}
+    for name in (*graph.outputs, *(value for _, value in graph.updates)):
+        if name not in defined:
+            raise VerifyError(f"%{name} is returned but never defined")
+    for name, _ in graph.updates:
+        if leaves.get(name) is not LeafKind.BUFFER:
+            raise VerifyError(f"%{name} is updated but is no buffer")
+    if extra := described - defined:
+        raise VerifyError(f"%{min(extra)} is described but never defined")
+
+
+def _define(name: str, defined: set[str], described: set[str]) -> None:
+    if name in defined:
+        raise VerifyError(f"%{name} is defined twice")
+    if name not in described:
+        raise VerifyError(f"%{name} has no shape and dtype")
+    defined.add(name)
+
+
+def _refs(args: tuple[Arg, ...]) -> Iterator[str]:
+    for arg in args:
+        if isinstance(arg, Ref):
+            yield arg.name
+        elif isinstance(arg, tuple):
+            yield from _refs(arg)
+
+
+def _text(arg: Arg) -> str:
+    if isinstance(arg, tuple):
+        return "[" + ", ".join(_text(a) for a in arg) + "]"
+    return str(arg)
+
+
+def to_json(graph: Graph) -> str:
+    """One JSON text; `from_json` reads it back to an equal graph."""
+    return json.dumps(
+        {
+            "leaves": [[leaf.name, leaf.kind.value, list(leaf.keys)] for leaf in graph.leaves],
+            "values": [
+                [v.name, list(v.shape), v.dtype, v.requires_grad, v.alias_of] for v in graph.values
+            ],
+            "ops": [
+                {
+                    "name": op.name,
+                    "target": op.target,
+                    "args": [_pack(a) for a in op.args],
+                    "kwargs": [[k, _pack(v)] for k, v in op.kwargs],
+                    "outputs": list(op.outputs),
+                    "source": [op.source.module, op.source.file, op.source.line],
+                    "saves": list(op.saves),
+                    "extra_saved": op.extra_saved,
+                }
+                for op in graph.ops
+            ],
+            "outputs": list(graph.outputs),
+            "updates": [list(pair) for pair in graph.updates],
+        }
+    )
+
+
+def from_json(text: str) -> Graph:
+    """The graph that `to_json` wrote."""
+    data = json.loads(text)
+    return Graph(
+        leaves=tuple(Leaf(n, LeafKind(k), tuple(keys)) for n, k, keys in data["leaves"]),
+        ops=tuple(
+            Op(
+                name=op["name"],
+                target=op["target"],
+                args=tuple(_unpack(a) for a in op["args"]),
+                kwargs=tuple((k, _unpack(v)) for k, v in op["kwargs"]),
+                outputs=tuple(op["outputs"]),
+                source=Source(*op["source"]),
+                saves=tuple(op["saves"]),
+                extra_saved=op["extra_saved"],
+            )
+            for op in data["ops"]
+        ),
+        outputs=tuple(data["outputs"]),
+        values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
+        updates=tuple((a, b) for a, b in data["updates"]),
+    )
+
+
+def _pack(arg: Arg) -> Any:
+    """JSON for one argument: references and symbols as objects, special floats as text objects."""
+    if isinstance(arg, Ref):
+        return {"ref": arg.name}
+    if isinstance(arg, Symbol):
+        return {arg.kind: arg.name}
+    if isinstance(arg, tuple):
+        return [_pack(a) for a in arg]
+    if isinstance(arg, float):
+        return {"float": arg.hex() if arg == arg and abs(arg) != float("inf") else str(arg)}
+    return arg
+
+
+def _unpack(data: Any) -> Arg:
+    if isinstance(data, list):
+        return tuple(_unpack(a) for a in data)
+    if isinstance(data, dict):
+        ((kind, name),) = data.items()
+        if kind == "ref":
+            return Ref(name)
+        if kind == "float":
+            return float.fromhex(name)
+        return Symbol(kind, name)
+    assert data is None or isinstance(data, bool | int | str)
+    return data

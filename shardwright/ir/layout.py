@@ -1,0 +1,252 @@
+"""Meshes, placements and layouts: how one tensor lies on the devices.
+
+A tensor dimension is a product of *atoms*, major first: GPT-2's fused QKV
+output of 2304 is `(3, 12, 64)`. `Atoms` holds the atom sizes of every
+dimension of one tensor; a dimension of size one has no atom. A layout shards
+whole atoms, so attention heads in the middle of a fused dimension can be split
+without any reshuffle of the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import NewType
+
+Seconds = NewType("Seconds", float)  # wall time of one optimizer step, or a part of it
+Bytes = NewType("Bytes", int)  # on one rank
+
+Atoms = tuple[tuple[int, ...], ...]  # per tensor dimension, the sizes of its atoms
+
+
+class LayoutError(ValueError):
+    """A mesh or layout that cannot exist: wrong text, names or sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device along the mesh axis holds the whole tensor."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Atom `atom` of tensor dimension `dim` is cut into tiles along the mesh axis.
+
+    Tiles are those of `torch.chunk`: `ceil(size / n)` long, the last may be shorter.
+    """
+
+    dim: int
+    atom: int = 0
+
+    def __str__(self) -> str:
+        return f"S({self.dim}.{self.atom})" if self.atom else f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The tensor is the sum of what the devices along the mesh axis hold."""
+
+    def __str__(self) -> str:
+        return "P"
+
+
+Placement = Replicate | Shard | Partial
+
+REPLICATE = Replicate()
+PARTIAL = Partial()
+
+
+def parse_placement(text: str) -> Placement:
+    """Read what `str(placement)` printed.
+
+    >>> parse_placement("S(2.1)")
+    Shard(dim=2, atom=1)
+    """
+    if text == "R":
+        return REPLICATE
+    if text == "P":
+        return PARTIAL
+    found = re.fullmatch(r"S\((\d+)(?:\.(\d+))?\)", text)
+    if found is None:
+        raise LayoutError(f"placement {text!r} is none of R, P, S(dim) and S(dim.atom)")
+    return Shard(int(found[1]), int(found[2] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A named, logical view of the devices, for example `dp=2 tp=4`, outermost axis first.
+
+    Ranks are numbered row-major, so the last axis joins neighbouring ranks.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names = self.names
+        if len(set(names)) != len(names):
+            raise LayoutError(f"mesh axes {names} must have different names")
+        for name, size in self.axes:
+            if size < 1:
+                raise LayoutError(f"mesh axis {name}={size} must be at least 1")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Position of `rank` on every axis.
+
+        >>> Mesh((("dp", 2), ("tp", 4))).coordinate(6)
+        (1, 2)
+        """
+        if not 0 <= rank < self.size:
+            raise LayoutError(f"rank {rank} is outside of mesh {self} of {self.size} devices")
+        found = []
+        for size in reversed(self.shape):
+            found.append(rank % size)
+            rank //= size
+        return tuple(reversed(found))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.axes)
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Read what `str(mesh)` printed.
+
+        >>> Mesh.parse("dp=2 tp=4").shape
+        (2, 4)
+        """
+        axes = []
+        for part in text.split():
+            found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+)", part)
+            if found is None:
+                raise LayoutError(f"mesh {text!r}: {part!r} is not name=size, as in 'dp=2 tp=4'")
+            axes.append((found[1], int(found[2])))
+        return cls(tuple(axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one tensor lies on a mesh: `placements[i]` belongs to `mesh.axes[i]`.
+
+    Two axes may shard the same atom: the outer axis cuts first, the inner one
+    cuts each tile again.
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.placements) != len(self.mesh.axes):
+            raise LayoutError(
+                f"{len(self.placements)} placements for mesh {self.mesh} of"
+                f" {len(self.mesh.axes)} axes"
+            )
+
+    @classmethod
+    def replicated(cls, mesh: Mesh) -> Layout:
+        return cls(mesh, (REPLICATE,) * len(mesh.axes))
+
+    @property
+    def is_replicated(self) -> bool:
+        return all(isinstance(p, Replicate) for p in self.placements)
+
+    def dual(self) -> Layout:
+        """Layout wanted of this tensor's gradient: Partial becomes Replicate, the rest stays."""
+        dual = tuple(REPLICATE if isinstance(p, Partial) else p for p in self.placements)
+        return Layout(self.mesh, dual)
+
+    def __str__(self) -> str:
+        named = zip(self.mesh.names, self.placements, strict=True)
+        return " ".join(f"{axis}:{p}" for axis, p in named)
+
+    @classmethod
+    def parse(cls, text: str, mesh: Mesh) -> Layout:
+        """Read what `str(layout)` printed.
+
+        >>> mesh = Mesh.parse("dp=2 tp=4")
+        >>> str(Layout.parse("dp:S(0) tp:R", mesh))
+        'dp:S(0) tp:R'
+        """
+        found = dict(part.partition(":")[::2] for part in text.split())
+        if tuple(found) != mesh.names:
+            raise LayoutError(f"layout {text!r} must name the axes of mesh {mesh}, in order")
+        return cls(mesh, tuple(parse_placement(p) for p in found.values()))
+
+
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and length of tile `index` when `size` is cut into `parts`, as `torch.chunk` does.
+
+    >>> [chunk(7, 3, i) for i in range(3)]
+    [(0, 3), (3, 3), (6, 1)]
+    """
+    length = -(-size // parts)
+    start = min(index * length, size)
+    return start, min(length, size - start)
+
+
+def atom_range(size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]) -> range:
+    """The indices of one atom, of `size`, that the device at `coordinate` holds.
+
+    `at` is the atom's (dim, atom) position in the tensor that `layout` places.
+    """
+    start, length = 0, size
+    for placement, parts, index in zip(
+        layout.placements, layout.mesh.shape, coordinate, strict=True
+    ):
+        if isinstance(placement, Shard) and (placement.dim, placement.atom) == at:
+            offset, length = chunk(length, parts, index)
+            start += offset
+    return range(start, start + length)
+
+
+def local_atoms(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> Atoms:
+    """Atom sizes of the tile that the device at `coordinate` holds.
+
+    >>> mesh = Mesh.parse("dp=2 tp=4")
+    >>> local_atoms(((8,), (3, 12, 64)), Layout(mesh, (Shard(0), Shard(1, 1))), (0, 3))
+    ((4,), (3, 3, 64))
+    """
+    return tuple(
+        tuple(len(atom_range(size, (d, a), layout, coordinate)) for a, size in enumerate(sizes))
+        for d, sizes in enumerate(atoms)
+    )
+
+
+def largest_atoms(atoms: Atoms, layout: Layout) -> Atoms:
+    """Atom sizes of the biggest tile, the one at the origin (`ceil` at every cut)."""
+    return local_atoms(atoms, layout, (0,) * len(layout.mesh.axes))
+
+
+def fits(atoms: Atoms, layout: Layout) -> bool:
+    """Whether every placement names an atom and no device would hold an empty tile."""
+    for placement in layout.placements:
+        if isinstance(placement, Shard) and not (
+            placement.dim < len(atoms) and placement.atom < len(atoms[placement.dim])
+        ):
+            return False
+    last = tuple(size - 1 for size in layout.mesh.shape)
+    return all(size > 0 for sizes in local_atoms(atoms, layout, last) for size in sizes)
+
+
+def shape_of(atoms: Atoms) -> tuple[int, ...]:
+    """Tensor shape of these atoms: the product of each dimension's."""
+    return tuple(prod(sizes) for sizes in atoms)
+
+
+def num_elements(atoms: Atoms) -> int:
+    """Number of elements of a tensor of these atoms."""
+    return prod(shape_of(atoms))
