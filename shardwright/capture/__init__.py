@@ -1,0 +1,1 @@
+"""From an unmodified `nn.Module` and one example call to the serial `Graph`."""

@@ -1,0 +1,75 @@
+"""What autograd makes of each operator: which results need gradients, what is kept for them.
+
+Each operator is run alone on meta tensors: nothing is computed and nothing is
+allocated. Equal calls are run once, so deep models cost no more than shallow
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwright.ir.graph import ITEM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one call does under autograd; operands and results by position.
+
+    * `requires_grad[i]`: result i needs a gradient;
+    * `alias_of[i]`: the operand whose memory result i shares, or -1;
+    * `saved_operands`, `saved_results`: what is kept for the backward pass;
+    * `extra_saved`: bytes kept besides.
+    """
+
+    requires_grad: tuple[bool, ...]
+    alias_of: tuple[int, ...]
+    saved_operands: tuple[int, ...]
+    saved_results: tuple[int, ...]
+    extra_saved: int
+
+
+def observe(call: Callable[[list[torch.Tensor]], Any], operands: list[torch.Tensor]) -> Facts:
+    """Run `call` on meta `operands` (leaves that require grad or not) and look at what it keeps."""
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        returned = call(operands)
+    results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+    # Storage objects keep their identity while a tensor holds them.
+    storages = [tensor.untyped_storage() for tensor in operands]
+    alias_of = tuple(_position(r, storages) for r in results)
+    result_storages = [r.untyped_storage() for r in results]
+    saved_operands, saved_results, extra, seen = set(), set(), 0, []
+    for tensor in kept:
+        storage = tensor.untyped_storage()
+        if (at := _position(tensor, storages)) >= 0:
+            saved_operands.add(at)
+        elif (at := _position(tensor, result_storages)) >= 0:
+            saved_results.add(at)
+        elif not any(storage is other for other in seen):
+            seen.append(storage)
+            extra += tensor.numel() * ITEM_BYTES[str(tensor.dtype).removeprefix("torch.")]
+    return Facts(
+        requires_grad=tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results),
+        alias_of=alias_of,
+        saved_operands=tuple(sorted(saved_operands)),
+        saved_results=tuple(sorted(saved_results)),
+        extra_saved=extra,
+    )
+
+
+def _position(tensor: Any, storages: list[Any]) -> int:
+    storage = tensor.untyped_storage()
+    return next((i for i, other in enumerate(storages) if storage is other), -1)

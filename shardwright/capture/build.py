@@ -1,0 +1,349 @@
+"""From an exported program to the `Graph`: names, sources, dead code, autograd facts."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from shardwright.capture.autograd import Facts, observe
+from shardwright.capture.call import CaptureError
+from shardwright.capture.export import FlatCall
+from shardwright.ir.graph import (
+    Arg,
+    Graph,
+    Leaf,
+    LeafKind,
+    Op,
+    Ref,
+    Source,
+    Symbol,
+    Tensor,
+    verify,
+)
+
+DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this dropout in the graph
+_DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+_PREFIX = "model."  # FlatCall holds the user's model under this name
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what only torch can hold: constants by leaf name, names of what it returns."""
+
+    graph: Graph
+    constants: dict[str, torch.Tensor]
+    output_keys: tuple[str, ...]
+
+
+def build(program: ExportedProgram, call: FlatCall) -> Captured:
+    """The graph of an exported program; raises `CaptureError` for what it cannot express."""
+    builder = _Builder(call.model)
+    constants = builder.add_leaves(program, call)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target) not in _DEAD:
+            builder.add_node(node)
+    outputs, updates = builder.add_outputs(program)
+    graph = _without_dead_code(builder, outputs, updates)
+    verify(graph)
+    return Captured(graph, constants, call.output_keys)
+
+
+class _Builder:
+    """The graph while it grows, node by node."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.leaves: list[Leaf] = []
+        self.ops: list[Op] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.names: dict[fx.Node, str | tuple[str, ...]] = {}  # a list of results is a tuple
+        self.facts: dict[Any, Facts] = {}
+        self.dropouts = 0
+
+    def add_leaves(self, program: ExportedProgram, call: FlatCall) -> dict[str, torch.Tensor]:
+        aliases = _all_names(self.model)
+        paths = iter(call.paths)
+        constants = {}
+        nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        for spec in program.graph_signature.input_specs:
+            node, value = nodes[spec.arg.name], nodes[spec.arg.name].meta["val"]
+            requires_grad = False
+            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                assert spec.target is not None
+                keys = aliases[spec.target.removeprefix(_PREFIX)]
+                kind = LeafKind.BUFFER
+                if spec.kind is InputKind.PARAMETER:
+                    kind = LeafKind.PARAMETER
+                    requires_grad = self.model.get_parameter(keys[0]).requires_grad
+                name = keys[0]
+            elif spec.kind is InputKind.USER_INPUT:
+                keys, kind = (next(paths),), LeafKind.INPUT
+                name = keys[0]
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                assert spec.target is not None
+                kind = LeafKind.CONSTANT
+                name = f"constant.{len(constants)}"
+                keys = (name,)
+                constants[name] = program.constants[spec.target].detach()
+            else:
+                raise CaptureError(f"the model takes an input of kind {spec.kind.name}: {spec.arg}")
+            self.names[node] = name
+            if name not in self.tensors:  # tied weights come once for each of their names
+                self.leaves.append(Leaf(name, kind, keys))
+                self._describe(name, value, requires_grad)
+        return constants
+
+    def add_node(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            results, index = self.names[node.args[0]], node.args[1]  # type: ignore[index]
+            assert isinstance(results, tuple) and isinstance(index, int)
+            self.names[node] = results[index]
+            return
+        target = str(node.target)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{_source(node)}: {target} is no torch operator")
+        if target == "aten.cat.default" and (only := self._only_part(node)) is not None:
+            self.names[node] = only
+            return
+        if target in ("aten.alias.default", "aten.detach.default") and not self._cuts_grad(node):
+            self.names[node] = self.names[node.args[0]]  # type: ignore[index]
+            return
+        if target == "aten.native_dropout.default":
+            self._add_dropout(node)
+            return
+        values = node.meta["val"]
+        several = isinstance(values, tuple | list)
+        results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
+        args = tuple(self._arg(a) for a in _parts_with_elements(node))
+        kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
+        op = Op(node.name, target, args, kwargs, results, _source(node))
+        self._add(op, node.target, values if several else (values,))
+        self.names[node] = results if several else results[0]
+
+    def add_outputs(
+        self, program: ExportedProgram
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        (node,) = (n for n in program.graph.nodes if n.op == "output")
+        outputs, updates = [], []
+        for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
+            name = self.names[value]
+            assert isinstance(name, str)
+            if spec.kind is OutputKind.USER_OUTPUT:
+                outputs.append(name)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                updates.append((str(spec.target).removeprefix(_PREFIX), name))
+            else:
+                raise CaptureError(
+                    f"the model changes its input or parameter {spec.target} in place; work on a"
+                    " copy (x = x.clone()) instead"
+                )
+        return tuple(outputs), tuple(updates)
+
+    def _add(self, op: Op, function: Any, values: Any) -> None:
+        facts = self._facts(op, function, values)
+        operands = list(dict.fromkeys(op.operands))
+        for i, (name, value) in enumerate(zip(op.outputs, values, strict=True)):
+            at = facts.alias_of[i]
+            alias = operands[at] if at >= 0 else ""
+            self._describe(name, value, facts.requires_grad[i], alias)
+        saves = [operands[i] for i in facts.saved_operands]
+        saves += [op.outputs[i] for i in facts.saved_results]
+        self.ops.append(replace(op, saves=tuple(saves), extra_saved=facts.extra_saved))
+
+    def _add_dropout(self, node: fx.Node) -> None:
+        """Dropout as an operator of ours: its mask is a function of seed, step and global index."""
+        x, probability, train = node.args
+        name = self.names[x]  # type: ignore[index]
+        assert isinstance(name, str)
+        if train is False or probability == 0:
+            self.names[node] = (name, "")
+            return
+        op = Op(
+            node.name,
+            DROPOUT,
+            (Ref(name), float(probability), self.dropouts),  # type: ignore[arg-type]
+            (),
+            (node.name,),
+            _source(node),
+        )
+        self.dropouts += 1
+        source = self.tensors[name]
+        mask_bytes = source.num_elements if source.requires_grad else 0
+        self.tensors[node.name] = replace(source, name=node.name, alias_of="")
+        self.ops.append(replace(op, extra_saved=mask_bytes))
+        self.names[node] = (node.name, "")  # nothing reads the mask
+
+    def _facts(self, op: Op, function: Any, values: Any) -> Facts:
+        operands = list(dict.fromkeys(op.operands))
+        described = [self.tensors[name] for name in operands]
+        position = {name: i for i, name in enumerate(operands)}
+        key = (
+            op.target,
+            _renamed(op.args, position),
+            tuple((k, _renamed((v,), position)) for k, v in op.kwargs),
+            tuple((t.shape, t.dtype, t.requires_grad) for t in described),
+        )
+        if key not in self.facts:
+            tensors = [
+                torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta").requires_grad_(
+                    t.requires_grad
+                )
+                for t in described
+            ]
+
+            def call(leaves: list[torch.Tensor]) -> Any:
+                at = dict(zip(operands, leaves, strict=True))
+                args = [to_torch(a, at, torch.device("meta")) for a in op.args]
+                kwargs = {k: to_torch(v, at, torch.device("meta")) for k, v in op.kwargs}
+                return function(*args, **kwargs)
+
+            facts = observe(call, tensors)
+            if op.kind == "scaled_dot_product_attention":
+                facts = _fused_attention(facts, described, values[0])
+            self.facts[key] = facts
+        return self.facts[key]
+
+    def _describe(self, name: str, value: Any, grad: bool = False, alias_of: str = "") -> None:
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"%{name} is a {type(value).__name__}; only tensors can be planned")
+        shape = []
+        for size in value.shape:
+            if not isinstance(size, int):
+                raise CaptureError(
+                    f"%{name} has a size that depends on the data ({value.shape}); make it fixed"
+                )
+            shape.append(size)
+        dtype = str(value.dtype).removeprefix("torch.")
+        self.tensors[name] = Tensor(name, tuple(shape), dtype, grad, alias_of)
+
+    def _arg(self, arg: Any) -> Arg:
+        if isinstance(arg, fx.Node):
+            name = self.names[arg]
+            assert isinstance(name, str)
+            return Ref(name)
+        if isinstance(arg, list | tuple):
+            return tuple(self._arg(a) for a in arg)
+        if arg is None or isinstance(arg, bool | int | float | str):
+            return arg
+        for kind, known in _SYMBOLS.items():
+            if isinstance(arg, known):
+                name = "here" if kind == "device" else str(arg).removeprefix("torch.")
+                return Symbol(kind, name)
+        raise CaptureError(f"an operator has an argument of type {type(arg).__name__}: {arg}")
+
+    def _only_part(self, node: fx.Node) -> str | None:
+        """The operand that a `cat` with otherwise empty parts just returns."""
+        parts = _parts_with_elements(node)[0]
+        name = self.names[parts[0]] if len(parts) == 1 else None
+        return name if isinstance(name, str) else None
+
+    def _cuts_grad(self, node: fx.Node) -> bool:
+        """Whether dropping this `detach` would let a gradient through."""
+        name = self.names[node.args[0]]  # type: ignore[index]
+        assert isinstance(name, str)
+        return str(node.target) == "aten.detach.default" and self.tensors[name].requires_grad
+
+
+_SYMBOLS: dict[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+    "device": torch.device,
+}
+
+
+def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
+    """An operator's argument as torch takes it; the inverse of what capture wrote down."""
+    if isinstance(arg, Ref):
+        return values[arg.name]
+    if isinstance(arg, Symbol):
+        return device if arg.kind == "device" else getattr(torch, arg.name)
+    if isinstance(arg, tuple):
+        return [to_torch(a, values, device) for a in arg]
+    return arg
+
+
+def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:
+    """Arguments of a node; of a `cat`, without the empty tensors that a fresh cache starts from."""
+    if str(node.target) != "aten.cat.default":
+        return node.args
+    parts = [p for p in node.args[0] if p.meta["val"].numel() > 0]  # type: ignore[union-attr]
+    return (parts or node.args[0], *node.args[1:])
+
+
+def _renamed(arg: Arg, position: Mapping[str, int]) -> Any:
+    if isinstance(arg, Ref):
+        return Ref(str(position[arg.name]))
+    if isinstance(arg, tuple):
+        return tuple(_renamed(a, position) for a in arg)
+    return (type(arg).__name__, arg)
+
+
+def _fused_attention(facts: Facts, operands: list[Tensor], out: Any) -> Facts:
+    """What the fused kernels keep: q, k, v, the output, and a log-sum-exp per query.
+
+    On meta tensors torch takes the unfused path, which keeps the whole score matrix.
+    """
+    if not facts.requires_grad[0]:
+        return facts
+    rows = out.numel() // out.shape[-1]
+    return replace(facts, saved_operands=tuple(range(len(operands))), saved_results=(0,),
+                   extra_saved=rows * 4)
+
+
+def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """All names of each parameter and buffer, by each of them, in the module's order."""
+    by_identity: dict[int, list[str]] = {}
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in named:
+        by_identity.setdefault(id(tensor), []).append(name)
+    return {name: tuple(by_identity[id(tensor)]) for name, tensor in named}
+
+
+def _source(node: fx.Node) -> Source:
+    module = ""
+    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+        module = path
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    ours = str(Path(__file__).parent)
+    users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, ours))]
+    file, line = users[-1] if users else ("", 0)
+    module = re.sub(r"@\d+$", "", module)
+    return Source("" if module == "model" else module.removeprefix(_PREFIX), file, line)
+
+
+def _without_dead_code(
+    builder: _Builder, outputs: tuple[str, ...], updates: tuple[tuple[str, str], ...]
+) -> Graph:
+    """The graph of what the outputs and updates need; parameters and inputs always stay."""
+    needed = {*outputs, *(name for pair in updates for name in pair)}
+    ops = []
+    for op in reversed(builder.ops):
+        if needed.intersection(op.outputs):
+            needed.update(op.operands)
+            needed.update(op.outputs)
+            ops.append(op)
+    always = (LeafKind.PARAMETER, LeafKind.INPUT)
+    leaves = [leaf for leaf in builder.leaves if leaf.kind in always or leaf.name in needed]
+    needed.update(leaf.name for leaf in leaves)
+    return Graph(
+        leaves=tuple(leaves),
+        ops=tuple(reversed(ops)),
+        outputs=outputs,
+        values=tuple(t for name, t in builder.tensors.items() if name in needed),
+        updates=updates,
+    )

@@ -1,0 +1,124 @@
+"""One call of a model, flat: paths of its tensor arguments and of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardwright.ir.plan import InputSpec
+
+
+class CaptureError(ValueError):
+    """A model or an example call that cannot be turned into a graph."""
+
+
+def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every leaf of a call by its path.
+
+    >>> flatten((1,), {"pair": (2, 3)})
+    {'args.0': 1, 'kwargs.pair.0': 2, 'kwargs.pair.1': 3}
+    """
+    leaves = dict(_walk("args", tuple(args)))
+    leaves.update(_walk("kwargs", dict(kwargs)))
+    return leaves
+
+
+def unflatten(leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call that `flatten` took apart; containers come back as tuples and dicts."""
+    tree: dict[str, Any] = {"args": {}, "kwargs": {}}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    args = tuple(_sequences(tree["args"][str(i)]) for i in range(len(tree["args"])))
+    return args, {key: _sequences(value) for key, value in tree["kwargs"].items()}
+
+
+def split_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and plain constants of a call, by path; raises `CaptureError` for anything else."""
+    tensors, constants = {}, {}
+    for path, value in flatten(args, kwargs).items():
+        if isinstance(value, torch.Tensor):
+            tensors[path] = value
+        elif value is None or isinstance(value, bool | int | float | str):
+            constants[path] = value
+        else:
+            raise CaptureError(
+                f"argument {path} is a {type(value).__name__}; the example call may hold tensors,"
+                " None, bool, int, float, str, and tuples, lists and dicts of them"
+            )
+    return tensors, constants
+
+
+def example_call(
+    inputs: Sequence[InputSpec], constants: Sequence[tuple[str, Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call of these shapes on meta tensors, to capture a planned graph again."""
+    leaves: dict[str, Any] = dict(constants)
+    for spec in inputs:
+        leaves[spec.key] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+    return unflatten(leaves)
+
+
+def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    """Names and tensors of what a model returned that a training step needs.
+
+    A scalar loss is enough: `returned.loss`, or the first of a tuple. A model
+    without one keeps all its tensors, so that the loss can be computed outside.
+    """
+    if isinstance(returned, torch.Tensor):
+        return ("",), [returned]
+    if isinstance(returned, Mapping):
+        if isinstance(returned.get("loss"), torch.Tensor):
+            return ("",), [returned["loss"]]
+        named = dict(returned)
+    elif isinstance(returned, tuple | list):
+        if returned and isinstance(returned[0], torch.Tensor) and returned[0].dim() == 0:
+            return ("",), [returned[0]]
+        named = {str(i): value for i, value in enumerate(returned)}
+    else:
+        raise CaptureError(
+            f"the model returned a {type(returned).__name__}; return a tensor, a tuple of tensors"
+            " or a dict of tensors (with the loss as 'loss')"
+        )
+    tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise CaptureError("the model returned no tensor; return the loss, or what it is made of")
+    return tuple(tensors), list(tensors.values())
+
+
+def rebuild_outputs(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any:
+    """What a parallel module returns: a tensor, a tuple or a dict, as `select_outputs` named it."""
+    if tuple(keys) == ("",):
+        return tensors[0]
+    if all(key.isdigit() for key in keys):
+        return tuple(tensors)
+    return dict(zip(keys, tensors, strict=True))
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str) or "." in key:
+                raise CaptureError(f"{path} has the key {key!r}; keys must be text without dots")
+            yield from _walk(f"{path}.{key}", item)
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            yield from _walk(f"{path}.{i}", item)
+    else:
+        yield path, value
+
+
+def _sequences(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    items = {key: _sequences(value) for key, value in node.items()}
+    if items and all(key.isdigit() for key in items):
+        return tuple(items[str(i)] for i in range(len(items)))
+    return items

@@ -1,0 +1,26 @@
+"""Capture: the one entry to this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from shardwright.capture.build import Captured, build
+from shardwright.capture.call import split_call
+from shardwright.capture.export import FlatCall, export
+
+
+def capture_call(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Captured:
+    """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
+
+    The model may live on any device, the meta device too; its mode (train or
+    eval) is captured as it is. Raises `CaptureError`, naming the user's line,
+    for what no fixed graph can express.
+    """
+    tensors, constants = split_call(args, kwargs or {})
+    call = FlatCall(model, tensors, constants)
+    return build(export(call, tensors), call)

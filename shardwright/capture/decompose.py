@@ -1,0 +1,145 @@
+"""Operators rewritten before planning, so that splitting what is left is exact.
+
+A mean over a split batch is not the mean of means when tiles differ in size or
+in how many labels they mask. Means become sums, divided by a count that is
+summed too; attention with dropout becomes its formula, because a fused kernel
+would draw its own random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+_MEAN, _SUM = 1, 2  # ATen's Reduction enum
+
+
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return aten.sum.default(x, dtype=dtype) * (1.0 / x.numel())
+
+
+def _mean_dim(
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    total = aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
+    return total * (total.numel() / x.numel())
+
+
+def _cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    if reduction != _MEAN:
+        return NotImplemented
+    total = aten.cross_entropy_loss.default(
+        logits, target, weight, _SUM, ignore_index, label_smoothing
+    )
+    if target.is_floating_point():  # class probabilities: the mean is over the samples
+        return total * (logits.shape[1] / logits.numel() if logits.dim() > 1 else 1.0)
+    kept = target != ignore_index
+    if weight is None:
+        count = kept.to(total.dtype).sum()
+    else:
+        count = weight[torch.where(kept, target, 0)].mul(kept.to(weight.dtype)).sum()
+    return total / count
+
+
+def _nll_loss(
+    log_probs: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+) -> Tensor:
+    if reduction != _MEAN:
+        return NotImplemented
+    total = aten.nll_loss_nd.default(log_probs, target, weight, _SUM, ignore_index)
+    kept = target != ignore_index
+    if weight is None:
+        count = kept.to(total.dtype).sum()
+    else:
+        count = weight[torch.where(kept, target, 0)].mul(kept.to(weight.dtype)).sum()
+    return total / count
+
+
+def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Tensor]:
+    """A loss that is a mean over all elements, as a sum times one over their number.
+
+    `reduction_at` is the position of the operator's `reduction` argument; what
+    stands between it and the two tensors are optional weights.
+    """
+
+    def decomposed(*args: Any, reduction: int = _MEAN, **kwargs: Any) -> Tensor:
+        before = args[:reduction_at] + (None,) * (reduction_at - len(args))
+        if len(args) > reduction_at:
+            reduction = args[reduction_at]
+        if reduction != _MEAN:
+            return NotImplemented
+        total: Tensor = operator(*before, _SUM, *args[reduction_at + 1 :], **kwargs)
+        elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+        return total * (1.0 / elements)
+
+    return decomposed
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Softmax(q kᵀ · scale + mask) with dropout, times v; shapes [..., heads, length, width]."""
+    if dropout_p == 0.0:
+        return NotImplemented
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(repeats, -3)
+        value = value.repeat_interleave(repeats, -3)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query * scale, key.transpose(-2, -1))
+    if is_causal:
+        length, source = scores.shape[-2:]
+        rows = torch.arange(length, device=query.device)
+        columns = torch.arange(source, device=query.device)
+        attn_mask = columns <= rows.unsqueeze(-1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = aten.native_dropout.default(scores.softmax(-1), dropout_p, True)[0]
+    return torch.matmul(weights, value)
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
+    losses = {
+        aten.mse_loss.default: 2,
+        aten.l1_loss.default: 2,
+        aten.smooth_l1_loss.default: 2,
+        aten.huber_loss.default: 2,
+        aten.binary_cross_entropy.default: 3,
+        aten.binary_cross_entropy_with_logits.default: 4,
+    }
+    found: dict[Any, Callable[..., Any]] = {
+        operator: _pointwise_loss(operator, at) for operator, at in losses.items()
+    }
+    found[aten.mean.default] = _mean
+    found[aten.mean.dim] = _mean_dim
+    found[aten.cross_entropy_loss.default] = _cross_entropy
+    found[aten.nll_loss_nd.default] = _nll_loss
+    found[aten.scaled_dot_product_attention.default] = _attention
+    return found
