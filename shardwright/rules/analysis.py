@@ -1,0 +1,123 @@
+"""The rules of a whole graph: look each operator up, unify, refine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.layout import Atoms
+from shardwright.rules import table
+from shardwright.rules.notation import Notation, NotationError, elementwise, parse
+from shardwright.rules.rule import FactorKind, Rule
+from shardwright.rules.shapes import (
+    BUILDERS,
+    Call,
+    along_dim,
+    elementwise_loss,
+    reduction,
+)
+from shardwright.rules.unify import Dim, refine_rule, unify
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Dimensions of one graph, unified.
+
+    * `atoms`: per value name, the atom sizes of each of its dimensions;
+    * `rules`: per operator name, its rule at the atoms' resolution: the rule's
+      operands and results have exactly the atoms of the values they stand for;
+    * `unknown`: names of operators that no rule is written for; their rule has
+      only whole factors, so they are computed replicated;
+    * `dims`: per value name, the id of the atom at each place of `atoms`: equal
+      ids are the same dimension of the model.
+    """
+
+    atoms: Mapping[str, Atoms]
+    rules: Mapping[str, Rule]
+    unknown: tuple[str, ...] = ()
+    dims: Mapping[str, tuple[tuple[int, ...], ...]] | None = None
+
+
+def analyze(graph: Graph) -> Analysis:
+    """Unify the dimensions of `graph` and give every operator its rule."""
+    notations, unknown = {}, []
+    for op in graph.ops:
+        notation = notation_of(graph, op)
+        if notation is None:
+            unknown.append(op.name)
+            notation = _opaque(Call(graph, op))
+        notations[op.name] = notation
+    unified = unify(graph, notations)
+    numbers = _numbers(unified.values)
+    rules = {
+        op.name: refine_rule(
+            notations[op.name],
+            unified.indices[op.name],
+            [unified.values[name] for name in (*op.operands, *op.outputs)],
+            numbers,
+        )
+        for op in graph.ops
+    }
+    atoms, dims = {}, {}
+    for name, value in unified.values.items():
+        leaves = [dim.atoms() if dim is not None else [] for dim in value]
+        atoms[name] = tuple(tuple(atom.size for atom in one) for one in leaves)
+        dims[name] = tuple(tuple(numbers[atom] for atom in one) for one in leaves)
+    return Analysis(atoms, rules, tuple(unknown), dims)
+
+
+def notation_of(graph: Graph, op: Op) -> Notation | None:
+    """The written rule of a call, or None where there is none for it."""
+    call, kind = Call(graph, op), op.kind
+    try:
+        if op.target.split(".")[0] not in ("aten", "shardwright"):
+            return None
+        if kind in BUILDERS:
+            return BUILDERS[kind](call)
+        if kind in table.TEXT:
+            text, work = table.TEXT[kind]
+            return parse(text, call.operands, call.results, work=work)
+        if kind in table.ELEMENTWISE:
+            return elementwise(call.operands, call.results[0])
+        if kind in table.LINEAR:
+            linear = [[0]] if call.floating else []
+            return elementwise(call.operands, call.results[0], linear=linear)
+        if kind in table.LOSSES:
+            return elementwise_loss(call)
+        if kind in table.REDUCTIONS:
+            return reduction(call)
+        if kind in table.ALONG_DIM:
+            return along_dim(call)
+    except NotationError as e:
+        raise NotationError(f"{op}: {e}") from e
+    return None
+
+
+def _opaque(call: Call) -> Notation:
+    """Every dimension its own and whole."""
+    sizes: dict[str, int] = {}
+
+    def dims(tag: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+        names = [f"{tag}d{d}" if size > 1 else "" for d, size in enumerate(shape)]
+        sizes.update((n, size) for n, size in zip(names, shape, strict=True) if n)
+        return tuple((n,) if n else () for n in names)
+
+    operands = tuple(dims(f"i{i}", shape) for i, shape in enumerate(call.operands))
+    results = tuple(dims(f"o{i}", shape) for i, shape in enumerate(call.results))
+    return Notation(operands, results, sizes, whole=frozenset(sizes))
+
+
+def _numbers(values: Mapping[str, tuple[Dim | None, ...]]) -> dict[Dim, int]:
+    """Ids of atoms in order of appearance."""
+    numbers: dict[Dim, int] = {}
+    for value in values.values():
+        for dim in value:
+            for atom in dim.atoms() if dim is not None else ():
+                numbers.setdefault(atom, len(numbers))
+    return numbers
+
+
+def splittable(rule: Rule) -> tuple[str, ...]:
+    """Names of the factors that may be split."""
+    return tuple(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)

@@ -1,0 +1,102 @@
+"""Sizes baked into an operator's arguments, made local.
+
+`view(x, [4, 32, 768])` must say `[2, 32, 384]` on a rank that holds such a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shardwright.ir.graph import Arg, Op
+
+Shape = tuple[int, ...]
+
+
+def localize(
+    op: Op, results: Sequence[Shape], local_operands: Sequence[Shape], local_results: Sequence[Shape]
+) -> Op:
+    """The call as one rank makes it.
+
+    `results` are the global shapes of the results; the local shapes are those
+    of the rank's tiles, operands in the order of `op.operands`.
+    """
+    rewrite = _REWRITES.get(op.kind)
+    return rewrite(op, results, local_operands, local_results) if rewrite else op
+
+
+def _at(op: Op, index: int, value: Arg) -> Op:
+    return replace(op, args=(*op.args[:index], value, *op.args[index + 1 :]))
+
+
+def _shape_argument(index: int) -> Callable[..., Op]:
+    def rewrite(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+        return _at(op, index, local[0])
+
+    return rewrite
+
+
+def _as_view(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+    """`squeeze` would also drop a dimension whose local tile happens to have one element."""
+    return replace(op, target="aten.view.default", args=(op.args[0], local[0]), kwargs=())
+
+
+def _flatten(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+    return replace(op, target="aten.reshape.default", args=(op.args[0], local[0]), kwargs=())
+
+
+def _slice(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+    """A split slice is one of equal chunks (see `shapes.slice_`): the same chunk of the tile."""
+    rank = len(results[0])
+    dim = int(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank  # type: ignore[arg-type]
+    length, local_length = results[0][dim], local[0][dim]
+    if length == local_length:
+        return op
+    start = op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("start")
+    first = int(start or 0)  # type: ignore[arg-type]
+    if first < 0:  # counted from the end, which is a whole number of chunks away
+        offset = first // length * local_length
+        return replace(op, args=(op.args[0], dim, offset, offset + local_length or None), kwargs=())
+    offset = first // length * local_length
+    return replace(op, args=(op.args[0], dim, offset, offset + local_length), kwargs=())
+
+
+def _split(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+    dim = int(op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("dim", 0))  # type: ignore[arg-type]
+    dim %= len(results[0])
+    sizes = tuple(shape[dim] for shape in local)
+    return replace(
+        op, target="aten.split_with_sizes.default", args=(op.args[0], sizes, dim), kwargs=()
+    )
+
+
+def _convolution(
+    op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]
+) -> Op:
+    groups = operands[0][1] // operands[1][1]
+    return _at(op, 6, groups) if len(op.args) > 6 else op
+
+
+_REWRITES: dict[str, Callable[..., Op]] = {
+    "view": _shape_argument(1),
+    "_unsafe_view": _shape_argument(1),
+    "reshape": _shape_argument(1),
+    "expand": _shape_argument(1),
+    "new_zeros": _shape_argument(1),
+    "new_ones": _shape_argument(1),
+    "new_full": _shape_argument(1),
+    "full": _shape_argument(0),
+    "zeros": _shape_argument(0),
+    "ones": _shape_argument(0),
+    "empty": _shape_argument(0),
+    "squeeze": _as_view,
+    "flatten": _flatten,
+    "unflatten": _flatten,
+    "slice": _slice,
+    "split": _split,
+    "split_with_sizes": _split,
+    "chunk": _split,
+    "conv1d": _convolution,
+    "conv2d": _convolution,
+    "conv3d": _convolution,
+}

@@ -1,0 +1,165 @@
+"""An operator in index notation, and what splitting one of its factors does.
+
+`m k, n k -> m n` says that a linear layer relates three factors. Splitting `m`
+or `n` leaves the output sharded, splitting `k` leaves partial sums. The same
+sentence gives the backward pass (design: gradients have layouts too): an
+operand that carries the split factor gets its gradient as the same Shard, one
+that lacks it gets it as Partial, and the gradient of a Partial value is wanted
+whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shardwright.ir.layout import PARTIAL, REPLICATE, Atoms, Partial, Placement, Shard
+
+
+class FactorKind(Enum):
+    PARALLEL = "parallel"  # may be split; sharded wherever it appears
+    WHOLE = "whole"  # every device needs all of it (softmax, norms, convolution windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One index of a rule. `atom` is the id of its atom in the unified graph, for names."""
+
+    name: str
+    size: int
+    kind: FactorKind
+    atom: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Along one mesh axis, the operator's `factor` is cut into tiles."""
+
+    factor: str
+
+    def __str__(self) -> str:
+        return self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class PassPartial:
+    """Along one mesh axis, partial sums go through a linear operator unreduced.
+
+    `term` is the index, in `Rule.linear`, of the set of operands that carry them.
+    """
+
+    term: int
+
+    def __str__(self) -> str:
+        return f"+{self.term}"
+
+
+Choice = Split | PassPartial | None  # None: every device along the axis computes all of it
+Tiling = tuple[Choice, ...]  # one choice per mesh axis
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What one choice means along its axis, per operand and per result, forward and backward.
+
+    `operand_grads[i]` is how the gradient of operand i comes out of the
+    operator's backward; `result_grads[i]` is how the gradient of result i is wanted.
+    """
+
+    operands: tuple[Placement, ...]
+    results: tuple[Placement, ...]
+    operand_grads: tuple[Placement, ...]
+    result_grads: tuple[Placement, ...]
+
+
+Dims = tuple[tuple[str, ...], ...]  # per tensor dimension, the names of its factors, major first
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One operator call in index notation, at the atoms' resolution.
+
+    Operands are those of `Op.operands` in that order; results those of `Op.outputs`.
+
+    * `additive`: operands that are added to the result (a bias): where the
+      result becomes partial they are taken as Partial, so they count once.
+    * `linear`: sets of operands in which the operator is linear, so that partial
+      sums may pass through it.
+    * `work`: factors whose sizes multiply to the number of multiply-adds of a
+      contraction, done `work_repeats` times (attention has two); empty for
+      operators that are bound by memory.
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    additive: frozenset[int] = frozenset()
+    linear: tuple[frozenset[int], ...] = ()
+    work: tuple[str, ...] = ()
+    work_repeats: int = 1
+
+    @property
+    def factor(self) -> dict[str, Factor]:
+        return {factor.name: factor for factor in self.factors}
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Everything the operator may do along one axis: replicate, split a factor, pass partials."""
+        splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
+        passes = (PassPartial(term) for term in range(len(self.linear)))
+        return (None, *splits, *passes)
+
+    def placed(self, choice: Choice) -> Placed:
+        """Placements along the axis on which `choice` is made."""
+        if choice is None:
+            whole = (REPLICATE,) * len(self.operands)
+            results = (REPLICATE,) * len(self.results)
+            return Placed(whole, results, whole, results)
+        if isinstance(choice, PassPartial):
+            carriers = self.linear[choice.term]
+            at = range(len(self.operands))
+            operands = tuple(PARTIAL if i in carriers else REPLICATE for i in at)
+            # A linear operand's gradient does not depend on the split; what multiplies it does.
+            grads = tuple(REPLICATE if i in carriers else PARTIAL for i in at)
+            out = (PARTIAL,) * len(self.results)
+            return Placed(operands, out, grads, (REPLICATE,) * len(self.results))
+        results = tuple(_where(choice.factor, dims) or PARTIAL for dims in self.results)
+        summed = any(isinstance(p, Partial) for p in results)
+        operands, grads = [], []
+        for i, dims in enumerate(self.operands):
+            shard = _where(choice.factor, dims)
+            if shard is not None:
+                operands.append(shard)
+                grads.append(shard)
+            elif summed and i in self.additive:
+                operands.append(PARTIAL)
+                grads.append(REPLICATE)
+            else:
+                operands.append(REPLICATE)
+                grads.append(PARTIAL)
+        wanted = tuple(REPLICATE if isinstance(p, Partial) else p for p in results)
+        return Placed(tuple(operands), results, tuple(grads), wanted)
+
+    def atoms(self, dims: Dims) -> Atoms:
+        """Global atom sizes of an operand or result."""
+        sizes = {factor.name: factor.size for factor in self.factors}
+        return tuple(tuple(sizes[name] for name in names) for names in dims)
+
+    def __str__(self) -> str:
+        left = ", ".join(
+            ("+" if i in self.additive else "") + _text(dims)
+            for i, dims in enumerate(self.operands)
+        )
+        return f"{left} -> {', '.join(_text(dims) for dims in self.results)}"
+
+
+def _where(factor: str, dims: Dims) -> Shard | None:
+    for dim, names in enumerate(dims):
+        if factor in names:
+            return Shard(dim, names.index(factor))
+    return None
+
+
+def _text(dims: Dims) -> str:
+    return " ".join(
+        names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "1" for names in dims
+    )

@@ -1,0 +1,66 @@
+"""The operators that have a written rule, in index notation.
+
+To add one: a line in `TEXT` if the notation says it all, a name in one of the
+lists of elementwise operators, or a function in `shapes.py` if its arguments
+decide. If it takes sizes as arguments, say in `arguments.py` how they become
+local.
+"""
+
+from __future__ import annotations
+
+# `kind -> (notation, indices of the multiply-adds)`
+TEXT: dict[str, tuple[str, str]] = {
+    "linear": ("... k, n k, +n -> ... n", "... k n"),
+    "mm": ("m k, k n -> m n", "m k n"),
+    "bmm": ("b m k, b k n -> b m n", "b m k n"),
+    "mv": ("m k, k -> m", "m k"),
+    "dot": ("k, k -> ", "k"),
+    "max_pool1d": ("... x! -> ... p!", ""),
+    "max_pool2d": ("... y! x! -> ... q! p!", ""),
+    "max_pool3d": ("... z! y! x! -> ... r! q! p!", ""),
+    "avg_pool1d": ("... x! -> ... p!", ""),
+    "avg_pool2d": ("... y! x! -> ... q! p!", ""),
+    "avg_pool3d": ("... z! y! x! -> ... r! q! p!", ""),
+    "adaptive_avg_pool1d": ("... x! -> ... p!", ""),
+    "adaptive_avg_pool2d": ("... y! x! -> ... q! p!", ""),
+    "adaptive_avg_pool3d": ("... z! y! x! -> ... r! q! p!", ""),
+    "_adaptive_avg_pool2d": ("... y! x! -> ... q! p!", ""),
+    "upsample_nearest2d": ("... y! x! -> ... q! p!", ""),
+    "upsample_bilinear2d": ("... y! x! -> ... q! p!", ""),
+}
+
+# Elementwise with broadcasting; nothing of them lets partial sums through.
+ELEMENTWISE = frozenset(
+    """
+    abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+    clamp_max clamp_min copysign cos cosh elu eq erf erfc exp exp2 expm1 floor floor_divide fmod
+    ge gelu glu_backward gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu log
+    log10 log1p log2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish
+    ne pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh
+    softplus sqrt square tan tanh threshold trunc zeros_like ones_like full_like
+    _to_copy masked_fill log_sigmoid fill
+    """.split()
+)
+
+# Elementwise and linear in their first operand.
+LINEAR = frozenset("alias clone contiguous neg positive detach".split())
+
+# Elementwise losses that reduce over everything (reduction is a sum when they get here).
+LOSSES = frozenset(
+    """
+    mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+    binary_cross_entropy_with_logits
+    """.split()
+)
+
+# Reductions over given dimensions that are no sum: those dimensions stay whole.
+REDUCTIONS = frozenset(
+    """
+    amax amin all any argmax argmin logsumexp max min mean prod std var std_mean var_mean
+    """.split()
+)
+
+# Operators that keep the shape but mix along the dimension in their argument `dim`.
+ALONG_DIM = frozenset(
+    "softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort".split()
+)
