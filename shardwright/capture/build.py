@@ -56,7 +56,7 @@ def build(program: ExportedProgram, call: FlatCall) -> Captured:
     outputs, updates = builder.add_outputs(program)
     graph = _without_dead_code(builder, outputs, updates)
     verify(graph)
-    return Captured(graph, constants, call.output_keys)
+    return Captured(graph, constants, call.returned.keys)
 
 
 class _Builder:

@@ -19,8 +19,18 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
 
 
+class Returned:
+    """Names of what a model returned."""
+
+    keys: tuple[str, ...] = ()
+
+
 class FlatCall(nn.Module):
-    """The model as a function of its flat tensor arguments; what it returned is in `output_keys`."""
+    """The model as a function of its flat tensor arguments.
+
+    After a call, `returned.keys` names the outputs. It lives in an object of
+    its own because export undoes what a forward assigns to its module.
+    """
 
     def __init__(
         self, model: nn.Module, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, Any]
@@ -31,12 +41,11 @@ class FlatCall(nn.Module):
         self.paths = tuple(tensors)
         self.order = (*tensors, *constants)
         self.constants = dict(constants)
-        self.output_keys: tuple[str, ...] = ()
+        self.returned = Returned()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, tensors, strict=True))})
-        returned = self.model(*args, **kwargs)
-        self.output_keys, outputs = select_outputs(returned)
+        self.returned.keys, outputs = select_outputs(self.model(*args, **kwargs))
         return tuple(outputs)
 
 

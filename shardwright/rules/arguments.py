@@ -36,12 +36,8 @@ def _shape_argument(index: int) -> Callable[..., Op]:
     return rewrite
 
 
-def _as_view(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
-    """`squeeze` would also drop a dimension whose local tile happens to have one element."""
-    return replace(op, target="aten.view.default", args=(op.args[0], local[0]), kwargs=())
-
-
-def _flatten(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+def _as_reshape(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+    """A `view` may not find the strides it had; `squeeze` would drop a tile of one element too."""
     return replace(op, target="aten.reshape.default", args=(op.args[0], local[0]), kwargs=())
 
 
@@ -78,9 +74,9 @@ def _convolution(
 
 
 _REWRITES: dict[str, Callable[..., Op]] = {
-    "view": _shape_argument(1),
-    "_unsafe_view": _shape_argument(1),
-    "reshape": _shape_argument(1),
+    "view": _as_reshape,
+    "_unsafe_view": _as_reshape,
+    "reshape": _as_reshape,
     "expand": _shape_argument(1),
     "new_zeros": _shape_argument(1),
     "new_ones": _shape_argument(1),
@@ -89,9 +85,9 @@ _REWRITES: dict[str, Callable[..., Op]] = {
     "zeros": _shape_argument(0),
     "ones": _shape_argument(0),
     "empty": _shape_argument(0),
-    "squeeze": _as_view,
-    "flatten": _flatten,
-    "unflatten": _flatten,
+    "squeeze": _as_reshape,
+    "flatten": _as_reshape,
+    "unflatten": _as_reshape,
     "slice": _slice,
     "split": _split,
     "split_with_sizes": _split,

@@ -1,0 +1,1 @@
+"""From a graph and a plan to what one rank runs: local shapes, explicit redistributions."""

@@ -1,0 +1,90 @@
+"""A program as a `torch.fx.GraphModule`, which runs eagerly or through `torch.compile`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from shardwright.ir.graph import Arg, Ref, Symbol
+from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute
+
+
+def to_module(
+    program: Program,
+    device: torch.device,
+    make: Callable[[Redistribute | Dropout], nn.Module],
+) -> fx.GraphModule:
+    """A module called with one tensor per leaf, in order, and then the random state.
+
+    Parameters are given as local tiles in their atoms' shape, everything else
+    whole. It returns the outputs, then the new contents of updated buffers.
+    `make` gives the modules that redistribute and drop out.
+    """
+    root, graph = nn.Module(), fx.Graph()
+    nodes: dict[str, fx.Node] = {
+        name: graph.placeholder(f"leaf_{i}") for i, name in enumerate(program.leaves)
+    }
+    random_state = graph.placeholder("random_state")
+    for number, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Load):
+            leaf = nodes[instruction.leaf]
+            node = graph.call_method("view", (leaf, *instruction.shape))
+            nodes[instruction.result] = node
+        elif isinstance(instruction, Redistribute):
+            name = f"redistribute_{number}"
+            root.add_module(name, make(instruction))
+            node = graph.call_module(name, (nodes[instruction.value],))
+            nodes[instruction.result] = node
+        elif isinstance(instruction, Dropout):
+            name = f"dropout_{number}"
+            root.add_module(name, make(instruction))
+            (operand,) = instruction.op.operands
+            node = graph.call_module(name, (nodes[operand], random_state))
+            nodes[instruction.op.outputs[0]] = node
+        else:
+            _compute(graph, instruction, nodes, device)
+    results = [*program.outputs, *(value for _, value in program.updates)]
+    graph.output(tuple(nodes[name] for name in results))
+    graph.lint()
+    return fx.GraphModule(root, graph, class_name="Program")
+
+
+def _compute(
+    graph: fx.Graph, instruction: Compute, nodes: dict[str, fx.Node], device: torch.device
+) -> None:
+    op = instruction.op
+    args = tuple(_argument(a, nodes, device) for a in op.args)
+    kwargs = {key: _argument(value, nodes, device) for key, value in op.kwargs}
+    node = graph.call_function(operator_of(op.target), args, kwargs)
+    if len(op.outputs) == 1 and op.outputs[0] == op.name:
+        nodes[op.name] = node
+        return
+    for i, name in enumerate(op.outputs):
+        nodes[name] = graph.call_function(operator.getitem, (node, i))
+
+
+def operator_of(target: str) -> Callable[..., Any]:
+    """The torch operator `namespace.name.overload`.
+
+    >>> operator_of("aten.mm.default")
+    <OpOverload(op='aten.mm', overload='default')>
+    """
+    namespace, name, overload = target.split(".")
+    found: Callable[..., Any] = getattr(
+        getattr(getattr(torch.ops, namespace), name), overload
+    )
+    return found
+
+
+def _argument(arg: Arg, nodes: dict[str, fx.Node], device: torch.device) -> Any:
+    if isinstance(arg, Ref):
+        return nodes[arg.name]
+    if isinstance(arg, Symbol):
+        return device if arg.kind == "device" else getattr(torch, arg.name)
+    if isinstance(arg, tuple):
+        return [_argument(a, nodes, device) for a in arg]
+    return arg

@@ -1,0 +1,217 @@
+"""Lowering: the graph, a tiling per operator and a rank become that rank's program.
+
+Every operand is read in the layout its operator's tiling wants. Where that
+differs from the layout it was produced in, or where its gradient comes back in
+another layout than the producer wants, a redistribution is put on the edge.
+Consumers that want the same share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
+from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
+from shardwright.lower.program import (
+    Compute,
+    Dropout,
+    Instruction,
+    Load,
+    Program,
+    Redistribute,
+    flat,
+    moves,
+)
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.arguments import localize
+from shardwright.rules.placing import Placing, place
+from shardwright.rules.rule import Tiling
+
+
+def lower(
+    graph: Graph,
+    analysis: Analysis,
+    mesh: Mesh,
+    tilings: Mapping[str, Tiling],
+    storage: Mapping[str, Layout],
+    rank: int,
+) -> Program:
+    """The program of `rank`. `tilings` are by operator, `storage` by parameter name.
+
+    Inputs come as `input_layouts` says, buffers and constants whole: cutting
+    them costs nothing.
+    """
+    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank))
+    given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
+    for leaf in graph.leaves:
+        writer.leaf(leaf.name, leaf.kind, given)
+    for op in graph.ops:
+        writer.operator(op, place(analysis.rules[op.name], tilings[op.name], mesh))
+    whole = Layout.replicated(mesh)
+    outputs = tuple(writer.read(name, whole, whole) for name in graph.outputs)
+    updates = tuple((buffer, writer.read(name, whole, whole)) for buffer, name in graph.updates)
+    program = Program(
+        mesh=mesh,
+        rank=rank,
+        leaves=tuple(leaf.name for leaf in graph.leaves),
+        instructions=tuple(writer.instructions),
+        outputs=outputs,
+        updates=updates,
+    )
+    verify(program)
+    return program
+
+
+def input_layouts(
+    graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
+) -> dict[str, Layout]:
+    """The part of each input that a rank needs: sharded where all its readers agree."""
+    found = {}
+    for leaf in graph.leaves_of(LeafKind.INPUT):
+        wanted = set()
+        for op in graph.consumers[leaf.name]:
+            placing = place(analysis.rules[op.name], tilings[op.name], mesh)
+            positions = [i for i, name in enumerate(op.operands) if name == leaf.name]
+            wanted.update(placing.operands[i] for i in positions)
+        agreed = wanted.pop() if len(wanted) == 1 else Layout.replicated(mesh)
+        if any(isinstance(p, Partial) for p in agreed.placements) or leaf.name in graph.outputs:
+            agreed = Layout.replicated(mesh)
+        found[leaf.name] = agreed
+    return found
+
+
+class _Writer:
+    """Instructions while they are written, and where every value lies."""
+
+    def __init__(
+        self, graph: Graph, analysis: Analysis, mesh: Mesh, coordinate: tuple[int, ...]
+    ) -> None:
+        self.graph = graph
+        self.analysis = analysis
+        self.mesh = mesh
+        self.coordinate = coordinate
+        self.instructions: list[Instruction] = []
+        self.layouts: dict[str, Layout] = {}
+        self.names: dict[str, str] = {}  # value -> its name in the program
+        self.redistributed: dict[tuple[str, Layout, Layout], str] = {}
+
+    def leaf(self, name: str, kind: LeafKind, storage: Mapping[str, Layout]) -> None:
+        self.layouts[name] = storage.get(name, Layout.replicated(self.mesh))
+        self.names[name] = name
+        if kind is LeafKind.PARAMETER:
+            self.names[name] = f"{name}/local"
+            shape = self.local_shape(name, storage[name])
+            self.instructions.append(Load(name, self.names[name], shape))
+
+    def operator(self, op: Op, placing: Placing) -> None:
+        operands = [
+            self.read(name, layout, grad)
+            for name, layout, grad in zip(
+                op.operands, placing.operands, placing.operand_grads, strict=True
+            )
+        ]
+        shapes = [
+            self.local_shape(name, layout)
+            for name, layout in zip(op.outputs, placing.results, strict=True)
+        ]
+        local = localize(
+            op,
+            [self.graph.tensor[name].shape for name in op.outputs],
+            [
+                self.local_shape(name, layout)
+                for name, layout in zip(op.operands, placing.operands, strict=True)
+            ],
+            shapes,
+        )
+        local = _with_operands(local, operands)
+        for name, layout in zip(op.outputs, placing.results, strict=True):
+            self.layouts[name] = layout
+            self.names[name] = name
+        if op.target == "shardwright.dropout.default":
+            positions = self.positions(op.outputs[0], placing.results[0])
+            self.instructions.append(Dropout(local, positions))
+        else:
+            self.instructions.append(Compute(local, tuple(shapes)))
+
+    def read(self, value: str, wanted: Layout, grad: Layout) -> str:
+        """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""
+        src, key = self.layouts[value], (value, wanted, grad)
+        if key in self.redistributed:
+            return self.redistributed[key]
+        atoms = self.analysis.atoms[value]
+        differentiable = self.graph.tensor[value].requires_grad
+        forward = moves(atoms, src, wanted, self.coordinate)
+        backward = moves(atoms, grad, src.dual(), self.coordinate) if differentiable else ()
+        if not forward and not backward:
+            self.redistributed[key] = self.names[value]
+            return self.names[value]
+        result = f"{value}/{len(self.redistributed)}"
+        text = f"{src} -> {wanted}"
+        if differentiable:
+            text += f", gradient {grad} -> {src.dual()}"
+        self.instructions.append(
+            Redistribute(
+                value=self.names[value],
+                result=result,
+                text=text,
+                before=self.local_shape(value, src),
+                after=self.local_shape(value, wanted),
+                atoms_before=flat(local_atoms(atoms, src, self.coordinate)),
+                atoms_grad=flat(local_atoms(atoms, grad, self.coordinate)),
+                forward=forward,
+                backward=backward,
+                differentiable=differentiable,
+            )
+        )
+        self.redistributed[key] = result
+        return result
+
+    def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
+        return shape_of(local_atoms(self.analysis.atoms[value], layout, self.coordinate))
+
+    def positions(
+        self, value: str, layout: Layout
+    ) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        found = []
+        for d, sizes in enumerate(self.analysis.atoms[value]):
+            ranges = [atom_range(n, (d, a), layout, self.coordinate) for a, n in enumerate(sizes)]
+            found.append(tuple((r.start, len(r), n) for r, n in zip(ranges, sizes, strict=True)))
+        return tuple(found)
+
+
+def _with_operands(op: Op, names: list[str]) -> Op:
+    """The call with its operands, in order of appearance, replaced by `names`."""
+    remaining = iter(names)
+
+    def rewrite(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(next(remaining))
+        if isinstance(arg, tuple):
+            return tuple(rewrite(a) for a in arg)
+        return arg
+
+    args = tuple(rewrite(a) for a in op.args)
+    return replace(op, args=args, kwargs=tuple((k, rewrite(v)) for k, v in op.kwargs))
+
+
+def verify(program: Program) -> None:
+    """Raise `VerifyError` if an instruction reads what is not there or moves do not fit shapes."""
+    defined = set(program.leaves)
+    for instruction in program.instructions:
+        if isinstance(instruction, Redistribute):
+            reads, writes = [instruction.value], [instruction.result]
+        elif isinstance(instruction, Load):
+            reads, writes = [instruction.leaf], [instruction.result]
+        else:
+            reads, writes = list(instruction.op.operands), list(instruction.op.outputs)
+        for name in reads:
+            if name not in defined:
+                raise VerifyError(f"{instruction}: reads %{name} before it is defined")
+        for name in writes:
+            if name in defined:
+                raise VerifyError(f"{instruction}: defines %{name} twice")
+        defined.update(writes)
+    for name in (*program.outputs, *(value for _, value in program.updates)):
+        if name not in defined:
+            raise VerifyError(f"%{name} is returned but never defined")

@@ -1,0 +1,168 @@
+"""What one rank runs: a program of local operators and redistributions.
+
+A `Program` is not a `Graph`: shapes are local, and communication is explicit.
+It prints as text, and knows no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Op
+from shardwright.ir.layout import (
+    REPLICATE,
+    Atoms,
+    Layout,
+    Mesh,
+    Placement,
+    Shard,
+    atom_range,
+    local_atoms,
+)
+from shardwright.ir.redistribution import Collective, steps_between
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a redistribution along mesh axis `axis`, with this rank's numbers.
+
+    Tensors are seen as their atoms: one dimension per atom. `whole` is the
+    shape when the axis does not shard it. `src` and `dst` are the sharded
+    dimensions before and after, -1 where the placement is no Shard. `start`
+    and `length` say which part of `whole` is this rank's tile, for steps that
+    cut or embed it; `keeps` is False where a rank contributes zeros.
+    """
+
+    axis: str
+    collective: Collective
+    whole: Shape
+    src: int
+    dst: int
+    start: int
+    length: int
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Redistribute:
+    """`result` is `value` in another layout; its gradient takes the way back.
+
+    Shapes are local: `before` and `after` in the tensor's own dimensions.
+    `atoms_before` is the tile seen as atoms, where the forward moves start;
+    `atoms_grad` the gradient's tile, where the backward moves start.
+    """
+
+    value: str
+    result: str
+    text: str
+    before: Shape
+    after: Shape
+    atoms_before: Shape
+    atoms_grad: Shape
+    forward: tuple[Move, ...]
+    backward: tuple[Move, ...]
+    differentiable: bool
+
+    def __str__(self) -> str:
+        return f"%{self.result} = redistribute(%{self.value}, {self.text})"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One operator on local tiles."""
+
+    op: Op
+    shapes: tuple[Shape, ...]  # of the results
+
+    def __str__(self) -> str:
+        return f"{self.op}: {', '.join(str(list(s)) for s in self.shapes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Dropout on a tile. `positions` has, per dimension and atom, (start, length, size)."""
+
+    op: Op
+    positions: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A parameter, stored as its atoms, in the shape that operators take it in."""
+
+    leaf: str
+    result: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"%{self.result} = load(%{self.leaf}): {list(self.shape)}"
+
+
+Instruction = Redistribute | Compute | Dropout | Load
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions of one rank. `leaves` are its inputs in order; `updates` are new buffer contents."""
+
+    mesh: Mesh
+    rank: int
+    leaves: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[str, ...]
+    updates: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        lines = [f"rank {self.rank} of {self.mesh}"]
+        lines += [str(i) for i in self.instructions]
+        lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
+        lines.append("return " + ", ".join(f"%{name}" for name in self.outputs))
+        return "\n".join(lines)
+
+
+def flat(atoms: Atoms) -> Shape:
+    """Shape of a tensor seen as its atoms."""
+    return tuple(size for sizes in atoms for size in sizes)
+
+
+def flat_dim(atoms: Atoms, placement: Placement) -> int:
+    """Which dimension of the atoms' shape a placement shards, -1 if none."""
+    if not isinstance(placement, Shard):
+        return -1
+    return sum(len(sizes) for sizes in atoms[: placement.dim]) + placement.atom
+
+
+def moves(atoms: Atoms, src: Layout, dst: Layout, coordinate: tuple[int, ...]) -> tuple[Move, ...]:
+    """The steps from `src` to `dst` as the device at `coordinate` takes them."""
+    found, now = [], list(src.placements)
+    for step in steps_between(src, dst):
+        axis, size = src.mesh.axes[step.axis]
+        without = Layout(src.mesh, (*now[: step.axis], REPLICATE, *now[step.axis + 1 :]))
+        shard = step.dst if isinstance(step.dst, Shard) else step.src
+        start, length = 0, 0
+        if isinstance(shard, Shard):
+            at = (shard.dim, shard.atom)
+            total = atoms[shard.dim][shard.atom]
+            outer = atom_range(total, at, without, coordinate)
+            placed = (*now[: step.axis], shard, *now[step.axis + 1 :])
+            tile = atom_range(total, at, Layout(src.mesh, placed), coordinate)
+            start, length = tile.start - outer.start, len(tile)
+        found.append(
+            Move(
+                axis=axis,
+                collective=step.collective,
+                whole=flat(local_atoms(atoms, without, coordinate)),
+                src=flat_dim(atoms, step.src),
+                dst=flat_dim(atoms, step.dst),
+                start=start,
+                length=length,
+                keeps=coordinate[step.axis] == 0,
+            )
+        )
+        now[step.axis] = step.dst
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""Layouts of an operator's operands and results under one tiling, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from shardwright.ir.layout import Layout, Mesh, fits
+from shardwright.rules.rule import Choice, Rule, Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How everything an operator touches lies on the mesh.
+
+    `operand_grads[i]` is how the gradient of operand i comes out of its
+    backward; the gradient of result i is wanted as `results[i].dual()`.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    operand_grads: tuple[Layout, ...]
+
+
+def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
+    """Layouts under `tiling`, which has one choice per axis of `mesh`."""
+    placed = [rule.placed(choice) for choice in tiling]
+
+    def gather(count: int, field: str) -> tuple[Layout, ...]:
+        return tuple(
+            Layout(mesh, tuple(getattr(axis, field)[i] for axis in placed)) for i in range(count)
+        )
+
+    return Placing(
+        gather(len(rule.operands), "operands"),
+        gather(len(rule.results), "results"),
+        gather(len(rule.operands), "operand_grads"),
+    )
+
+
+def feasible(rule: Rule, placing: Placing) -> bool:
+    """Whether no device would hold an empty tile of any operand or result."""
+    pairs = (*zip(rule.operands, placing.operands, strict=True),)
+    pairs += (*zip(rule.results, placing.results, strict=True),)
+    return all(fits(rule.atoms(dims), layout) for dims, layout in pairs)
+
+
+def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, Placing]]:
+    """Every feasible tiling of an operator on `mesh`, all-replicated first."""
+    for tiling in product(rule.choices(), repeat=len(mesh.axes)):
+        placing = place(rule, tiling, mesh)
+        if feasible(rule, placing):
+            yield tiling, placing
+
+
+def tiling_text(tiling: Tiling) -> tuple[str, ...]:
+    """One word per axis: a factor's name, `+i` for partial sums passed through, `-` for neither.
+
+    >>> tiling_text((None, None))
+    ("-", "-")
+    """
+    return tuple("-" if choice is None else str(choice) for choice in tiling)
+
+
+def parse_tiling(rule: Rule, words: tuple[str, ...]) -> Tiling:
+    """The tiling that `tiling_text` wrote; raises `ValueError` for what this operator cannot do."""
+    known: dict[str, Choice] = {tiling_text((c,))[0]: c for c in rule.choices()}
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{word!r} is no tiling of {rule}; it may be one of {', '.join(known)}")
+    return tuple(known[word] for word in words)
+
+

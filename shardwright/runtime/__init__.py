@@ -1,0 +1,1 @@
+"""A parallel program on real ranks, over plain `torch.distributed`."""

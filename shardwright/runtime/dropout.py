@@ -1,0 +1,100 @@
+"""Dropout whose mask is a function of seed, step, operator and global element index.
+
+One device, any plan and any resumed run draw the same numbers, whichever rank
+computes an element: the mask is a hash of where the element is, not of what
+was drawn before. The hash is the 32-bit finaliser "lowbias32" (Wellons, 2018,
+found by search for low bias), applied to the row's and the column's key and
+once more to their combination.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwright.lower.program import Dropout
+
+
+def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
+    """The state that masks depend on: int64 [2], seed and step."""
+    return torch.tensor([seed, step], dtype=torch.int64, device=device)
+
+
+class GlobalDropout(nn.Module):
+    """One `Dropout` instruction. In eval mode it does nothing."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    def __init__(self, instruction: Dropout, device: torch.device) -> None:
+        super().__init__()
+        probability, number = instruction.op.args[1:3]
+        assert isinstance(probability, float) and isinstance(number, int)
+        self.probability = probability
+        self.number = number
+        indices = [_indices(atoms, device) for atoms in instruction.positions]
+        sizes = [_size(atoms) for atoms in instruction.positions]
+        rows = torch.zeros((), dtype=torch.int64, device=device)
+        for index, size in zip(indices[:-1], sizes[:-1], strict=True):
+            rows = rows.unsqueeze(-1) * size + index
+        columns = indices[-1] if indices else torch.zeros(1, dtype=torch.int64, device=device)
+        self.register_buffer("rows", _to_int32(rows), persistent=False)
+        self.register_buffer("columns", _mix(_to_int32(columns)), persistent=False)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Zero each element with the given probability, scale the others by 1 / (1 - p)."""
+        if not self.training:
+            return x
+        if self.probability >= 1.0:
+            return x * 0.0
+        key = _mix(_to_int32(state[0] + 0x9E3779B9 * (self.number + 1)))
+        key = _mix(key ^ _to_int32(state[1]))
+        rows = _mix(self.rows ^ key)
+        bits = rows.unsqueeze(-1) ^ self.columns
+        bits.mul_(0x7FEB352D)
+        bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF))
+        bits.mul_(_signed(0x846CA68B))
+        bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
+        keep = bits >= _threshold(self.probability)
+        return torch.where(keep.view(x.shape), x * (1.0 / (1.0 - self.probability)), 0.0)
+
+    def extra_repr(self) -> str:
+        return f"p={self.probability}, number={self.number}"
+
+
+def _threshold(probability: float) -> int:
+    """The smallest int32 that is kept: a share `probability` of all int32 lie below."""
+    return min(2**31 - 1, -(2**31) + round(probability * 2**32))
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _signed(value: int) -> int:
+    """The int32 with the bits of an unsigned 32-bit value."""
+    return value - 2**32 if value >= 2**31 else value
+
+
+def _to_int32(x: torch.Tensor) -> torch.Tensor:
+    """The low 32 bits, as int32."""
+    low = x & 0xFFFFFFFF
+    return torch.where(low >= 2**31, low - 2**32, low).to(torch.int32)
+
+
+def _indices(atoms: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:
+    """Global indices along one dimension, whose tile may have gaps between its atoms."""
+    index = torch.zeros(1, dtype=torch.int64, device=device)
+    for start, length, size in atoms:
+        part = torch.arange(start, start + length, device=device)
+        index = (index.unsqueeze(-1) * size + part).flatten()
+    return index
+
+
+def _size(atoms: tuple[tuple[int, int, int], ...]) -> int:
+    total = 1
+    for _, _, size in atoms:
+        total *= size
+    return total

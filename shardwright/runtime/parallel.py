@@ -1,0 +1,318 @@
+"""`parallelize`: a module and a plan become a drop-in module that runs its part of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from shardwright.capture.build import Captured
+from shardwright.capture.call import example_call, flatten, rebuild_outputs, unflatten
+from shardwright.capture.capture import capture_call
+from shardwright.ir.graph import Graph, Leaf, LeafKind
+from shardwright.ir.layout import Atoms, Layout, Mesh, atom_range, local_atoms, shape_of
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.lower.fx import to_module
+from shardwright.lower.lower import input_layouts, lower
+from shardwright.lower.program import Dropout, Redistribute, flat, flat_dim
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.placing import parse_tiling
+from shardwright.rules.rule import Tiling
+from shardwright.runtime.dropout import GlobalDropout, random_state
+from shardwright.runtime.redistribute import Redistribution
+
+
+class BatchError(ValueError):
+    """A batch that is not what the module was captured with."""
+
+
+def parallelize(
+    model: nn.Module, plan: Plan, *, seed: int = 0, device: torch.device | None = None
+) -> ParallelModule:
+    """The part of `model` that this rank runs under `plan`.
+
+    Call it on every rank of an initialised process group of `plan.devices`
+    processes, with the same weights everywhere. `seed` is what dropout masks
+    are drawn from. Parameters move to `device` (the current accelerator if the
+    process group uses one, else the CPU).
+    """
+    if any(p.is_meta for p in model.parameters()):
+        raise PlanError(
+            f"{type(model).__name__} has parameters on the meta device, without values; build or"
+            " load it on a real device before parallelize"
+        )
+    args, kwargs = example_call(plan.inputs, plan.constants)
+    captured = capture_call(model, args, kwargs)
+    analysis = analyze(captured.graph)
+    tilings, storage = read_plan(plan, captured.graph, analysis)
+    device = device or default_device()
+    device_mesh = _device_mesh(plan.mesh, device)
+    return ParallelModule(
+        captured,
+        analysis,
+        plan.mesh,
+        tilings,
+        storage,
+        weights=dict(model.named_parameters(remove_duplicate=False)),
+        buffers=dict(model.named_buffers(remove_duplicate=False)),
+        persistent=frozenset(model.state_dict()),
+        device_mesh=device_mesh,
+        device=device,
+        seed=seed,
+        training=model.training,
+    )
+
+
+def read_plan(
+    plan: Plan, graph: Graph, analysis: Analysis
+) -> tuple[dict[str, Tiling], dict[str, Layout]]:
+    """Tilings by operator and layouts by parameter; raises `PlanError` if the plan is another's."""
+    if plan.fingerprint != graph.fingerprint:
+        raise PlanError(
+            f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
+            f" one is {graph.fingerprint}); plan this model with this batch again"
+        )
+    tilings = {}
+    for op in plan.ops:
+        if op.name not in analysis.rules:
+            raise PlanError(f"the plan has the operator {op.name}, the model does not; plan again")
+        try:
+            tilings[op.name] = parse_tiling(analysis.rules[op.name], op.tiling)
+        except ValueError as e:
+            raise PlanError(f"operator {op.name} ({op.source}): {e}") from e
+    storage = {p.name: p.layout for p in plan.parameters}
+    if missing := {op.name for op in graph.ops} - set(tilings):
+        raise PlanError(f"the plan has no tiling for the operator {min(missing)}; plan again")
+    parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    if parameters != set(storage):
+        odd = min(parameters ^ set(storage))
+        raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
+    return tilings, storage
+
+
+def default_device() -> torch.device:
+    """The device of this rank: its GPU under NCCL, else the CPU."""
+    if dist.is_initialized() and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    world = dist.get_world_size() if dist.is_initialized() else 0
+    if world != mesh.size:
+        started = f"{world} processes" if world else "no process group"
+        raise PlanError(
+            f"the plan is for {mesh.size} devices ({mesh}) but there are {started}; start it with"
+            f" torchrun --nproc-per-node {mesh.size}, or plan for {world or 1}"
+        )
+    return init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.names)
+
+
+class ParallelModule(nn.Module):
+    """A drop-in for the captured module, holding this rank's tiles.
+
+    Parameters keep their names and are DTensors in their atoms' shape, which
+    depends on the model and never on the plan. Without a device mesh it is the
+    one-device program on plain tensors.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        analysis: Analysis,
+        mesh: Mesh,
+        tilings: Mapping[str, Tiling],
+        storage: Mapping[str, Layout],
+        *,
+        weights: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        persistent: frozenset[str],
+        device_mesh: DeviceMesh | None,
+        device: torch.device,
+        seed: int = 0,
+        training: bool = True,
+    ) -> None:
+        super().__init__()
+        graph = captured.graph
+        rank = device_mesh.get_rank() if device_mesh is not None else 0
+        self._sw_graph = graph
+        self._sw_output_keys = captured.output_keys
+        self._sw_coordinate = mesh.coordinate(rank)
+        self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
+        program = lower(graph, analysis, mesh, tilings, storage, rank)
+
+        def make(instruction: Redistribute | Dropout) -> nn.Module:
+            if isinstance(instruction, Dropout):
+                return GlobalDropout(instruction, device)
+            return Redistribution(instruction, device_mesh)
+
+        self._sw_program = to_module(program, device, make)
+        self._sw_leaves: list[tuple[LeafKind, str]] = []
+        self._sw_constants: dict[str, torch.Tensor] = {}
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
+        for leaf in graph.leaves:
+            self._sw_leaves.append((leaf.kind, leaf.keys[0]))
+            if leaf.kind is LeafKind.PARAMETER:
+                parameter = self._sw_parameter(
+                    weights[leaf.keys[0]],
+                    graph.tensor[leaf.name].requires_grad,
+                    analysis.atoms[leaf.name],
+                    storage[leaf.name],
+                    device_mesh,
+                    device,
+                )
+                for key in leaf.keys:
+                    container, name = _container(self, key)
+                    container.register_parameter(name, parameter)
+            elif leaf.kind is LeafKind.BUFFER:
+                value = buffers[leaf.keys[0]].detach().to(device).clone()
+                for key in leaf.keys:
+                    container, name = _container(self, key)
+                    container.register_buffer(name, value, persistent=key in persistent)
+            elif leaf.kind is LeafKind.CONSTANT:
+                self._sw_constants[leaf.keys[0]] = captured.constants[leaf.name].to(device)
+        self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
+        self.train(training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, or what the module returned; every rank passes the same global batch."""
+        given = self._sw_local_inputs(args, kwargs)
+        leaves = []
+        for kind, key in self._sw_leaves:
+            if kind is LeafKind.PARAMETER:
+                parameter = self.get_parameter(key)
+                leaves.append(
+                    parameter.to_local(grad_placements=parameter.placements)
+                    if isinstance(parameter, DTensor)
+                    else parameter
+                )
+            elif kind is LeafKind.BUFFER:
+                leaves.append(self.get_buffer(key))
+            elif kind is LeafKind.CONSTANT:
+                leaves.append(self._sw_constants[key])
+            else:
+                leaves.append(given[key])
+        state = self.get_buffer("_sw_random")
+        results = self._sw_program(*leaves, state)
+        outputs = results[: len(results) - len(self._sw_updates)]
+        with torch.no_grad():
+            for buffer, value in zip(self._sw_updates, results[len(outputs) :], strict=True):
+                self.get_buffer(buffer).copy_(value)
+            if self.training:
+                # Not in place: what autograd keeps of this step may still read the old one.
+                self._sw_random = state + state.new_tensor([0, 1])
+        return rebuild_outputs(self._sw_output_keys, outputs)
+
+    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
+        if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+            raise BatchError(
+                "train_step needs a module that returns its loss; this one returns"
+                f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    def local_batch(self, batch: Any) -> Any:
+        """This rank's part of a global batch, for loaders that read only their own.
+
+        The module takes global and local batches alike.
+        """
+        if isinstance(batch, Mapping):
+            return unflatten(self._sw_local_inputs((), batch))[1]
+        return unflatten(self._sw_local_inputs(tuple(batch), {}))[0]
+
+    def _sw_local_inputs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        found = {}
+        given = flatten(args, kwargs)
+        for key, (atoms, layout) in self._sw_inputs.items():
+            if not isinstance(given.get(key), torch.Tensor):
+                raise BatchError(
+                    f"the batch has no tensor {key}; it needs {', '.join(self._sw_inputs)}"
+                )
+            found[key] = _cut_input(key, given[key], atoms, layout, self._sw_coordinate)
+        return found
+
+    def _sw_parameter(
+        self,
+        weight: torch.Tensor,
+        requires_grad: bool,
+        atoms: Atoms,
+        layout: Layout,
+        device_mesh: DeviceMesh | None,
+        device: torch.device,
+    ) -> nn.Parameter:
+        whole = weight.detach().reshape(flat(atoms))
+        local = cut(whole, atoms, layout, self._sw_coordinate).to(device, copy=True).contiguous()
+        if device_mesh is None:
+            return nn.Parameter(local, requires_grad=requires_grad)
+        placements: list[Placement] = [
+            Replicate() if (dim := flat_dim(atoms, p)) < 0 else Shard(dim)
+            for p in layout.placements
+        ]
+        tensor = DTensor.from_local(
+            local,
+            device_mesh,
+            placements,
+            run_check=False,
+            shape=whole.shape,
+            stride=torch.empty(whole.shape, device="meta").stride(),
+        )
+        return nn.Parameter(tensor, requires_grad=requires_grad)
+
+
+def cut(
+    whole: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
+) -> torch.Tensor:
+    """The tile, at `coordinate`, of a tensor in its atoms' shape; a view."""
+    dim = 0
+    for d, sizes in enumerate(atoms):
+        for a, size in enumerate(sizes):
+            held = atom_range(size, (d, a), layout, coordinate)
+            if len(held) < size:
+                whole = whole.narrow(dim, held.start, len(held))
+            dim += 1
+    return whole
+
+
+def _inputs(
+    graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout]
+) -> dict[str, tuple[Atoms, Layout]]:
+    leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
+    return {leaf.keys[0]: (analysis.atoms[leaf.name], layouts[leaf.name]) for leaf in leaves}
+
+
+def _cut_input(
+    key: str, given: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
+) -> torch.Tensor:
+    tile = local_atoms(atoms, layout, coordinate)
+    if tuple(given.shape) == shape_of(atoms):
+        return cut(given.reshape(flat(atoms)), atoms, layout, coordinate).reshape(shape_of(tile))
+    if tuple(given.shape) == shape_of(tile):
+        return given
+    raise BatchError(
+        f"{key} has shape {tuple(given.shape)}; the plan is for a global batch of"
+        f" {shape_of(atoms)} (or this rank's part of it, {shape_of(tile)}): pad the batch, or plan"
+        " for its shape"
+    )
+
+
+def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """The module that holds the tensor `key`, made on the way, and the tensor's name in it."""
+    *path, name = key.split(".")
+    module = root
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = getattr(module, part)
+    return module, name

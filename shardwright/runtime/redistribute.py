@@ -1,0 +1,111 @@
+"""Redistribution on the ranks, differentiable: the gradient takes its own way back.
+
+Collectives are DTensor's, one mesh axis at a time; cutting, masking and
+embedding a tile need no communication and are done here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from shardwright.ir.redistribution import Collective
+from shardwright.lower.program import Move, Redistribute
+
+_SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+
+
+class Redistribution(nn.Module):
+    """One `Redistribute` instruction on a device mesh."""
+
+    def __init__(self, instruction: Redistribute, mesh: DeviceMesh | None) -> None:
+        super().__init__()
+        self.text = instruction.text
+        self.before = instruction.before
+        self.after = instruction.after
+        self.atoms_before = instruction.atoms_before
+        self.atoms_grad = instruction.atoms_grad
+        self.forward_moves = _with_meshes(instruction.forward, mesh)
+        self.backward_moves = _with_meshes(instruction.backward, mesh)
+        self.differentiable = instruction.differentiable
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The local tile of `x` in its new layout."""
+        if self.differentiable:
+            result: torch.Tensor = _Function.apply(x, self)  # type: ignore[no-untyped-call]
+            return result
+        return _run(x, self.forward_moves, self.atoms_before, self.after)
+
+    def extra_repr(self) -> str:
+        return self.text
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, how: Redistribution) -> torch.Tensor:
+        ctx.how = how
+        return _run(x, how.forward_moves, how.atoms_before, how.after)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        how = ctx.how
+        return _run(grads[0], how.backward_moves, how.atoms_grad, how.before), None
+
+
+def _with_meshes(
+    moves: tuple[Move, ...], mesh: DeviceMesh | None
+) -> tuple[tuple[Move, DeviceMesh | None], ...]:
+    return tuple(
+        (move, mesh[move.axis] if mesh is not None and move.collective.moves_data else None)
+        for move in moves
+    )
+
+
+def _run(
+    x: torch.Tensor,
+    moves: tuple[tuple[Move, DeviceMesh | None], ...],
+    atoms: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    """Apply `moves` to a tile seen as its atoms; always a contiguous tensor of its own."""
+    if not moves:
+        return x.view_as(x)
+    x = x.reshape(atoms)
+    for move, mesh in moves:
+        x = _move(x, move, mesh)
+    return x.reshape(shape).contiguous()
+
+
+def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
+    if move.collective is Collective.SLICE:
+        return x.narrow(move.dst, move.start, move.length)
+    if move.collective is Collective.MASK:
+        return x if move.keeps else torch.zeros_like(x)
+    if move.collective is Collective.EMBED:
+        whole = x.new_zeros(move.whole)
+        whole.narrow(move.src, move.start, move.length).copy_(x)
+        return whole
+    assert mesh is not None
+    src: Placement = Partial() if move.collective in _SOURCE_PARTIAL else Shard(move.src)
+    dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
+    whole = DTensor.from_local(
+        x.contiguous(),
+        mesh,
+        [src],
+        run_check=False,
+        shape=torch.Size(move.whole),
+        stride=_contiguous_stride(move.whole),
+    )
+    return whole.redistribute(placements=[dst]).to_local()
+
+
+def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= size
+    return tuple(reversed(stride))
