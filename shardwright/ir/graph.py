@@ -170,7 +170,8 @@ class Graph:
     """Leaves, then operators in an order in which each value is defined before it is read.
 
     `outputs` are the values returned; `updates` are pairs (buffer, value): the
-    buffer's new content after the step.
+    buffer's new content after the step. `constants` are the arguments of the
+    call that are no tensors, by path.
     """
 
     leaves: tuple[Leaf, ...]
@@ -178,6 +179,7 @@ class Graph:
     outputs: tuple[str, ...]
     values: tuple[Tensor, ...]
     updates: tuple[tuple[str, str], ...] = ()
+    constants: tuple[tuple[str, None | bool | int | float | str], ...] = ()
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -294,6 +296,7 @@ def to_json(graph: Graph) -> str:
             ],
             "outputs": list(graph.outputs),
             "updates": [list(pair) for pair in graph.updates],
+            "constants": [list(pair) for pair in graph.constants],
         }
     )
 
@@ -319,6 +322,7 @@ def from_json(text: str) -> Graph:
         outputs=tuple(data["outputs"]),
         values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
         updates=tuple((a, b) for a, b in data["updates"]),
+        constants=tuple((key, value) for key, value in data["constants"]),
     )
 
 

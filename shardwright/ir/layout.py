@@ -198,7 +198,9 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     return start, min(length, size - start)
 
 
-def atom_range(size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]) -> range:
+def atom_range(
+    size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]
+) -> range:
     """The indices of one atom, of `size`, that the device at `coordinate` holds.
 
     `at` is the atom's (dim, atom) position in the tensor that `layout` places.

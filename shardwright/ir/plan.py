@@ -206,7 +206,9 @@ class Plan:
         except KeyError as e:
             raise PlanError(f"lacks the field {e}; it is damaged, plan again") from e
         except (TypeError, ValueError) as e:
-            raise PlanError(f"has a field of the wrong form ({e}); edit it back or plan again") from e
+            raise PlanError(
+                f"has a field of the wrong form ({e}); edit it back or plan again"
+            ) from e
 
     def explain(self) -> str:
         """Who is sharded how, in the module's own names, and what it costs."""

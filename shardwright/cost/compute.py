@@ -1,0 +1,182 @@
+"""Seconds that one operator keeps a device busy, forward and backward (a roofline).
+
+A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`
+(Williams, Waterman and Patterson, "Roofline", 2009). A contraction has
+2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
+every contracted operand that needs a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op
+from shardwright.ir.layout import Seconds
+from shardwright.ir.machine import Device
+from shardwright.rules.rule import Dims, Rule
+
+
+class OperatorClass(Enum):
+    """What limits an operator, and so which efficiency applies."""
+
+    MATMUL = "matmul"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    MEMORY = "memory"
+    VIEW = "view"  # the same elements under another shape: no kernel runs
+    PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
+
+
+# Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
+# as the scores are computed again (Dao et al., "FlashAttention", 2022).
+_ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
+# These read as much of their operands as they return, not all of it.
+_LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One operand or result as the formulas see it; factors by their index in the rule."""
+
+    factors: tuple[int, ...]
+    item_bytes: int
+    requires_grad: bool
+    saved: bool
+
+    def local_bytes(self, sizes: tuple[int, ...]) -> int:
+        return prod(sizes[f] for f in self.factors) * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Everything of an operator that its cost depends on, and no names: equal ones cost the same.
+
+    `sizes` are the global sizes of the factors, `contracted` the operands that
+    a contraction multiplies, `work` its factors.
+    """
+
+    kind: OperatorClass
+    dtype: str
+    sizes: tuple[int, ...]
+    operands: tuple[Port, ...]
+    results: tuple[Port, ...]
+    contracted: tuple[int, ...]
+    work: tuple[int, ...]
+    lookup: bool
+
+    @property
+    def has_backward(self) -> bool:
+        results = any(port.requires_grad for port in self.results)
+        return results and any(port.requires_grad for port in self.operands)
+
+
+def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
+    """The workload of `op`."""
+    index = {factor.name: i for i, factor in enumerate(rule.factors)}
+
+    def port(name: str, dims: Dims) -> Port:
+        tensor = graph.tensor[name]
+        factors = tuple(index[factor] for names in dims for factor in names)
+        item = ITEM_BYTES[tensor.dtype]
+        return Port(factors, item, tensor.requires_grad, name in op.saves)
+
+    operands = tuple(port(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True))
+    results = tuple(port(n, dims) for n, dims in zip(op.outputs, rule.results, strict=True))
+    work = tuple(index[name] for name in rule.work)
+    # Operands without a factor of the contraction (a bias, a scale) are not multiplied by it.
+    contracted = tuple(
+        i
+        for i, operand in enumerate(operands)
+        if i not in rule.additive and set(operand.factors) & set(work)
+    )
+    names = (*op.operands, *op.outputs)
+    return Workload(
+        kind=_class(op, rule, graph),
+        dtype=graph.tensor[names[0]].dtype if names else "float32",
+        sizes=tuple(factor.size for factor in rule.factors),
+        operands=operands,
+        results=results,
+        contracted=contracted,
+        work=work,
+        lookup=op.kind in _LOOKUPS,
+    )
+
+
+def operator_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
+    """Seconds forward and backward with factors of local `sizes`."""
+    backward = backward_seconds(work, sizes, device) if work.has_backward else 0.0
+    return Seconds(forward_seconds(work, sizes, device) + backward)
+
+
+def forward_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
+    """Seconds of the forward kernel with factors of local `sizes`."""
+    if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
+        return Seconds(0.0)
+    written = _bytes(work.results, sizes)
+    read = _bytes(work.operands, sizes)
+    if work.lookup:
+        read = min(read, written * len(work.operands))
+    passes = _ATTENTION_FORWARD if work.kind is OperatorClass.ATTENTION else 1
+    return _kernel(work, passes * _flop(work, sizes), read + written, device)
+
+
+def backward_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
+    """Seconds of the backward kernels: of those operands only that need a gradient."""
+    needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
+    given = _bytes((port for port in work.results if port.requires_grad), sizes)
+    made = _bytes((work.operands[i] for i in needed), sizes)
+    if work.kind is OperatorClass.VIEW:
+        return Seconds(0.0)
+    if work.kind in (OperatorClass.MEMORY, OperatorClass.PART):
+        saved = (port for port in (*work.operands, *work.results) if port.saved)
+        return _kernel(work, 0, given + made + _bytes(saved, sizes), device)
+    flop = _flop(work, sizes)
+    if work.kind is OperatorClass.ATTENTION:
+        moved = given + made + _bytes((*work.operands, *work.results), sizes)
+        return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
+    seconds = 0.0
+    for i in needed:
+        own = work.operands[i].local_bytes(sizes)
+        if i in work.contracted:
+            others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
+            seconds += _kernel(work, flop, given + others + own, device)
+        else:
+            seconds += _kernel(work, 0, given + own, device)
+    return Seconds(seconds)
+
+
+def _kernel(work: Workload, flop: int, moved: int, device: Device) -> Seconds:
+    efficiency = device.efficiency
+    seconds = moved / (device.bytes_per_s * efficiency.memory)
+    if flop:
+        reached = {
+            OperatorClass.MATMUL: efficiency.matmul,
+            OperatorClass.CONVOLUTION: efficiency.convolution,
+            OperatorClass.ATTENTION: efficiency.attention,
+        }[work.kind]
+        seconds = max(seconds, flop / (device.peak_flop_per_s(work.dtype) * reached))
+    return Seconds(seconds + device.launch_seconds)
+
+
+def _flop(work: Workload, sizes: tuple[int, ...]) -> int:
+    return 2 * prod(sizes[f] for f in work.work) if work.work else 0
+
+
+def _bytes(ports: Iterable[Port], sizes: tuple[int, ...]) -> int:
+    return sum(port.local_bytes(sizes) for port in ports)
+
+
+def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
+    if op.outputs and all(graph.tensor[name].alias_of for name in op.outputs):
+        source = graph.tensor[graph.tensor[op.outputs[0]].alias_of]
+        result = graph.tensor[op.outputs[0]]
+        same = len(op.outputs) == 1 and result.num_elements == source.num_elements
+        return OperatorClass.VIEW if same else OperatorClass.PART
+    if not rule.work:
+        return OperatorClass.MEMORY
+    if "attention" in op.kind:
+        return OperatorClass.ATTENTION
+    return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

@@ -1,0 +1,134 @@
+"""Bytes that training keeps on a device, attributed so that they add up over nodes and edges.
+
+Parameters pay for weight, gradient and optimizer state. Of the activations
+only those stay that autograd saves for the backward pass; `Retention` says who
+pays for each. The transient peak is no sum and is therefore no part of the
+tables: `workspace_bytes` of the largest operator comes on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.cost.compute import Workload
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Bytes
+
+# Tensors of the parameter's size and dtype that the optimizer keeps for each.
+STATE_TENSORS = {
+    "sgd": 0,
+    "momentum": 1,
+    "sgd_momentum": 1,
+    "adam": 2,
+    "adamw": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "adagrad": 1,
+    "rmsprop": 1,
+}
+
+
+class OptimizerError(ValueError):
+    """An optimizer whose memory is not known."""
+
+
+def state_tensors(optimizer: str) -> int:
+    """How many tensors of its size `optimizer` keeps for a parameter.
+
+    >>> state_tensors("AdamW")
+    2
+    """
+    try:
+        return STATE_TENSORS[optimizer.lower()]
+    except KeyError:
+        known = ", ".join(STATE_TENSORS)
+        raise OptimizerError(f"optimizer {optimizer!r} is not known; use one of {known}") from None
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which values stay in memory until the backward pass, and who pays for them.
+
+    A view has no memory of its own: what is saved of it keeps the value at the
+    root of its `alias_of` chain. Edges are pairs (value, operator that reads it).
+
+    * `at_producer`: roots that their producing operator pays for, as laid out there;
+    * `at_edge`: edges that pay for the value as their operator wants it, moved
+      or not. Such an operator is the only one that saves the value or a view of
+      it, so that a moved copy is kept *instead* of the original;
+    * `copies`: edges that pay only when they move the value: the operator saves
+      the copy, or returns a view of it that is saved later, while others keep
+      the original.
+    """
+
+    at_producer: frozenset[str]
+    at_edge: frozenset[tuple[str, str]]
+    copies: frozenset[tuple[str, str]]
+
+
+def retention(graph: Graph) -> Retention:
+    """Who pays for the saved values of `graph`."""
+    root: dict[str, str] = {leaf.name: leaf.name for leaf in graph.leaves}
+    for op in graph.ops:
+        for name in op.outputs:
+            source = graph.tensor[name].alias_of
+            root[name] = root[source] if source else name
+    savers: dict[str, list[tuple[str, str]]] = {}  # per root: (saved value, operator)
+    for op in graph.ops:
+        for name in dict.fromkeys(op.saves):
+            savers.setdefault(root[name], []).append((name, op.name))
+
+    leaves = {leaf.name for leaf in graph.leaves}
+    at_producer: set[str] = set()
+    at_edge: set[tuple[str, str]] = set()
+    settled: set[str] = set()  # roots whose only saver pays
+    for owner, found in savers.items():
+        saved, saver = found[0]
+        whole = graph.tensor[saved].num_elements == graph.tensor[owner].num_elements
+        reads = any(op.name == saver for op in graph.consumers[saved])
+        if owner in leaves:
+            continue
+        if len(found) == 1 and whole and reads:
+            at_edge.add((saved, saver))
+            settled.add(owner)
+        else:
+            at_producer.add(owner)
+
+    kept = {name for found in savers.values() for name, _ in found}  # saved, or seen by a view
+    copies: set[tuple[str, str]] = set()
+    for op in reversed(graph.ops):
+        viewed = {graph.tensor[name].alias_of for name in op.outputs if name in kept} - {""}
+        kept |= viewed
+        for name in dict.fromkeys(op.operands):
+            if (name in op.saves or name in viewed) and root[name] not in settled:
+                copies.add((name, op.name))
+    return Retention(frozenset(at_producer), frozenset(at_edge), frozenset(copies))
+
+
+def kept_bytes(
+    work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: tuple[int, ...]
+) -> Bytes:
+    """Bytes that an operator pays for itself: results that `stays` marks, and `extra_saved`.
+
+    What autograd saves besides (a mask, a log-sum-exp) scales with the local
+    part of the first result. `sizes` are the local sizes of the factors.
+    """
+    own = [port.local_bytes(sizes) for port in work.results]
+    kept = sum(held for held, stay in zip(own, stays, strict=True) if stay)
+    if extra_saved:
+        whole = work.results[0].local_bytes(work.sizes)
+        kept += -(-extra_saved * own[0] // whole) if whole else extra_saved
+    return Bytes(kept)
+
+
+def workspace_bytes(work: Workload, sizes: tuple[int, ...]) -> Bytes:
+    """What an operator holds while it runs, at most: operands, results and their gradients."""
+    ports = (*work.operands, *work.results)
+    return Bytes(sum(port.local_bytes(sizes) * (1 + port.requires_grad) for port in ports))
+
+
+def fixed_bytes(graph: Graph) -> Bytes:
+    """Bytes that every rank holds under every plan: inputs, buffers and constants, whole."""
+    leaves = graph.leaves_of(LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
+    return Bytes(sum(graph.tensor[leaf.name].bytes for leaf in leaves))

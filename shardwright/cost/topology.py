@@ -1,0 +1,94 @@
+"""Which links a mesh axis runs over, and what they give each of its groups.
+
+Ranks are numbered row-major over the mesh and devices innermost level first, so
+the innermost axis joins neighbours on the fastest links. All groups of an axis
+communicate at the same time, as every rank runs the same program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.layout import Mesh, Seconds
+from shardwright.ir.machine import Level, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What the collectives along one mesh axis run over; of its worst group.
+
+    * `ranks`: devices in a group;
+    * `bytes_per_s`: of a ring through the group, one direction, on its slowest level;
+    * `gather_bytes_per_s`: the same for collectives that collect instead of reduce;
+    * `lap_seconds`: latency of `ranks - 1` hops, once around the ring;
+    * `exchange_seconds_per_byte`: of all_to_all, per byte of the local tile.
+    """
+
+    ranks: int
+    bytes_per_s: float
+    gather_bytes_per_s: float
+    lap_seconds: Seconds
+    exchange_seconds_per_byte: float
+
+
+@cache
+def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
+    """One `Link` per mesh axis.
+
+    A level joins units: devices, hosts, and so on. A ring enters and leaves
+    each unit that it crosses once, with the bandwidth of all the unit's
+    devices, which it shares with the other rings that cross the unit: eight
+    groups of one GPU per host get one network share each, one group of
+    all eight GPUs gets all eight.
+    """
+    if mesh.size > machine.devices:
+        raise ValueError(
+            f"mesh {mesh} needs {mesh.size} devices, machine {machine.name} has"
+            f" {machine.devices}; choose a smaller mesh or a bigger machine"
+        )
+    ranks = np.arange(mesh.size).reshape(mesh.shape)
+    return tuple(
+        _link(machine.levels, np.moveaxis(ranks, axis, -1).reshape(-1, size), mesh.size)
+        for axis, size in enumerate(mesh.shape)
+    )
+
+
+def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) -> Link:
+    """The link of one axis. `groups`: ranks, one group per row."""
+    count, size = groups.shape
+    lap = np.zeros(count)
+    ring = gather = np.inf
+    exchange = 0.0
+    width = 1  # devices in one unit of the level
+    for level in levels:
+        units, outer = groups // width, groups // (width * level.size)
+        hops = _distinct(units) - _distinct(outer)  # over this level, per group
+        if hops.any():
+            lap += hops * level.latency_seconds
+            held = np.bincount(np.arange(devices) // width)  # devices of each unit
+            rings = Counter(unit for row in units[hops > 0].tolist() for unit in set(row))
+            share = min(held[unit] / crossing for unit, crossing in rings.items())
+            ring = min(ring, share * level.bytes_per_s)
+            gather = min(gather, share * (level.gather_bytes_per_s or level.bytes_per_s))
+            leaving = (_same(outer) - _same(units)) / size  # part of a rank's tile that crosses
+            load = np.bincount(units.ravel(), weights=leaving.ravel())
+            exchange = max(exchange, (load / held).max() / level.bytes_per_s)
+        width *= level.size
+    return Link(size, float(ring), float(gather), Seconds(float(lap.max())), float(exchange))
+
+
+def _distinct(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number of different values in each row; rows are sorted, as ranks ascend along an axis."""
+    found: NDArray[np.int64] = 1 + (np.diff(units, axis=1) > 0).sum(axis=1)
+    return found
+
+
+def _same(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each entry, the number of entries of its row that equal it."""
+    found: NDArray[np.int64] = (units[:, :, None] == units[:, None, :]).sum(axis=2)
+    return found

@@ -1,0 +1,230 @@
+"""The hardware a plan is made for: equal devices, and the levels of links that join them.
+
+Figures only; what they mean for a tiling is the cost model's matter. Text and
+units are read and written by `machine_text`, known hardware is in `presets`.
+
+One convention for bandwidth, at every level: what *one device* sends, in one
+direction, while all devices send at once. A network card of 100 Gbit/s that
+four devices share is a level of 25 Gbit/s.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from math import prod
+from pathlib import Path
+
+from shardwright.ir.layout import Bytes, Seconds
+
+BACKENDS = ("nccl", "gloo")
+NO_TIME = Seconds(0.0)
+
+
+class MachineError(ValueError):
+    """A machine that cannot exist or cannot be read: wrong text, names, units or figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Part of the device's figures that operators reach, per class of operators.
+
+    `memory` is a part of `Device.bytes_per_s`, the others are parts of `Device.flop_per_s`.
+    """
+
+    matmul: float = 1.0
+    convolution: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            part = getattr(self, field.name)
+            if not 0 < part <= 1:
+                raise MachineError(
+                    f"efficiency.{field.name} is {part}; give a part, more than 0 and at most 1"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one process' share of a CPU.
+
+    * `flop_per_s`: pairs (dtype, dense peak), as `(("bfloat16", 989.4e12), ...)`;
+    * `bytes_per_s`: of its memory, reads and writes together;
+    * `launch_seconds`: what an operator costs however small it is.
+    """
+
+    kind: str
+    memory_bytes: Bytes
+    flop_per_s: tuple[tuple[str, float], ...]
+    bytes_per_s: float
+    launch_seconds: Seconds
+    efficiency: Efficiency = Efficiency()
+
+    def __post_init__(self) -> None:
+        if not self.flop_per_s:
+            raise MachineError(f"device {self.kind} has no compute figure; give one per dtype")
+        for dtype, figure in self.flop_per_s:
+            _require_positive(f"compute.{dtype}", figure, "100TFLOP/s")
+        _require_positive("memory", self.memory_bytes, "80GB")
+        _require_positive("memory_bandwidth", self.bytes_per_s, "900GB/s")
+        _require_not_negative("launch", self.launch_seconds, "5us")
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Peak for `dtype`; where none is stated that of float32, else the slowest one."""
+        peaks = dict(self.flop_per_s)
+        return peaks.get(dtype) or peaks.get("float32") or min(peaks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Links that join `size` devices, or `size` groups of the next inner level.
+
+    * `bytes_per_s`: per device, one direction, while all send (see the module);
+    * `latency_seconds`: of one hop, the smallest message from one device to the next;
+    * `gather_bytes_per_s`: of collectives that collect instead of reduce, where
+      the library is slower at those (Gloo copies more); None: the same.
+    """
+
+    name: str
+    size: int
+    bytes_per_s: float
+    latency_seconds: Seconds
+    gather_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise MachineError(f"level {self.name}: size is {self.size}; it must be at least 1")
+        _require_positive(f"level {self.name}: bandwidth", self.bytes_per_s, "50GB/s")
+        _require_not_negative(f"level {self.name}: latency", self.latency_seconds, "5us")
+        if self.gather_bytes_per_s is not None:
+            name = f"level {self.name}: gather_bandwidth"
+            _require_positive(name, self.gather_bytes_per_s, "50GB/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Equal devices under levels of links, innermost (fastest) level first.
+
+    Rank r is device r; neighbouring ranks are joined by the innermost level.
+    `backend` runs the collectives, `collective_launch_seconds` is what each
+    costs before its first hop. `provenance` says where the figures come from:
+    specified, assumed or measured.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    provenance: str = ""
+    backend: str = "nccl"
+    collective_launch_seconds: Seconds = NO_TIME
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise MachineError(f"machine {self.name} has no level of links; give at least one")
+        if self.backend not in BACKENDS:
+            known = ", ".join(BACKENDS)
+            raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
+        _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
+
+    @property
+    def devices(self) -> int:
+        return prod(level.size for level in self.levels)
+
+    @property
+    def native_all_to_all(self) -> bool:
+        """Whether all_to_all is one exchange; torch runs it on Gloo as all_gather and a slice."""
+        return self.backend != "gloo"
+
+    @property
+    def native_reduce_scatter(self) -> bool:
+        """Whether reduce_scatter is one collective; Gloo runs it as all_reduce and a slice."""
+        return self.backend != "gloo"
+
+    def with_devices(self, devices: int) -> Machine:
+        """The same machine with only `devices` of its devices, for planning on fewer.
+
+        As many as possible stay together at the inner levels, equally many in every group.
+
+        >>> Machine.preset("2x8xA100").with_devices(12).name
+        '2x6xA100'
+        """
+        if devices == self.devices:
+            return self
+        sizes = _spread(devices, [level.size for level in self.levels]) if devices > 0 else None
+        if sizes is None:
+            raise MachineError(
+                f"{devices} devices asked of {self.name}, which has {self.devices} in equal groups"
+                f" of {self.levels[0].size}; ask for 1 to {self.devices} that split evenly"
+            )
+        levels = tuple(
+            replace(level, size=size)
+            for i, (level, size) in enumerate(zip(self.levels, sizes, strict=True))
+            if i == 0 or prod(sizes[i:]) > 1
+        )
+        plain = self.name == canonical_name(self.levels, self.device.kind)
+        name = canonical_name(levels, self.device.kind)
+        return replace(self, levels=levels, name=name if plain else f"{devices} of {self.name}")
+
+    @classmethod
+    def preset(cls, text: str) -> Machine:
+        """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`.
+
+        Raises `MachineError` for malformed text and for kinds without a preset.
+        """
+        from shardwright.ir.presets import preset
+
+        return preset(text)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Machine:
+        """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
+        from shardwright.ir.machine_text import parse_toml
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise MachineError(
+                f"cannot read machine {path}: {e}; give a TOML file or a preset such as 8xH100"
+            ) from e
+        try:
+            return parse_toml(text)
+        except MachineError as e:
+            raise MachineError(f"machine {path}: {e}") from e
+
+    def to_toml(self) -> str:
+        """The machine as readable TOML; `load` reads it back to an equal machine."""
+        from shardwright.ir.machine_text import to_toml
+
+        return to_toml(self)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def canonical_name(levels: tuple[Level, ...], kind: str) -> str:
+    """`[HOSTSx]DEVICESxKIND` of these levels."""
+    return "x".join([*(str(level.size) for level in reversed(levels)), kind])
+
+
+def _spread(devices: int, sizes: list[int]) -> list[int] | None:
+    """Sizes of the levels, innermost first and as full as possible, that hold `devices` exactly."""
+    if not sizes:
+        return [] if devices == 1 else None
+    for size in range(min(devices, sizes[0]), 0, -1):
+        if devices % size == 0:
+            outer = _spread(devices // size, sizes[1:])
+            if outer is not None:
+                return [size, *outer]
+    return None
+
+
+def _require_positive(name: str, figure: float, example: str) -> None:
+    if not 0 < figure < float("inf"):
+        raise MachineError(f"{name} is {figure}; give more than zero, as in {example!r}")
+
+
+def _require_not_negative(name: str, figure: float, example: str) -> None:
+    if not 0 <= figure < float("inf"):
+        raise MachineError(f"{name} is {figure}; give zero or more, as in {example!r}")

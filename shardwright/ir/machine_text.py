@@ -1,0 +1,200 @@
+"""Machines as TOML that a person can read and edit: every figure carries its unit."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of one quantity: how many base units each is, and a text that shows one."""
+
+    example: str
+    scales: dict[str, Decimal]
+
+
+def _decimal(unit: str) -> dict[str, Decimal]:
+    return {f"{prefix}{unit}": Decimal(10) ** (3 * i) for i, prefix in enumerate(_PREFIXES)}
+
+
+_SIZES = _decimal("B") | {f"{p}iB": Decimal(2) ** (10 * i) for i, p in enumerate("KMGT", start=1)}
+_BITS = {unit: scale / 8 for unit, scale in _decimal("bit/s").items()}
+_TIMES = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9"}
+
+SIZE = Units("80GB", _SIZES)
+BANDWIDTH = Units("900GB/s", {f"{unit}/s": scale for unit, scale in _SIZES.items()} | _BITS)
+COMPUTE = Units("67TFLOP/s", _decimal("FLOP/s"))
+DURATION = Units("5us", {unit: Decimal(scale) for unit, scale in _TIMES.items()})
+
+
+def parse_quantity(name: str, text: object, units: Units) -> float:
+    """Number of base units (bytes, seconds, FLOP/s) that `text` says; `name` is for errors.
+
+    >>> parse_quantity("latency", "5us", DURATION)
+    5e-06
+    """
+    example = units.example
+    if not isinstance(text, str):
+        raise MachineError(f'{name} is {text!r}, without a unit; write a text such as "{example}"')
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(\S*)\s*", text)
+    if found is None:
+        raise MachineError(f'{name} is {text!r}; write a number and a unit, as in "{example}"')
+    if found[2] not in units.scales:
+        what = f"has the unit {found[2]!r}" if found[2] else "has no unit"
+        raise MachineError(
+            f"{name} is {text!r}, which {what}; use one of {', '.join(units.scales)}"
+        )
+    return float(Decimal(found[1]) * units.scales[found[2]])
+
+
+def quantity(figure: float, units: Units) -> str:
+    """Text that `parse_quantity` reads back to exactly `figure`, in the unit that suits it.
+
+    >>> quantity(3.35e12, BANDWIDTH)
+    '3.35TB/s'
+    """
+    plain = [(u, scale) for u, scale in units.scales.items() if "i" not in u and u != "µs"]
+    for unit, scale in sorted(plain, key=lambda item: -item[1]):
+        number = f"{Decimal(repr(figure)) / scale:f}"
+        if "." in number:
+            number = number.rstrip("0").rstrip(".")
+        if Decimal(number) >= 1 and parse_quantity("", number + unit, units) == figure:
+            return number + unit
+    base = next(unit for unit, scale in plain if scale == 1)
+    return f"{figure!r}{base}"
+
+
+def to_toml(machine: Machine) -> str:
+    """The machine as TOML; `parse_toml` reads it back to an equal machine."""
+    device = machine.device
+    lines = [
+        f"name = {_quoted(machine.name)}",
+        f"provenance = {_quoted(machine.provenance)}",
+        f"backend = {_quoted(machine.backend)}",
+        f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
+        "",
+        "[device]",
+        f"kind = {_quoted(device.kind)}",
+        f'memory = "{quantity(device.memory_bytes, SIZE)}"',
+        f'memory_bandwidth = "{quantity(device.bytes_per_s, BANDWIDTH)}"',
+        f'launch = "{quantity(device.launch_seconds, DURATION)}"',
+        "",
+        "[device.compute] # dense",
+        *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
+        "",
+        "[device.efficiency] # part of the figures above that operators reach",
+        *(f"{f.name} = {getattr(device.efficiency, f.name)!r}" for f in fields(Efficiency)),
+        "",
+        "# Levels of links, innermost first. Bandwidth: what one device sends, in one direction,",
+        "# while all devices send at once.",
+    ]
+    for level in machine.levels:
+        lines += [
+            "[[level]]",
+            f"name = {_quoted(level.name)}",
+            f"size = {level.size}",
+            f'bandwidth = "{quantity(level.bytes_per_s, BANDWIDTH)}"',
+            f'latency = "{quantity(level.latency_seconds, DURATION)}"',
+        ]
+        if level.gather_bytes_per_s is not None:
+            lines.append(f'gather_bandwidth = "{quantity(level.gather_bytes_per_s, BANDWIDTH)}"')
+        lines.append("")
+    return "\n".join(lines)
+
+
+def parse_toml(text: str) -> Machine:
+    """The machine that `text` describes; raises `MachineError`, one line that says what to do."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise MachineError(f"is not TOML: {e}; correct that line") from e
+    _check_keys(
+        "the file",
+        data,
+        needed=("name", "device", "level"),
+        optional=("provenance", "backend", "collective_launch"),
+    )
+    levels = _is("level", data["level"], list)
+    return Machine(
+        name=_is("name", data["name"], str),
+        device=_device(_is("device", data["device"], dict)),
+        levels=tuple(_level(_is("level", level, dict)) for level in levels),
+        provenance=_is("provenance", data.get("provenance", ""), str),
+        backend=_is("backend", data.get("backend", "nccl"), str),
+        collective_launch_seconds=Seconds(
+            parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
+        ),
+    )
+
+
+def _device(data: dict[str, Any]) -> Device:
+    needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
+    _check_keys("device", data, needed, optional=("efficiency",))
+    compute = _is("device.compute", data["compute"], dict)
+    parts = _is("device.efficiency", data.get("efficiency", {}), dict)
+    _check_keys("device.efficiency", parts, (), [field.name for field in fields(Efficiency)])
+    return Device(
+        kind=_is("device.kind", data["kind"], str),
+        memory_bytes=Bytes(int(parse_quantity("device.memory", data["memory"], SIZE))),
+        flop_per_s=tuple(
+            (dtype, parse_quantity(f"device.compute.{dtype}", figure, COMPUTE))
+            for dtype, figure in compute.items()
+        ),
+        bytes_per_s=parse_quantity("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
+        launch_seconds=Seconds(parse_quantity("device.launch", data["launch"], DURATION)),
+        efficiency=Efficiency(
+            **{k: float(_is(f"device.efficiency.{k}", v, int | float)) for k, v in parts.items()}
+        ),
+    )
+
+
+def _level(data: dict[str, Any]) -> Level:
+    _check_keys("level", data, ("name", "size", "bandwidth", "latency"), ("gather_bandwidth",))
+    name = f"level {_is('level name', data['name'], str)}"
+    gather = data.get("gather_bandwidth")
+    return Level(
+        name=data["name"],
+        size=_is(f"{name}: size", data["size"], int),
+        bytes_per_s=parse_quantity(f"{name}: bandwidth", data["bandwidth"], BANDWIDTH),
+        latency_seconds=Seconds(parse_quantity(f"{name}: latency", data["latency"], DURATION)),
+        gather_bytes_per_s=None
+        if gather is None
+        else parse_quantity(f"{name}: gather_bandwidth", gather, BANDWIDTH),
+    )
+
+
+def _check_keys(
+    where: str, data: Mapping[str, Any], needed: Iterable[str], optional: Iterable[str]
+) -> None:
+    needed, known = tuple(needed), (*needed, *optional)
+    for key in data:
+        if key not in known:
+            raise MachineError(
+                f"{where} has the unknown key {key!r}; remove it or use one of {', '.join(known)}"
+            )
+    for key in needed:
+        if key not in data:
+            raise MachineError(f"{where} has no {key!r}; add it, `to_toml` of a preset shows how")
+
+
+def _is(name: str, value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = {str: "a text", int: "a whole number", dict: "a table", list: "tables"}
+        raise MachineError(f"{name} is {value!r}; it must be {wanted.get(kind, 'a number')}")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """TOML basic string; JSON's escapes are a subset of TOML's."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,146 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.compute import (
+    OperatorClass,
+    backward_seconds,
+    forward_seconds,
+    operator_seconds,
+    workload,
+)
+from shardwright.cost.layouts import local_sizes
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.ir.machine import Efficiency
+from shardwright.rules.rule import Split
+from tests.unit.cost.examples import build, linear_layer, op, rule, toy_machine
+
+# 1,024 FLOP/s, 4,096 B/s, 1 s a launch.
+DEVICE = toy_machine().device
+INPUT, PARAMETER = LeafKind.INPUT, LeafKind.PARAMETER
+
+
+def only(made, **leaves):
+    """Workload and rule of a graph of one operator."""
+    graph, _ = build(leaves, [made])
+    return workload(graph.ops[0], made[1], graph), made[1]
+
+
+def test_a_contraction_needs_two_flop_per_multiply_add_and_again_per_gradient():
+    graph, analysis = linear_layer()
+    work = workload(graph.ops[0], analysis.rules["y"], graph)
+    assert work.kind is OperatorClass.MATMUL
+    flop = 2 * 8 * 16 * 32
+    assert forward_seconds(work, work.sizes, DEVICE) == flop / 1024 + 1
+    assert backward_seconds(work, work.sizes, DEVICE) == flop / 1024 + 1  # only w: x is an input
+    assert operator_seconds(work, work.sizes, DEVICE) == 18
+    assert operator_seconds(work, (8, 16, 16), DEVICE) == 10  # n split in two
+
+
+def test_both_operands_get_their_gradient_when_both_need_one():
+    made = op("y", "mm", "ab", rule("m k, k n -> m n", work="m k n", m=8, k=16, n=32))
+    work, _ = only(made, a=(PARAMETER, ((8,), (16,))), b=(PARAMETER, ((16,), (32,))))
+    assert backward_seconds(work, work.sizes, DEVICE) == 2 * (8 + 1)
+
+
+def test_a_bias_gets_its_gradient_by_a_memory_pass():
+    found = rule("m k, n k, n -> m n", work="m n k", additive=[2], m=8, k=16, n=32)
+    made = op("y", "linear", ["x", "w", "b"], found)
+    leaves = {"x": (INPUT, ((8,), (16,))), "w": (PARAMETER, ((32,), (16,)))}
+    work, _ = only(made, **leaves, b=(PARAMETER, ((32,),)))
+    # Its kernel reads the result's gradient, 8 x 32 float32, and writes 32 float32.
+    assert backward_seconds(work, work.sizes, DEVICE) == (8 + 1) + (1 + (1024 + 128) / 4096)
+
+
+def test_a_pointwise_operator_is_bound_by_memory():
+    graph, analysis = linear_layer()
+    work = workload(graph.ops[1], analysis.rules["z"], graph)
+    assert work.kind is OperatorClass.MEMORY
+    assert forward_seconds(work, work.sizes, DEVICE) == 1 + 2 * 1024 / 4096
+    # Reads the saved result and its gradient, writes the operand's.
+    assert backward_seconds(work, work.sizes, DEVICE) == 1 + 3 * 1024 / 4096
+
+
+def test_an_operator_without_gradient_has_no_backward():
+    work, _ = only(op("y", "relu", ["x"], rule("a -> a", a=1024)), x=(INPUT, ((1024,),)))
+    assert operator_seconds(work, work.sizes, DEVICE) == forward_seconds(work, work.sizes, DEVICE)
+
+
+def test_the_launch_is_paid_however_small_the_work():
+    work, _ = only(op("y", "relu", ["x"], rule("a -> a", a=0)), x=(INPUT, ((0,),)))
+    assert operator_seconds(work, work.sizes, DEVICE) == 1
+
+
+def test_attention_multiplies_twice_forward_and_five_times_backward():
+    found = rule("q d, k d, k d -> q d", work="q k d", q=16, k=16, d=16)
+    made = op("y", "scaled_dot_product_attention", "qkv", found)
+    work, _ = only(made, **dict.fromkeys("qkv", (PARAMETER, ((16,), (16,)))))
+    flop = 2 * 16**3
+    assert forward_seconds(work, work.sizes, DEVICE) == 2 * flop / 1024 + 1
+    assert backward_seconds(work, work.sizes, DEVICE) == 5 * flop / 1024 + 1
+
+
+def test_a_lookup_reads_the_rows_it_returns_and_writes_the_whole_gradient():
+    made = op("y", "embedding", ["w", "i"], rule("v d, b -> b d", v=1024, d=4, b=16))
+    work, _ = only(made, w=(PARAMETER, ((1024,), (4,))), i=(INPUT, ((16,),)))
+    rows, table = 16 * 4 * 4, 1024 * 4 * 4
+    assert forward_seconds(work, work.sizes, DEVICE) < 1 + 4 * rows / 4096
+    assert backward_seconds(work, work.sizes, DEVICE) == 1 + (rows + table) / 4096
+
+
+def views():
+    leaves = {"w": (PARAMETER, ((8,), (4,)))}
+    ops = [
+        op("flat", "view", ["w"], rule("a b -> (a b)", a=8, b=4)),
+        op("part", "slice", ["flat"], rule("c -> d", whole="c d", c=32, d=8)),
+    ]
+    return build(leaves, ops, aliases={"flat": "w", "part": "flat"})
+
+
+def test_a_view_costs_nothing_and_taking_a_part_costs_its_backward():
+    graph, analysis = views()
+    flat, part = (workload(op, analysis.rules[op.name], graph) for op in graph.ops)
+    assert operator_seconds(flat, flat.sizes, DEVICE) == 0
+    assert forward_seconds(part, part.sizes, DEVICE) == 0
+    assert backward_seconds(part, part.sizes, DEVICE) == 1 + (8 + 32) * 4 / 4096
+
+
+@pytest.mark.parametrize(
+    "kind, class_, seconds",
+    [("mm", "matmul", 16), ("convolution", "convolution", 32), ("conv2d", "convolution", 32)],
+)
+def test_each_class_reaches_its_own_part_of_the_peak(kind, class_, seconds):
+    found = rule("m k, k n -> m n", work="m k n", m=8, k=16, n=32)
+    work, _ = only(op("y", kind, "ab", found), a=(INPUT, ((8,), (16,))), b=(INPUT, ((16,), (32,))))
+    assert work.kind is OperatorClass(class_)
+    device = toy_machine().device
+    slow = type(device)(
+        device.kind,
+        device.memory_bytes,
+        device.flop_per_s,
+        device.bytes_per_s,
+        device.launch_seconds,
+        Efficiency(matmul=0.5, convolution=0.25),
+    )
+    assert forward_seconds(work, work.sizes, slow) == seconds + 1
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from("mkn"),
+    st.sampled_from(["mm", "relu", "embedding", "scaled_dot_product_attention"]),
+    st.booleans(),
+)
+def test_splitting_never_increases_an_operators_seconds(m, k, n, factor, kind, frozen):
+    found = rule("m k, k n -> m n", work="" if kind == "relu" else "m k n", m=m, k=k, n=n)
+    made = op("y", kind, "ab", found, saves=("a", "y"))
+    first = INPUT if frozen else PARAMETER
+    work, _ = only(made, a=(first, ((m,), (k,))), b=(PARAMETER, ((k,), (n,))))
+    mesh = Mesh.parse("dp=2 tp=3")
+    whole = operator_seconds(work, local_sizes(found, (None, None), mesh), DEVICE)
+    split = operator_seconds(work, local_sizes(found, (None, Split(factor)), mesh), DEVICE)
+    twice = operator_seconds(work, local_sizes(found, (Split(factor),) * 2, mesh), DEVICE)
+    assert twice <= split <= whole

@@ -1,0 +1,62 @@
+import pytest
+
+from shardwright.cost.topology import links
+from shardwright.ir.layout import Mesh
+from shardwright.ir.machine import Machine
+from tests.unit.cost.examples import toy_machine
+
+# Two hosts of four: links of 16 B/s and 1 s, a network share of 2 B/s and 10 s.
+HOSTS = toy_machine(devices=4, hosts=2)
+
+
+def test_the_inner_axis_stays_inside_a_host():
+    dp, tp = links(HOSTS, Mesh.parse("dp=2 tp=4"))
+    assert (tp.ranks, tp.bytes_per_s, tp.lap_seconds) == (4, 16.0, 3.0)
+    # Four groups cross between the hosts at once, each with one device's share.
+    assert (dp.ranks, dp.bytes_per_s, dp.lap_seconds) == (2, 2.0, 10.0)
+
+
+def test_one_group_has_the_network_of_all_its_members():
+    (link,) = links(HOSTS, Mesh.parse("dp=8"))
+    assert link.bytes_per_s == 4 * 2.0
+    assert link.lap_seconds == 6 * 1.0 + 10.0  # three hops in each host, one between
+
+
+def test_groups_that_cross_the_same_network_share_it():
+    dp, tp = links(HOSTS, Mesh.parse("dp=4 tp=2"))
+    # Two groups, each with ranks {0, 2} and {4, 6} of the hosts: half of 8 B/s for each.
+    assert (dp.bytes_per_s, dp.lap_seconds) == (4.0, 2 * 1.0 + 10.0)
+    assert (tp.bytes_per_s, tp.lap_seconds) == (16.0, 1.0)
+
+
+def test_an_exchange_is_bound_by_each_devices_own_network():
+    inner = links(HOSTS, Mesh.parse("dp=2 tp=4"))[1]
+    assert inner.exchange_seconds_per_byte == 3 / 4 / 16.0
+    (whole,) = links(HOSTS, Mesh.parse("dp=8"))
+    assert (
+        whole.exchange_seconds_per_byte == 4 / 8 / 2.0
+    )  # half of each tile goes to the other host
+
+
+def test_an_axis_of_one_device_needs_no_link():
+    one, tp = links(HOSTS, Mesh.parse("pp=1 tp=8"))
+    assert (one.ranks, one.lap_seconds, one.exchange_seconds_per_byte) == (1, 0.0, 0.0)
+    assert tp.ranks == 8
+
+
+def test_a_mesh_may_use_the_first_devices_only():
+    (link,) = links(HOSTS, Mesh.parse("tp=4"))
+    assert (link.bytes_per_s, link.lap_seconds) == (16.0, 3.0)
+    assert links(HOSTS, Mesh(())) == ()
+
+
+def test_a_mesh_beyond_the_machine_is_refused():
+    with pytest.raises(ValueError, match=r"mesh dp=16 needs 16 devices, machine toy has 8; choose"):
+        links(HOSTS, Mesh.parse("dp=16"))
+
+
+def test_big_machines_are_no_trouble():
+    machine = Machine.preset("64x8xH100")
+    dp, tp = links(machine, Mesh.parse("dp=64 tp=8"))
+    assert tp.bytes_per_s == machine.levels[0].bytes_per_s
+    assert dp.bytes_per_s == machine.levels[1].bytes_per_s

@@ -1,0 +1,74 @@
+"""What `explain` prints is read by people, so the whole page is held."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwright.ir.explain import WIDTH, explain
+from tests import plans
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "explain.txt"
+
+
+def test_explain_matches_the_golden_page():
+    page = explain(plans.transformer()) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(page)
+    assert page == GOLDEN.read_text(), "rerun with UPDATE_GOLDEN=1 and read the diff"
+
+
+def test_lines_fit_the_page():
+    assert max(map(len, explain(plans.transformer()).splitlines())) <= WIDTH
+
+
+def test_equal_neighbours_are_folded_and_different_ones_are_not():
+    page = explain(plans.transformer())
+    assert "blocks.0-1" in page
+    assert "blocks.2" in page
+    assert "blocks.1 " not in page
+
+
+def test_depth_does_not_lengthen_the_page():
+    def with_blocks(count):
+        repeated = [plans.block(i) for i in range(count)]
+        ops, parameters, transfers = (
+            tuple(x for block in repeated for x in block[kind]) for kind in range(3)
+        )
+        return replace(
+            plans.transformer(), ops=ops, parameters=parameters, transfers=transfers, notes=()
+        )
+
+    short, deep = explain(with_blocks(2)), explain(with_blocks(40))
+    assert len(deep.splitlines()) == len(short.splitlines())
+    assert "0-39" in deep
+
+
+@pytest.mark.parametrize(
+    "bound_ms, text",
+    [
+        (100.0, "this is the optimum of this cost model"),
+        (80.0, "within 25.00 % of the optimum of this cost model for this memory (80.00 ms)"),
+        (0.0, "no lower bound is known"),
+    ],
+)
+def test_the_lower_bound_is_a_distance_from_the_optimum(bound_ms, text):
+    assert text in explain(replace(plans.simple(ms=100), lower_bound_seconds=bound_ms * plans.MS))
+
+
+def test_memory_parts_add_up():
+    plan = plans.simple(mib=100)
+    assert "= state 1.0 MiB + saved for backward 1.0 MiB + temporary 98.0 MiB" in explain(plan)
+
+
+@pytest.mark.parametrize("step_ms, text", [(95, "- overlapped 5.00"), (104, "+ waiting 4.00")])
+def test_the_parts_of_the_step_add_up(step_ms, text):
+    assert text in explain(replace(plans.simple(ms=100), step_seconds=step_ms * plans.MS))
+
+
+def test_stages_and_notes_are_named():
+    plan = replace(plans.simple(), stages=4, schedule="1F1B", notes=("pinned: layers.0",))
+    page = explain(plan)
+    assert "4 stages, schedule 1F1B" in page
+    assert "pinned: layers.0" in page

@@ -1,0 +1,195 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
+from shardwright.ir.machine_text import BANDWIDTH, DURATION, parse_quantity, parse_toml, quantity
+
+PRESETS = ["8xH100", "1xH200", "2x8xA100", "8x8xH100", "4xA100-40", "4xV100", "2x4xL4", "8xRTX4090"]
+PRESETS += ["2xcpu", "2x4xcpu"]
+
+CLUSTER = """
+name = "two hosts"
+
+[device]
+kind = "X1"
+memory = "24GiB"
+memory_bandwidth = "900GB/s"
+launch = "5us"
+
+[device.compute]
+float32 = "30TFLOP/s"
+
+[[level]]
+name = "pcie"
+size = 4
+bandwidth = "25GB/s"
+latency = "2.5us"
+
+[[level]]
+name = "ethernet"
+size = 2
+bandwidth = "25Gbit/s"
+latency = "0.03ms"
+"""
+
+
+@pytest.mark.parametrize("text", PRESETS)
+def test_a_preset_survives_the_trip_through_toml(text):
+    machine = Machine.preset(text)
+    assert machine.name == text
+    assert parse_toml(machine.to_toml()) == machine
+
+
+@pytest.mark.parametrize(
+    "text, sizes",
+    [
+        ("8xH100", [8]),
+        ("2x8xA100", [8, 2]),
+        ("8x8xH100", [8, 8]),
+        ("1x4xV100", [4]),
+        ("16xh100", [8, 2]),
+        ("3x5xcpu", [5, 3]),
+    ],
+)
+def test_the_innermost_level_comes_first(text, sizes):
+    machine = Machine.preset(text)
+    assert [level.size for level in machine.levels] == sizes
+    speeds = [level.bytes_per_s for level in machine.levels]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_an_h100_has_its_published_figures():
+    device = Machine.preset("8xH100").device
+    assert device.memory_bytes == 80 * 10**9
+    assert device.peak_flop_per_s("bfloat16") == 989.4e12
+    assert device.bytes_per_s == 3.35e12
+    assert device.launch_seconds > 0
+
+
+def test_a_dtype_without_a_figure_takes_that_of_float32():
+    device = Machine.preset("2xcpu").device
+    assert device.peak_flop_per_s("bfloat16") == device.peak_flop_per_s("float32")
+
+
+def test_specified_machines_say_what_is_assumed():
+    assert "published" in Machine.preset("8xH100").provenance
+    assert "assumed" in Machine.preset("2xcpu").provenance
+
+
+def test_processes_share_their_hosts_network():
+    two, four = (Machine.preset(text).levels[1] for text in ("2x2xcpu", "2x4xcpu"))
+    assert two.bytes_per_s == 2 * four.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    "devices, name",
+    [(1, "1xA100"), (2, "2xA100"), (8, "8xA100"), (10, "2x5xA100"), (12, "2x6xA100")],
+)
+def test_fewer_devices_stay_together(devices, name):
+    machine = Machine.preset("2x8xA100").with_devices(devices)
+    assert machine == Machine.preset(name)
+    assert machine.devices == devices
+
+
+def test_all_devices_are_the_machine_itself():
+    machine = Machine.preset("8xH100")
+    assert machine.with_devices(8) is machine
+
+
+def test_a_described_machine_keeps_its_name_with_fewer_devices():
+    assert parse_toml(CLUSTER).with_devices(2).name == "2 of two hosts"
+
+
+@pytest.mark.parametrize("devices", [0, -1, 11, 17])
+def test_devices_that_do_not_split_evenly_are_refused(devices):
+    with pytest.raises(MachineError, match=rf"^{devices} devices asked of 2x8xA100.* 16 .*ask for"):
+        Machine.preset("2x8xA100").with_devices(devices)
+
+
+def test_a_machine_file_is_read_with_its_units(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER)
+    machine = Machine.load(file)
+    assert machine.devices == 8
+    assert machine.device.memory_bytes == 24 * 2**30
+    assert machine.device.efficiency == Efficiency()
+    assert machine.levels == (Level("pcie", 4, 25e9, 2.5e-6), Level("ethernet", 2, 3.125e9, 3e-5))
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("8xB200", "no preset for 'B200'; known kinds are H100, H200, A100, A100-40, V100, L4,"),
+        ("H100", "is not [HOSTSx]DEVICESxKIND"),
+        ("0xH100", "with at least one of each"),
+        ("2x0xH100", "with at least one of each"),
+        ("8*H100", "write it as 8xH100 or 2x8xA100"),
+        ("12xH100", "a host takes at most 8 H100"),
+        ("2x16xH100", "a host takes at most 8 H100"),
+    ],
+)
+def test_a_wrong_preset_says_what_to_write(text, says):
+    with pytest.raises(MachineError) as caught:
+        Machine.preset(text)
+    assert says in str(caught.value)
+    assert repr(text) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ('"900GB/s"', "900", "device.memory_bandwidth is 900, without a unit; write a text such"),
+        ('"900GB/s"', '"900"', "device.memory_bandwidth is '900', which has no unit; use one of"),
+        ('"900GB/s"', '"900GB"', "which has the unit 'GB'; use one of B/s, kB/s"),
+        ('"900GB/s"', '"fast"', 'write a number and a unit, as in "900GB/s"'),
+        (
+            '"25GB/s"',
+            '"0GB/s"',
+            "level pcie: bandwidth is 0.0; give more than zero, as in '50GB/s'",
+        ),
+        ("size = 4", "size = 0", "level pcie: size is 0; it must be at least 1"),
+        ("size = 4", 'size = "4"', "level pcie: size is '4'; it must be a whole number"),
+        ("launch =", "lunch =", "device has the unknown key 'lunch'; remove it or use one of kind"),
+        ('kind = "X1"', "", "device has no 'kind'; add it"),
+        ("[[level]]", "[[levels]]", "the file has the unknown key 'levels'"),
+        ('name = "two hosts"', "name = 3", "name is 3; it must be a text"),
+        ('name = "two hosts"', "name = ", "is not TOML"),
+        ('float32 = "30TFLOP/s"', "", "device X1 has no compute figure"),
+        ("[device.compute]", "efficiency.matmul = 1.5\n[device.compute]", "matmul is 1.5; give a"),
+        ("[device]", 'backend = "mpi"\n[device]', "backend 'mpi' is not known; choose one of nccl"),
+    ],
+)
+def test_a_wrong_machine_file_says_what_to_change(tmp_path, old, new, says):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.replace(old, new))
+    with pytest.raises(MachineError) as caught:
+        Machine.load(file)
+    assert says in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_machine_file_is_named():
+    with pytest.raises(MachineError, match=r"cannot read machine nowhere\.toml.*give a TOML file"):
+        Machine.load("nowhere.toml")
+
+
+@given(st.floats(min_value=1e-12, max_value=1e18))
+def test_quantities_read_back_exactly(figure):
+    for units in (BANDWIDTH, DURATION):
+        assert parse_quantity("figure", quantity(figure, units), units) == figure
+
+
+@given(
+    st.text(max_size=20),
+    st.floats(1e3, 1e15),
+    st.floats(0, 1),
+    st.integers(1, 64),
+)
+def test_any_machine_survives_the_trip_through_toml(text, rate, latency, size):
+    device = Device(text, 2**34, (("float32", rate),), rate, latency, Efficiency(memory=0.3))
+    level = Level(text, size, rate, latency, gather_bytes_per_s=rate / 3)
+    machine = Machine(text, device, (level,), text, "gloo", latency)
+    assert parse_toml(machine.to_toml()) == machine
