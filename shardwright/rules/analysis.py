@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Atoms
@@ -36,7 +36,7 @@ class Analysis:
     atoms: Mapping[str, Atoms]
     rules: Mapping[str, Rule]
     unknown: tuple[str, ...] = ()
-    dims: Mapping[str, tuple[tuple[int, ...], ...]] | None = None
+    dims: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 def analyze(graph: Graph) -> Analysis:

@@ -14,7 +14,10 @@ Shape = tuple[int, ...]
 
 
 def localize(
-    op: Op, results: Sequence[Shape], local_operands: Sequence[Shape], local_results: Sequence[Shape]
+    op: Op,
+    results: Sequence[Shape],
+    local_operands: Sequence[Shape],
+    local_results: Sequence[Shape],
 ) -> Op:
     """The call as one rank makes it.
 
@@ -66,9 +69,7 @@ def _split(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
     )
 
 
-def _convolution(
-    op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]
-) -> Op:
+def _convolution(op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]) -> Op:
     groups = operands[0][1] // operands[1][1]
     return _at(op, 6, groups) if len(op.args) > 6 else op
 

@@ -48,7 +48,8 @@ def feasible(rule: Rule, placing: Placing) -> bool:
 
 def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, Placing]]:
     """Every feasible tiling of an operator on `mesh`, all-replicated first."""
-    for tiling in product(rule.choices(), repeat=len(mesh.axes)):
+    choices = rule.choices()
+    for tiling in product(*(choices if size > 1 else choices[:1] for size in mesh.shape)):
         placing = place(rule, tiling, mesh)
         if feasible(rule, placing):
             yield tiling, placing
@@ -68,7 +69,7 @@ def parse_tiling(rule: Rule, words: tuple[str, ...]) -> Tiling:
     known: dict[str, Choice] = {tiling_text((c,))[0]: c for c in rule.choices()}
     for word in words:
         if word not in known:
-            raise ValueError(f"{word!r} is no tiling of {rule}; it may be one of {', '.join(known)}")
+            raise ValueError(
+                f"{word!r} is no tiling of {rule}; it may be one of {', '.join(known)}"
+            )
     return tuple(known[word] for word in words)
-
-

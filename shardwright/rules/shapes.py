@@ -321,9 +321,7 @@ def matmul(call: Call) -> Notation:
         )
         if there
     )
-    return parse(
-        f"{left}, {right} -> {result}", call.operands, call.results, work="... m k n"
-    )
+    return parse(f"{left}, {right} -> {result}", call.operands, call.results, work="... m k n")
 
 
 def addmm(call: Call) -> Notation:
@@ -401,7 +399,9 @@ def _divides(call: Call) -> bool:
 
 def where(call: Call) -> Notation:
     dtypes = [call.graph.tensor[name].dtype for name in call.op.operands]
-    linear = [[1, 2]] if len(dtypes) == 3 and dtypes[1] == dtypes[2] and "float" in dtypes[1] else []
+    linear = (
+        [[1, 2]] if len(dtypes) == 3 and dtypes[1] == dtypes[2] and "float" in dtypes[1] else []
+    )
     return elementwise(call.operands, call.results[0], linear=linear)
 
 

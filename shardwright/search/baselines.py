@@ -1,0 +1,149 @@
+"""The well-known plans, written as tilings: data parallel, fully sharded, Megatron-style.
+
+They are costed by the same model, shown beside the frontier, and part of it:
+the chosen plan is never worse than the best of them.
+
+Sources: ZeRO stage 3 (arXiv 1910.02054) and FSDP shard what is stored and
+gather it for use; Megatron-LM (arXiv 1909.08053) splits attention heads and
+the inner dimension of the MLP, so that column- and row-parallel layers
+alternate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import REPLICATE, Atoms, Layout, Placement, Shard, fits
+from shardwright.rules.rule import Choice, FactorKind, Rule, Split, Tiling
+from shardwright.search.problem import Assignment
+from shardwright.search.space import Space
+
+AxisRole = str  # "data" or "tensor"
+
+
+def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
+    """Names and assignments of the well-known plans that this mesh has a place for."""
+    axes = len(space.model.mesh.axes)
+    if space.model.mesh.size == 1:
+        yield "one device", _write(space, ("data",) * axes, sharded=False)
+        return
+    inner = inner_atoms(space)
+    if axes == 1:
+        yield "data parallel", _write(space, ("data",), sharded=False)
+        yield "fully sharded", _write(space, ("data",), sharded=True)
+        if inner:
+            yield "tensor parallel", _write(space, ("tensor",), sharded=False)
+    elif axes == 2 and inner:
+        yield "data x tensor parallel", _write(space, ("data", "tensor"), sharded=False)
+        yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), sharded=True)
+
+
+def batch_atoms(space: Space) -> frozenset[int]:
+    """Atoms of the batch: the leading dimension of every input."""
+    dims = space.model.analysis.dims
+    leaves = space.model.graph.leaves_of(LeafKind.INPUT)
+    leading = (dims[leaf.name][0] for leaf in leaves if dims[leaf.name])
+    return frozenset(atoms[0] for atoms in leading if atoms)
+
+
+def inner_atoms(space: Space) -> frozenset[int]:
+    """Atoms that Megatron splits: of a weight's dimension, the first that every operator can split.
+
+    The residual stream (the atom that most weights have) and the batch stay
+    whole. One atom is chosen for each weight that has none yet.
+    """
+    analysis, mesh = space.model.analysis, space.model.mesh
+    ways = mesh.shape[-1]
+    weights = [leaf for leaf in space.parameters if len(analysis.atoms[leaf.name]) > 1]
+    counts = Counter(
+        atom for leaf in weights for atom in {a for dim in analysis.dims[leaf.name] for a in dim}
+    )
+    stream = {atom for atom, count in counts.most_common(1) if count > 2}
+    whole = {
+        factor.atom
+        for rule in analysis.rules.values()
+        for factor in rule.factors
+        if factor.kind is FactorKind.WHOLE
+    }
+    forbidden = whole | stream | batch_atoms(space)
+    chosen: set[int] = set()
+    for leaf in weights:
+        pairs = [
+            (atom, size)
+            for dim, sizes in zip(analysis.dims[leaf.name], analysis.atoms[leaf.name], strict=True)
+            for atom, size in zip(dim, sizes, strict=True)
+        ]
+        if any(atom in chosen for atom, _ in pairs):
+            continue
+        free = [atom for atom, size in pairs if atom not in forbidden and size % ways == 0]
+        chosen.update(free[:1])
+    return frozenset(chosen)
+
+
+def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assignment:
+    split = {"data": batch_atoms(space), "tensor": inner_atoms(space)}
+    tilings: dict[str, Tiling] = {}
+    for op, options in zip(space.ops, space.op_options, strict=True):
+        feasible = {tiling for tiling, _ in options}
+        rule = space.model.analysis.rules[op.name]
+        wanted = tuple(_choice(rule, split[role]) for role in roles)
+        tilings[op.name] = _largest_feasible(wanted, feasible)
+    storage = {}
+    for leaf, layouts in zip(space.parameters, space.storage_options, strict=True):
+        atoms, dims = space.model.analysis.atoms[leaf.name], space.model.analysis.dims[leaf.name]
+        placements: list[Placement] = []
+        for role in roles:
+            tensor = _shard(atoms, dims, lambda atom: atom in split["tensor"])
+            placements.append(tensor if role == "tensor" and tensor else REPLICATE)
+        layout = Layout(space.model.mesh, tuple(placements))
+        if layout not in layouts:
+            layout = Layout.replicated(space.model.mesh)
+        storage[leaf.name] = _also_sharded(atoms, layout, roles) if sharded else layout
+    return space.assignment(tilings, storage)
+
+
+def _choice(rule: Rule, atoms: frozenset[int]) -> Choice:
+    for factor in rule.factors:
+        if factor.atom in atoms and factor.kind is FactorKind.PARALLEL:
+            return Split(factor.name)
+    return None
+
+
+def _largest_feasible(wanted: Tiling, feasible: set[Tiling]) -> Tiling:
+    """`wanted`, or with the innermost splits given up until it is feasible."""
+    for keep in range(len(wanted), -1, -1):
+        tiling = (*wanted[:keep], *(None,) * (len(wanted) - keep))
+        if tiling in feasible:
+            return tiling
+    raise AssertionError("the replicated tiling is always feasible")
+
+
+def _shard(
+    atoms: Atoms, dims: tuple[tuple[int, ...], ...], good: Callable[[int], bool]
+) -> Shard | None:
+    for d, ids in enumerate(dims):
+        for a, atom in enumerate(ids):
+            if good(atom):
+                return Shard(d, a)
+    return None
+
+
+def _also_sharded(atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...]) -> Layout:
+    """`layout` with the data axes sharding the biggest atom that can be."""
+    order = sorted(
+        ((size, d, a) for d, sizes in enumerate(atoms) for a, size in enumerate(sizes)),
+        key=lambda atom: (-atom[0], atom[1], atom[2]),
+    )
+    for axis, role in enumerate(roles):
+        if role != "data":
+            continue
+        for _, d, a in order:
+            placements = list(layout.placements)
+            placements[axis] = Shard(d, a)
+            tried = Layout(layout.mesh, tuple(placements))
+            if fits(atoms, tried):
+                layout = tried
+                break
+    return layout

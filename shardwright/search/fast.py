@@ -1,0 +1,63 @@
+"""The frontier of a large problem, in seconds, with a certificate of how far it may be off.
+
+Paper: the questions are TensorOpt's (arXiv 2004.10856); the answer is a sweep over weights for the
+supported points (`sweep.py`), then mixtures in the gaps between them (`fill.py`) and single changes
+(`polish.py`).
+Deviation: points between supported ones need not be optimal. The lower bound says how far off they
+can be at most.
+Oracle: `eliminate.exact_frontier`, enumeration and a mixed-integer program.
+Known inefficiency: see `sweep.py` and `fill.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright.search.fill import fill
+from shardwright.search.polish import polish
+from shardwright.search.problem import Point, Problem
+from shardwright.search.sweep import DualBound, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class FastFrontier:
+    """Good trade-offs, fastest first and memory strictly falling, and what is proved about them.
+
+    Without `pinned` nodes the first point is fastest and the last smallest of all assignments.
+    """
+
+    points: tuple[Point, ...]
+    bound: DualBound
+    pinned: tuple[int, ...]
+
+    def lower_bound(self, memory_limit: float = math.inf) -> float:
+        """Seconds that no assignment within `memory_limit` bytes can beat; inf if there is none."""
+        return self.bound.at(memory_limit)
+
+
+def fast_frontier(
+    problem: Problem,
+    *,
+    max_weights: int = 120,
+    seconds: float = math.inf,
+    max_points: int = 1000,
+    max_table: int = 500_000,
+) -> FastFrontier:
+    """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
+
+    `max_weights` and `seconds` bound the sweep, `max_points` the points between those it finds,
+    `max_table` the entries of a table at one weight, beyond which nodes are pinned. With `seconds`
+    the result depends on the machine. Without a feasible assignment there are no points.
+
+    >>> import numpy as np
+    >>> from shardwright.search.problem import Node
+    >>> node = Node("a", np.array([1.0, 2.0]), np.array([30, 20]))
+    >>> front = fast_frontier(Problem((node, node)))
+    >>> [(p.time, p.memory) for p in front.points], round(front.lower_bound(45), 6)
+    ([(2.0, 60), (3.0, 50), (4.0, 40)], 3.5)
+    """
+    found = sweep(problem, max_weights=max_weights, seconds=seconds, max_table=max_table)
+    filled = fill(problem, found.points, max_points=max_points)
+    points = polish(problem, filled, max_points=max_points)
+    return FastFrontier(points, found.bound, found.pinned)

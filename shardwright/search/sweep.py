@@ -1,0 +1,184 @@
+"""Supported points of the frontier and a lower bound, from a sweep over weights.
+
+Paper: none of the four; parametric search over Lagrange multipliers (Everett 1963; Aneja and Nair
+1979 for the refinement). The elimination underneath is that of TensorOpt / FT (arXiv 2004.10856).
+A weight λ (seconds per byte) asks for the least `time + λ · memory`. Its minimiser is a vertex of
+the frontier's lower convex hull, and for any memory limit M no assignment within M is faster than
+`minimum(λ) − λ · M`.
+Deviation: many weights per pass. Between two neighbours on the hull the next weight is the one at
+which they tie: either something beats both and is new, or nothing lies below their line.
+Complexity: one elimination for each weight, in passes of 24; V vertices take 2 V weights.
+Oracle: the lower convex hull of `tests/oracles.py::enumerate_problem`.
+Known inefficiency: the passes before the hull has 24 gaps have few weights each.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.search.minplus import ends, relaxed_minimum, weighted
+from shardwright.search.pin import settle
+from shardwright.search.pricing import PriceList, best_points
+from shardwright.search.problem import Floats, Ints, Point, Problem
+from shardwright.search.schedule import Schedule, make_schedule
+
+_WEIGHTS_AT_ONCE = 24
+_TABLE_BYTES = 400_000_000  # all tables of one pass
+_TIE = 1e-12  # values this close, relatively, are equal
+
+_Gap = tuple[float, int, float, int]  # the prices of two neighbours on the hull
+
+
+@dataclass(frozen=True, slots=True)
+class DualBound:
+    """Lower bounds on the time at any memory limit: the best of the lines `value − weight · limit`.
+
+    `least_memory` is less than or equal to the memory of every assignment.
+    """
+
+    lines: tuple[tuple[float, float], ...]  # (weight, value)
+    least_memory: int
+
+    def at(self, memory_limit: float) -> float:
+        """Seconds that no assignment within `memory_limit` bytes can beat; inf if there is none.
+
+        >>> DualBound(((0.0, 5.0), (0.5, 9.0)), least_memory=2).at(6)
+        6.0
+        """
+        if memory_limit < self.least_memory:
+            return math.inf
+        if math.isinf(memory_limit):
+            return max(value for weight, value in self.lines if weight == 0)
+        return max(0.0, *(value - weight * memory_limit for weight, value in self.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Supported points, fastest first, and the bound that their weights prove.
+
+    Without `pinned` nodes every point is on the lower convex hull of the frontier, the first is
+    fastest and the last smallest. With them the points are only good; the bound holds either way.
+    `complete` tells that no further vertex of the hull exists.
+    """
+
+    points: tuple[Point, ...]
+    bound: DualBound
+    pinned: tuple[int, ...]
+    complete: bool
+
+
+def sweep(
+    problem: Problem,
+    *,
+    max_weights: int = 120,
+    seconds: float = math.inf,
+    max_table: int = 500_000,
+) -> Sweep:
+    """Find the vertices of the frontier's lower convex hull, the widest gaps first.
+
+    It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
+    makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
+    beyond it nodes are pinned. Without a feasible assignment there are no points.
+    """
+    deadline = time.monotonic() + seconds
+    scout = _Scout(problem, make_schedule(problem, max_table))
+    hull = scout.ends()
+    if not hull:
+        return Sweep((), scout.bound(), scout.schedule.pinned, not scout.schedule.pinned)
+    closed: set[_Gap] = set()
+    spent = 0
+    while gaps := _widest(hull, closed)[: min(_WEIGHTS_AT_ONCE, max_weights - spent)]:
+        if time.monotonic() > deadline:
+            break
+        spent += len(gaps)
+        found = scout.minimisers(np.array([_tie_weight(*gap) for gap in gaps]))
+        for (left, right), point in zip(gaps, found, strict=True):
+            closed.add(_gap(left, right))
+            if _is_below(point, left, right):
+                hull.append(point)
+        hull = _convex(hull)
+    complete = not scout.schedule.pinned and not _widest(hull, closed)
+    return Sweep(tuple(hull), scout.bound(), scout.schedule.pinned, complete)
+
+
+class _Scout:
+    """Evaluates weights on one problem, and remembers what they prove."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self.problem = problem
+        self.schedule = schedule
+        self.prices = PriceList.of(problem)
+        self.lines: list[tuple[float, float]] = []
+        self.least_memory = 0
+        entries = sum(math.prod(table.shape) for table in schedule.tables)
+        self.rows = max(1, min(_WEIGHTS_AT_ONCE, _TABLE_BYTES // (8 * entries)))
+        # A sum of n rounded terms is off by at most n − 1 roundings; the bound must not be above.
+        self.slack = (len(problem.parts) + 4) * float(np.finfo(np.float64).eps)
+
+    def ends(self) -> list[Point]:
+        """The fastest and the smallest point, one if they agree, none if all is forbidden."""
+        values, choice = settle(self.problem, self.schedule, ends)
+        if self.schedule.pinned:
+            values = relaxed_minimum(self.schedule, ends)
+        if np.isfinite(values[1].real):
+            self.least_memory = int(values[1].real)
+        self.lines.append((0.0, float(values[0].real * (1 - self.slack))))
+        return list(best_points(self.prices, [choice]))
+
+    def minimisers(self, weights: Floats) -> Iterator[Point]:
+        """A point of least `time + weight * memory` for each weight."""
+        for begin in range(0, len(weights), self.rows):
+            part = weights[begin : begin + self.rows]
+            values, choice = settle(self.problem, self.schedule, weighted(part))
+            if self.schedule.pinned:
+                values = relaxed_minimum(self.schedule, weighted(part))
+            for weight, value, row in zip(part.tolist(), values.tolist(), choice, strict=True):
+                self.lines.append((weight, value * (1 - self.slack)))
+                yield self._point(row)
+
+    def _point(self, row: Ints) -> Point:
+        (point,) = best_points(self.prices, [row[None, :]])
+        return point
+
+    def bound(self) -> DualBound:
+        return DualBound(tuple(sorted(self.lines)), self.least_memory)
+
+
+def _tie_weight(left: Point, right: Point) -> float:
+    return (right.time - left.time) / (left.memory - right.memory)
+
+
+def _is_below(point: Point, left: Point, right: Point) -> bool:
+    """Whether `point` is strictly below the line through two neighbours, and between them."""
+    weight = _tie_weight(left, right)
+    line = left.time + weight * left.memory
+    between = right.memory < point.memory < left.memory
+    return between and point.time + weight * point.memory < line * (1 - _TIE)
+
+
+def _gap(left: Point, right: Point) -> _Gap:
+    return left.time, left.memory, right.time, right.memory
+
+
+def _widest(hull: list[Point], closed: set[_Gap]) -> list[tuple[Point, Point]]:
+    """The open gaps between neighbours, the one that could hide most first."""
+    gaps = [gap for gap in pairwise(hull) if _gap(*gap) not in closed]
+    return sorted(gaps, key=lambda g: (g[0].time - g[1].time) * (g[0].memory - g[1].memory))
+
+
+def _convex(points: list[Point]) -> list[Point]:
+    """The points on the lower convex hull, fastest first; those inside a side of it stay."""
+    hull: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.time, p.memory)):
+        if hull and point.memory >= hull[-1].memory:
+            continue
+        while len(hull) > 1 and _tie_weight(hull[-2], hull[-1]) > _tie_weight(hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return hull
