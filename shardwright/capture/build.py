@@ -55,6 +55,7 @@ def build(program: ExportedProgram, call: FlatCall) -> Captured:
             builder.add_node(node)
     outputs, updates = builder.add_outputs(program)
     graph = _without_dead_code(builder, outputs, updates)
+    graph = replace(graph, constants=tuple(call.constants.items()))
     verify(graph)
     return Captured(graph, constants, call.returned.keys)
 
@@ -298,8 +299,9 @@ def _fused_attention(facts: Facts, operands: list[Tensor], out: Any) -> Facts:
     if not facts.requires_grad[0]:
         return facts
     rows = out.numel() // out.shape[-1]
-    return replace(facts, saved_operands=tuple(range(len(operands))), saved_results=(0,),
-                   extra_saved=rows * 4)
+    return replace(
+        facts, saved_operands=tuple(range(len(operands))), saved_results=(0,), extra_saved=rows * 4
+    )
 
 
 def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -74,9 +74,7 @@ def operator_of(target: str) -> Callable[..., Any]:
     <OpOverload(op='aten.mm', overload='default')>
     """
     namespace, name, overload = target.split(".")
-    found: Callable[..., Any] = getattr(
-        getattr(getattr(torch.ops, namespace), name), overload
-    )
+    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     return found
 
 

@@ -170,9 +170,7 @@ class _Writer:
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
         return shape_of(local_atoms(self.analysis.atoms[value], layout, self.coordinate))
 
-    def positions(
-        self, value: str, layout: Layout
-    ) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    def positions(self, value: str, layout: Layout) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         found = []
         for d, sizes in enumerate(self.analysis.atoms[value]):
             ranges = [atom_range(n, (d, a), layout, self.coordinate) for a, n in enumerate(sizes)]

@@ -1,0 +1,61 @@
+"""The public functions: capture, search, plan, parallelize, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from shardwright.capture.capture import capture_call
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import Graph
+from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
+from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.verify import Report, verify
+from shardwright.search.planner import Progress, search
+
+__all__ = [
+    "Frontier",
+    "Graph",
+    "Machine",
+    "ParallelModule",
+    "Plan",
+    "Progress",
+    "Report",
+    "capture",
+    "parallelize",
+    "plan",
+    "search",
+    "verify",
+]
+
+
+def capture(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Graph:
+    """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
+
+    Nothing is computed and nothing is allocated. Raises `CaptureError`, a
+    `ValueError`, naming the user's file and line, for a model that no fixed
+    graph can express.
+    """
+    return capture_call(model, args, kwargs).graph
+
+
+def plan(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    machine: Machine,
+    optimizer: str = "adamw",
+    memory_limit: str | int | None = None,
+) -> Plan:
+    """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
+
+    Raises `InfeasibleError`, naming the smallest memory that would do, if there is none.
+    """
+    frontier = search(capture(model, args, kwargs), machine, optimizer)
+    return frontier.fastest(memory_limit)

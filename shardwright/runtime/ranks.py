@@ -1,0 +1,43 @@
+"""Local ranks: one of our modules on N processes of this machine, started by torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+class RanksError(RuntimeError):
+    """A rank failed; the message ends with the last lines it wrote."""
+
+
+def torchrun(module: str, args: Sequence[str], processes: int) -> list[str]:
+    """The command that runs `python -m module` on `processes` local ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, "--nproc-per-node", str(processes), "-m", module, *args]
+
+
+def rank_environment(processes: int) -> dict[str, str]:
+    """This environment, with the cores shared out among the ranks unless the user did so."""
+    threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    return {"OMP_NUM_THREADS": threads, **os.environ}
+
+
+def run_ranks(module: str, args: Sequence[str], processes: int, *, timeout: float = 600.0) -> None:
+    """Run `module` on local ranks to the end; raises `RanksError` if one fails or time is up."""
+    try:
+        done = subprocess.run(
+            torchrun(module, args, processes),
+            env=rank_environment(processes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise RanksError(f"{processes} ranks of {module} did not finish in {timeout:.0f} s") from e
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-40:])
+        raise RanksError(f"{processes} ranks of {module} failed ({done.returncode}):\n{tail}")

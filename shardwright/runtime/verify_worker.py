@@ -1,0 +1,41 @@
+"""What `verify` runs on every rank; started by torchrun with the folder of the payload."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardwright.ir.graph import from_json
+from shardwright.ir.plan import Plan
+from shardwright.rules.analysis import analyze
+from shardwright.runtime.parallel import read_plan
+from shardwright.runtime.verify import build, measure
+
+
+def main(folder: Path) -> None:
+    """Run the plan of the payload in `folder`; rank 0 writes the result there."""
+    dist.init_process_group("gloo")
+    try:
+        payload = torch.load(folder / "payload.pt", weights_only=True)
+        graph = from_json(payload["graph"])
+        # The graph was widened after planning: the same operators under another fingerprint.
+        plan = replace(Plan.from_json(payload["plan"]), fingerprint=payload["fingerprint"])
+        analysis = analyze(graph)
+        tilings, storage = read_plan(plan, graph, analysis)
+        device_mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)
+        module = build(graph, analysis, payload, plan.mesh, tilings, storage, device_mesh)
+        result = measure(module, plan.optimizer, payload["batch"])
+        if dist.get_rank() == 0:
+            torch.save(result, folder / "result.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
