@@ -1,4 +1,4 @@
-"""shardwright: the Pareto frontier of ways to train a PyTorch model in parallel, and the way there."""
+"""The Pareto frontier of ways to train a PyTorch model in parallel, and the way there."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ class Facts:
     extra_saved: int
 
 
-def observe(call: Callable[[list[torch.Tensor]], Any], operands: list[torch.Tensor]) -> Facts:
+def observe(
+    call: Callable[[list[torch.Tensor]], list[torch.Tensor]], operands: list[torch.Tensor]
+) -> Facts:
     """Run `call` on meta `operands` (leaves that require grad or not) and look at what it keeps."""
     kept: list[torch.Tensor] = []
 
@@ -45,13 +47,15 @@ def observe(call: Callable[[list[torch.Tensor]], Any], operands: list[torch.Tens
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        returned = call(operands)
-    results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+        results = call(operands)
     # Storage objects keep their identity while a tensor holds them.
     storages = [tensor.untyped_storage() for tensor in operands]
     alias_of = tuple(_position(r, storages) for r in results)
     result_storages = [r.untyped_storage() for r in results]
-    saved_operands, saved_results, extra, seen = set(), set(), 0, []
+    saved_operands: set[int] = set()
+    saved_results: set[int] = set()
+    extra = 0
+    seen: list[torch.UntypedStorage] = []
     for tensor in kept:
         storage = tensor.untyped_storage()
         if (at := _position(tensor, storages)) >= 0:

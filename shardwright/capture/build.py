@@ -16,7 +16,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.call import CaptureError
+from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
+from shardwright.capture.operators import call_op
 from shardwright.ir.graph import (
     Arg,
     Graph,
@@ -54,8 +56,15 @@ def build(program: ExportedProgram, call: FlatCall) -> Captured:
         if node.op == "call_function" and str(node.target) not in _DEAD:
             builder.add_node(node)
     outputs, updates = builder.add_outputs(program)
-    graph = _without_dead_code(builder, outputs, updates)
-    graph = replace(graph, constants=tuple(call.constants.items()))
+    graph = Graph(
+        leaves=tuple(builder.leaves),
+        ops=tuple(builder.ops),
+        outputs=outputs,
+        values=tuple(builder.tensors.values()),
+        updates=updates,
+        constants=tuple(call.constants.items()),
+    )
+    graph = _without_dead_code(without_causal_masks(graph))
     verify(graph)
     return Captured(graph, constants, call.returned.keys)
 
@@ -75,7 +84,7 @@ class _Builder:
     def add_leaves(self, program: ExportedProgram, call: FlatCall) -> dict[str, torch.Tensor]:
         aliases = _all_names(self.model)
         paths = iter(call.paths)
-        constants = {}
+        constants: dict[str, torch.Tensor] = {}
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         for spec in program.graph_signature.input_specs:
             node, value = nodes[spec.arg.name], nodes[spec.arg.name].meta["val"]
@@ -129,7 +138,7 @@ class _Builder:
         args = tuple(self._arg(a) for a in _parts_with_elements(node))
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
         op = Op(node.name, target, args, kwargs, results, _source(node))
-        self._add(op, node.target, values if several else (values,))
+        self._add(op, values if several else (values,))
         self.names[node] = results if several else results[0]
 
     def add_outputs(
@@ -151,8 +160,8 @@ class _Builder:
                 )
         return tuple(outputs), tuple(updates)
 
-    def _add(self, op: Op, function: Any, values: Any) -> None:
-        facts = self._facts(op, function, values)
+    def _add(self, op: Op, values: Any) -> None:
+        facts = self._facts(op, values)
         operands = list(dict.fromkeys(op.operands))
         for i, (name, value) in enumerate(zip(op.outputs, values, strict=True)):
             at = facts.alias_of[i]
@@ -185,7 +194,7 @@ class _Builder:
         self.ops.append(replace(op, extra_saved=mask_bytes))
         self.names[node] = (node.name, "")  # nothing reads the mask
 
-    def _facts(self, op: Op, function: Any, values: Any) -> Facts:
+    def _facts(self, op: Op, values: Any) -> Facts:
         operands = list(dict.fromkeys(op.operands))
         described = [self.tensors[name] for name in operands]
         position = {name: i for i, name in enumerate(operands)}
@@ -203,11 +212,8 @@ class _Builder:
                 for t in described
             ]
 
-            def call(leaves: list[torch.Tensor]) -> Any:
-                at = dict(zip(operands, leaves, strict=True))
-                args = [to_torch(a, at, torch.device("meta")) for a in op.args]
-                kwargs = {k: to_torch(v, at, torch.device("meta")) for k, v in op.kwargs}
-                return function(*args, **kwargs)
+            def call(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+                return call_op(op, dict(zip(operands, leaves, strict=True)), torch.device("meta"))
 
             facts = observe(call, tensors)
             if op.kind == "scaled_dot_product_attention":
@@ -264,17 +270,6 @@ _SYMBOLS: dict[str, type] = {
 }
 
 
-def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
-    """An operator's argument as torch takes it; the inverse of what capture wrote down."""
-    if isinstance(arg, Ref):
-        return values[arg.name]
-    if isinstance(arg, Symbol):
-        return device if arg.kind == "device" else getattr(torch, arg.name)
-    if isinstance(arg, tuple):
-        return [to_torch(a, values, device) for a in arg]
-    return arg
-
-
 def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:
     """Arguments of a node; of a `cat`, without the empty tensors that a fresh cache starts from."""
     if str(node.target) != "aten.cat.default":
@@ -328,24 +323,21 @@ def _source(node: fx.Node) -> Source:
     return Source("" if module == "model" else module.removeprefix(_PREFIX), file, line)
 
 
-def _without_dead_code(
-    builder: _Builder, outputs: tuple[str, ...], updates: tuple[tuple[str, str], ...]
-) -> Graph:
+def _without_dead_code(graph: Graph) -> Graph:
     """The graph of what the outputs and updates need; parameters and inputs always stay."""
-    needed = {*outputs, *(name for pair in updates for name in pair)}
+    needed = {*graph.outputs, *(name for pair in graph.updates for name in pair)}
     ops = []
-    for op in reversed(builder.ops):
+    for op in reversed(graph.ops):
         if needed.intersection(op.outputs):
             needed.update(op.operands)
             needed.update(op.outputs)
             ops.append(op)
     always = (LeafKind.PARAMETER, LeafKind.INPUT)
-    leaves = [leaf for leaf in builder.leaves if leaf.kind in always or leaf.name in needed]
+    leaves = [leaf for leaf in graph.leaves if leaf.kind in always or leaf.name in needed]
     needed.update(leaf.name for leaf in leaves)
-    return Graph(
+    return replace(
+        graph,
         leaves=tuple(leaves),
         ops=tuple(reversed(ops)),
-        outputs=outputs,
-        values=tuple(t for name, t in builder.tensors.items() if name in needed),
-        updates=updates,
+        values=tuple(value for value in graph.values if value.name in needed),
     )

@@ -4,6 +4,8 @@ A mean over a split batch is not the mean of means when tiles differ in size or
 in how many labels they mask. Means become sums, divided by a count that is
 summed too; attention with dropout becomes its formula, because a fused kernel
 would draw its own random numbers.
+
+Functions return Any: a tensor, or NotImplemented where the call stays as it is.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 _MEAN, _SUM = 1, 2  # ATen's Reduction enum
 
 
-def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return aten.sum.default(x, dtype=dtype) * (1.0 / x.numel())
 
 
 def _mean_dim(
     x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+) -> Any:
     total = aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
     return total * (total.numel() / x.numel())
 
@@ -37,7 +39,7 @@ def _cross_entropy(
     reduction: int = _MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Tensor:
+) -> Any:
     if reduction != _MEAN:
         return NotImplemented
     total = aten.cross_entropy_loss.default(
@@ -59,7 +61,7 @@ def _nll_loss(
     weight: Tensor | None = None,
     reduction: int = _MEAN,
     ignore_index: int = -100,
-) -> Tensor:
+) -> Any:
     if reduction != _MEAN:
         return NotImplemented
     total = aten.nll_loss_nd.default(log_probs, target, weight, _SUM, ignore_index)
@@ -71,20 +73,20 @@ def _nll_loss(
     return total / count
 
 
-def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Tensor]:
+def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Any]:
     """A loss that is a mean over all elements, as a sum times one over their number.
 
     `reduction_at` is the position of the operator's `reduction` argument; what
     stands between it and the two tensors are optional weights.
     """
 
-    def decomposed(*args: Any, reduction: int = _MEAN, **kwargs: Any) -> Tensor:
+    def decomposed(*args: Any, reduction: int = _MEAN, **kwargs: Any) -> Any:
         before = args[:reduction_at] + (None,) * (reduction_at - len(args))
         if len(args) > reduction_at:
             reduction = args[reduction_at]
         if reduction != _MEAN:
             return NotImplemented
-        total: Tensor = operator(*before, _SUM, *args[reduction_at + 1 :], **kwargs)
+        total = operator(*before, _SUM, *args[reduction_at + 1 :], **kwargs)
         elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
         return total * (1.0 / elements)
 
@@ -101,7 +103,7 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
+) -> Any:
     """Softmax(q kᵀ · scale + mask) with dropout, times v; shapes [..., heads, length, width]."""
     if dropout_p == 0.0:
         return NotImplemented

@@ -59,7 +59,8 @@ def export(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> ExportedProgr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(call, example, strict=False)
-            return program.run_decompositions(decompose.table())
+            functional: ExportedProgram = program.run_decompositions(decompose.table())
+            return functional
     except CaptureError:
         raise
     except Exception as e:

@@ -39,6 +39,8 @@ class VerifyError(Exception):
 
 
 class LeafKind(Enum):
+    """Where a value that no operator defines comes from."""
+
     PARAMETER = "parameter"
     BUFFER = "buffer"
     CONSTANT = "constant"
@@ -179,7 +181,7 @@ class Graph:
     outputs: tuple[str, ...]
     values: tuple[Tensor, ...]
     updates: tuple[tuple[str, str], ...] = ()
-    constants: tuple[tuple[str, None | bool | int | float | str], ...] = ()
+    constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:

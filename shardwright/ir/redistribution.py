@@ -13,7 +13,6 @@ from functools import cache
 from shardwright.ir.layout import (
     REPLICATE,
     Layout,
-    Mesh,
     Partial,
     Placement,
     Replicate,

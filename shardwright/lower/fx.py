@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx, nn
 
-from shardwright.ir.graph import Arg, Ref, Symbol
+from shardwright.capture.operators import operator_of, to_torch
 from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute
 
 
@@ -57,32 +56,11 @@ def _compute(
     graph: fx.Graph, instruction: Compute, nodes: dict[str, fx.Node], device: torch.device
 ) -> None:
     op = instruction.op
-    args = tuple(_argument(a, nodes, device) for a in op.args)
-    kwargs = {key: _argument(value, nodes, device) for key, value in op.kwargs}
+    args = tuple(to_torch(a, nodes, device) for a in op.args)
+    kwargs = {key: to_torch(value, nodes, device) for key, value in op.kwargs}
     node = graph.call_function(operator_of(op.target), args, kwargs)
     if len(op.outputs) == 1 and op.outputs[0] == op.name:
         nodes[op.name] = node
         return
     for i, name in enumerate(op.outputs):
         nodes[name] = graph.call_function(operator.getitem, (node, i))
-
-
-def operator_of(target: str) -> Callable[..., Any]:
-    """The torch operator `namespace.name.overload`.
-
-    >>> operator_of("aten.mm.default")
-    <OpOverload(op='aten.mm', overload='default')>
-    """
-    namespace, name, overload = target.split(".")
-    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    return found
-
-
-def _argument(arg: Arg, nodes: dict[str, fx.Node], device: torch.device) -> Any:
-    if isinstance(arg, Ref):
-        return nodes[arg.name]
-    if isinstance(arg, Symbol):
-        return device if arg.kind == "device" else getattr(torch, arg.name)
-    if isinstance(arg, tuple):
-        return [_argument(a, nodes, device) for a in arg]
-    return arg

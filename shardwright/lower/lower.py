@@ -69,7 +69,7 @@ def input_layouts(
     """The part of each input that a rank needs: sharded where all its readers agree."""
     found = {}
     for leaf in graph.leaves_of(LeafKind.INPUT):
-        wanted = set()
+        wanted: set[Layout] = set()
         for op in graph.consumers[leaf.name]:
             placing = place(analysis.rules[op.name], tilings[op.name], mesh)
             positions = [i for i, name in enumerate(op.operands) if name == leaf.name]

@@ -108,7 +108,7 @@ Instruction = Redistribute | Compute | Dropout | Load
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one rank. `leaves` are its inputs in order; `updates` are new buffer contents."""
+    """Instructions of one rank: `leaves` are its inputs, `updates` new contents of buffers."""
 
     mesh: Mesh
     rank: int
@@ -141,7 +141,7 @@ def moves(atoms: Atoms, src: Layout, dst: Layout, coordinate: tuple[int, ...]) -
     """The steps from `src` to `dst` as the device at `coordinate` takes them."""
     found, now = [], list(src.placements)
     for step in steps_between(src, dst):
-        axis, size = src.mesh.axes[step.axis]
+        axis = src.mesh.names[step.axis]
         without = Layout(src.mesh, (*now[: step.axis], REPLICATE, *now[step.axis + 1 :]))
         shard = step.dst if isinstance(step.dst, Shard) else step.src
         start, length = 0, 0

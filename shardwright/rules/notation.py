@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from shardwright.rules.rule import Dims
@@ -199,7 +200,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     """Runs of dimensions of both shapes with equal product, as short as possible."""
     groups, i, j = [], 0, 0
     while i < len(before) or j < len(after):
-        mine, theirs, a, b = [], [], 1, 1
+        mine: list[int] = []
+        theirs: list[int] = []
+        a = b = 1
         while a != b or not (mine or theirs):
             if (a <= b and i < len(before)) or j >= len(after):
                 mine.append(i)
@@ -216,9 +219,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
 def _cuts(before: Shape, after: Shape) -> list[int] | None:
     """Common refinement of two factorisations, major first; None when there is none."""
     bounds = sorted({*_boundaries(before), *_boundaries(after)})
-    if any(large % small for small, large in zip(bounds, bounds[1:], strict=False)):
+    if any(large % small for small, large in pairwise(bounds)):
         return None
-    pairs = zip(bounds, bounds[1:], strict=False)
+    pairs = pairwise(bounds)
     return [large // small for small, large in pairs][::-1]
 
 

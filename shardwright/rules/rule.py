@@ -17,6 +17,8 @@ from shardwright.ir.layout import PARTIAL, REPLICATE, Atoms, Partial, Placement,
 
 
 class FactorKind(Enum):
+    """Whether a factor may be split."""
+
     PARALLEL = "parallel"  # may be split; sharded wherever it appears
     WHOLE = "whole"  # every device needs all of it (softmax, norms, convolution windows)
 
@@ -103,7 +105,7 @@ class Rule:
         return {factor.name: factor for factor in self.factors}
 
     def choices(self) -> tuple[Choice, ...]:
-        """Everything the operator may do along one axis: replicate, split a factor, pass partials."""
+        """What the operator may do along one axis: replicate, split a factor, pass partials."""
         splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
         passes = (PassPartial(term) for term in range(len(self.linear)))
         return (None, *splits, *passes)
@@ -112,19 +114,16 @@ class Rule:
         """Placements along the axis on which `choice` is made."""
         if choice is None:
             whole = (REPLICATE,) * len(self.operands)
-            results = (REPLICATE,) * len(self.results)
-            return Placed(whole, results, whole, results)
+            out = (REPLICATE,) * len(self.results)
+            return Placed(whole, out, whole, out)
         if isinstance(choice, PassPartial):
-            carriers = self.linear[choice.term]
-            at = range(len(self.operands))
-            operands = tuple(PARTIAL if i in carriers else REPLICATE for i in at)
-            # A linear operand's gradient does not depend on the split; what multiplies it does.
-            grads = tuple(REPLICATE if i in carriers else PARTIAL for i in at)
-            out = (PARTIAL,) * len(self.results)
-            return Placed(operands, out, grads, (REPLICATE,) * len(self.results))
-        results = tuple(_where(choice.factor, dims) or PARTIAL for dims in self.results)
+            return self._passed(self.linear[choice.term])
+        results: tuple[Placement, ...] = tuple(
+            _where(choice.factor, dims) or PARTIAL for dims in self.results
+        )
         summed = any(isinstance(p, Partial) for p in results)
-        operands, grads = [], []
+        operands: list[Placement] = []
+        grads: list[Placement] = []
         for i, dims in enumerate(self.operands):
             shard = _where(choice.factor, dims)
             if shard is not None:
@@ -138,6 +137,19 @@ class Rule:
                 grads.append(PARTIAL)
         wanted = tuple(REPLICATE if isinstance(p, Partial) else p for p in results)
         return Placed(tuple(operands), results, tuple(grads), wanted)
+
+    def _passed(self, carriers: frozenset[int]) -> Placed:
+        """Partial sums in the operands `carriers` go through.
+
+        The gradients of these do not depend on the sum, those of what multiplies them do.
+        """
+        at = range(len(self.operands))
+        return Placed(
+            operands=tuple(PARTIAL if i in carriers else REPLICATE for i in at),
+            results=(PARTIAL,) * len(self.results),
+            operand_grads=tuple(REPLICATE if i in carriers else PARTIAL for i in at),
+            result_grads=(REPLICATE,) * len(self.results),
+        )
 
     def atoms(self, dims: Dims) -> Atoms:
         """Global atom sizes of an operand or result."""

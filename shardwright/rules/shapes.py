@@ -47,16 +47,19 @@ Builder = Callable[[Call], Notation | None]
 
 
 def view(call: Call) -> Notation:
+    """Views and reshapes."""
     return reshape(call.operands[0], call.results[0])
 
 
 def permute(call: Call) -> Notation:
+    """Dimensions in another order."""
     dims = call.op.args[1]
     assert isinstance(dims, tuple)
     return _moved(call, [int(d) for d in dims])  # type: ignore[arg-type]
 
 
 def transpose(call: Call) -> Notation:
+    """Two dimensions exchanged; of a vector, itself."""
     rank = len(call.operands[0])
     order = list(range(rank))
     if rank >= 2:
@@ -82,6 +85,7 @@ def squeeze(call: Call) -> Notation:
 
 
 def expand(call: Call) -> Notation:
+    """Dimensions of size one, or new ones, repeated."""
     return elementwise(call.operands, call.results[0])
 
 
@@ -92,6 +96,7 @@ def fill_shape(call: Call) -> Notation:
 
 
 def arange(call: Call) -> Notation:
+    """Positions: every device counts all of them."""
     return elementwise([], call.results[0], whole=range(len(call.results[0])))
 
 
@@ -104,7 +109,7 @@ def slice_(call: Call) -> Notation:
     step = call.arg(4, "step", 1)
     if length == size:
         return elementwise(call.operands, call.results[0], linear=[[0]])
-    if step == 1 and 0 < length and size % length == 0 and start % length == 0:
+    if step == 1 and length > 0 and size % length == 0 and start % length == 0:
         return _chunks(call, dim, length)
     return _opaque(call, dim)
 
@@ -116,10 +121,12 @@ def split(call: Call) -> Notation | None:
 
 
 def unbind(call: Call) -> Notation:
+    """Slices along one dimension, which must be whole."""
     return _without_dim(call, call.dim(1))
 
 
 def select(call: Call) -> Notation:
+    """One slice along a dimension, which must be whole."""
     return _without_dim(call, call.dim(1))
 
 
@@ -179,6 +186,7 @@ def _opaque(call: Call, *dims: int) -> Notation:
 
 
 def pad(call: Call) -> Notation:
+    """Padding: padded dimensions are new ones, and whole."""
     before, after = call.operands[0], call.results[0]
     changed = [d for d in range(len(before)) if before[d] != after[d]]
     return _opaque(call, *changed)
@@ -210,6 +218,7 @@ def cat(call: Call) -> Notation:
 
 
 def stack(call: Call) -> Notation:
+    """A new dimension, one part each."""
     rank = len(call.operands[0]) + 1
     dim = int(call.arg(1, "dim", 0)) % rank  # type: ignore[arg-type]
     one = elementwise(call.operands, call.operands[0])
@@ -246,6 +255,7 @@ def reduction(call: Call) -> Notation:
 
 
 def sum_(call: Call) -> Notation:
+    """Sums: what is summed may be split, and leaves partial sums."""
     return _reduced(call, summed=True)
 
 
@@ -267,6 +277,7 @@ def _reduced(call: Call, *, summed: bool) -> Notation:
 
 
 def along_dim(call: Call) -> Notation:
+    """Operators that keep the shape and mix along given dimensions."""
     given = call.arg(2 if call.op.kind == "roll" else 1, "dim", -1)
     rank = len(call.operands[0])
     if isinstance(given, tuple):
@@ -280,6 +291,7 @@ def along_dim(call: Call) -> Notation:
 
 
 def layer_norm(call: Call) -> Notation:
+    """Norms over the trailing dimensions."""
     normalized = call.op.args[1]
     count = len(normalized) if isinstance(normalized, tuple) else 1
     names = " ".join(f"n{i}!" for i in range(count))
@@ -289,6 +301,7 @@ def layer_norm(call: Call) -> Notation:
 
 
 def embedding(call: Call) -> Notation:
+    """Rows of a table; the whole table at every place, its columns may be split."""
     indices = " ".join(f"i{d}" for d in range(len(call.operands[1])))
     return parse(f"v! h, {indices} -> {indices} h", call.operands, call.results)
 
@@ -325,18 +338,23 @@ def matmul(call: Call) -> Notation:
 
 
 def addmm(call: Call) -> Notation:
+    """A matrix product with a bias added."""
     bias = " ".join(["m", "n"][-len(call.operands[0]) :]) if call.operands[0] else ""
     return parse(f"+{bias}, m k, k n -> m n", call.operands, call.results, work="m k n")
 
 
 def baddbmm(call: Call) -> Notation:
+    """Batched matrix products with a bias added."""
     bias = " ".join(["b", "m", "n"][3 - len(call.operands[0]) :])
     return parse(f"+{bias}, b m k, b k n -> b m n", call.operands, call.results, work="b m k n")
 
 
 def attention(call: Call) -> Notation | None:
-    """Scaled dot-product attention. Keys are normalised over, so their length stays whole;
-    under a causal flag so does the queries' (the kernel counts both from zero)."""
+    """Scaled dot-product attention.
+
+    Keys are normalised over, so their length stays whole; under a causal flag so
+    does the queries', because the kernel counts both from zero.
+    """
     causal = call.arg(5, "is_causal", False)
     grouped = call.arg(7, "enable_gqa", False)
     query = "l!" if causal else "l"
@@ -370,6 +388,7 @@ def cross_entropy(call: Call) -> Notation | None:
 
 
 def elementwise_loss(call: Call) -> Notation:
+    """A loss between tensors of one shape, summed or per element."""
     shape = max(call.operands, key=len)
     one = elementwise(call.operands, shape)
     return one if call.results[0] else replace(one, results=((),))
@@ -382,11 +401,13 @@ def add(call: Call) -> Notation:
 
 
 def mul(call: Call) -> Notation:
+    """Products let partial sums of either factor through."""
     linear = [[i] for i in range(len(call.operands))] if call.floating else []
     return elementwise(call.operands, call.results[0], linear=linear)
 
 
 def div(call: Call) -> Notation:
+    """Quotients let partial sums of the dividend through."""
     rounded = dict(call.op.kwargs).get("rounding_mode") is not None
     linear = [[0]] if call.floating and not rounded and _divides(call) else []
     return elementwise(call.operands, call.results[0], linear=linear)
@@ -398,6 +419,7 @@ def _divides(call: Call) -> bool:
 
 
 def where(call: Call) -> Notation:
+    """A choice between tensors lets partial sums through when both are."""
     dtypes = [call.graph.tensor[name].dtype for name in call.op.operands]
     linear = (
         [[1, 2]] if len(dtypes) == 3 and dtypes[1] == dtypes[2] and "float" in dtypes[1] else []
@@ -406,6 +428,7 @@ def where(call: Call) -> Notation:
 
 
 def dropout(call: Call) -> Notation:
+    """A mask times a tensor: linear in the tensor."""
     return elementwise(call.operands, call.results[0], linear=[[0]] if call.floating else [])
 
 

@@ -8,6 +8,11 @@ local.
 
 from __future__ import annotations
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # `kind -> (notation, indices of the multiply-adds)`
 TEXT: dict[str, tuple[str, str]] = {
     "linear": ("... k, n k, +n -> ... n", "... k n"),
@@ -30,8 +35,7 @@ TEXT: dict[str, tuple[str, str]] = {
 }
 
 # Elementwise with broadcasting; nothing of them lets partial sums through.
-ELEMENTWISE = frozenset(
-    """
+ELEMENTWISE = _names("""
     abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
     clamp_max clamp_min copysign cos cosh elu eq erf erfc exp exp2 expm1 floor floor_divide fmod
     ge gelu glu_backward gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu log
@@ -39,28 +43,21 @@ ELEMENTWISE = frozenset(
     ne pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh
     softplus sqrt square tan tanh threshold trunc zeros_like ones_like full_like
     _to_copy masked_fill log_sigmoid fill
-    """.split()
-)
+    """)
 
 # Elementwise and linear in their first operand.
-LINEAR = frozenset("alias clone contiguous neg positive detach".split())
+LINEAR = _names("alias clone contiguous neg positive detach")
 
 # Elementwise losses that reduce over everything (reduction is a sum when they get here).
-LOSSES = frozenset(
-    """
+LOSSES = _names("""
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
     binary_cross_entropy_with_logits
-    """.split()
-)
+    """)
 
 # Reductions over given dimensions that are no sum: those dimensions stay whole.
-REDUCTIONS = frozenset(
-    """
+REDUCTIONS = _names("""
     amax amin all any argmax argmin logsumexp max min mean prod std var std_mean var_mean
-    """.split()
-)
+    """)
 
 # Operators that keep the shape but mix along the dimension in their argument `dim`.
-ALONG_DIM = frozenset(
-    "softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort".split()
-)
+ALONG_DIM = _names("softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shardwright.ir.graph import Graph
 from shardwright.rules.notation import Notation
@@ -61,7 +62,7 @@ def equate(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
         if [dim.size for dim in a] == [dim.size for dim in b]:
             break
         bounds = sorted({*_bounds(a), *_bounds(b)})
-        if any(large % small for small, large in zip(bounds, bounds[1:], strict=False)):
+        if any(large % small for small, large in pairwise(bounds)):
             return False
         if not (_refine(a, bounds) or _refine(b, bounds)):
             return False
@@ -88,7 +89,7 @@ def _refine(atoms: Sequence[Dim], bounds: Sequence[int]) -> bool:
         inside = [b for b in bounds if low < b < high]
         if inside:
             edges = [low, *inside, high]
-            parts = [Dim(b // a) for a, b in zip(edges, edges[1:], strict=False)]
+            parts = [Dim(b // a) for a, b in pairwise(edges)]
             atom.parts = tuple(reversed(parts))
             return True
         low = high
@@ -97,14 +98,14 @@ def _refine(atoms: Sequence[Dim], bounds: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Unified:
-    """Dims of every value (None where the size is one) and of every notation's indices, by operator."""
+    """Dims of every value, None where the size is one, and of every operator's indices."""
 
     values: Mapping[str, tuple[Dim | None, ...]]
     indices: Mapping[str, Mapping[str, Dim]]
 
 
 def unify(graph: Graph, notations: Mapping[str, Notation]) -> Unified:
-    """Solve the equations of all `notations`, by operator name; operators without one relate nothing."""
+    """Solve the equations of all `notations`, which are by operator name."""
     values = {
         value.name: tuple(Dim(size) if size > 1 else None for size in value.shape)
         for value in graph.values

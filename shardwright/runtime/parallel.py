@@ -217,7 +217,7 @@ class ParallelModule(nn.Module):
                 "train_step needs a module that returns its loss; this one returns"
                 f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 

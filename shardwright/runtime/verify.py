@@ -97,7 +97,7 @@ def verify(
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
     graph = widen(captured.graph)
-    payload = {
+    payload: dict[str, Any] = {
         "graph": to_json(graph),
         "plan": plan.to_json(),
         "fingerprint": graph.fingerprint,
@@ -192,13 +192,10 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _compare(
-    graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error: float
-) -> Report:
+def _compare(graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error: float) -> Report:
     loss_error = _error(serial["loss"], parallel["loss"])
     gradients = {
-        key: _error(value, parallel["gradients"][key])
-        for key, value in serial["gradients"].items()
+        key: _error(value, parallel["gradients"][key]) for key, value in serial["gradients"].items()
     }
     parameters = {
         key: _error(value, parallel["parameters"][key])

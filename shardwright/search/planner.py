@@ -12,7 +12,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
-from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter
+from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import place, tiling_text
 from shardwright.search.baselines import baselines
@@ -132,10 +132,11 @@ class PlanWriter:
     def plan(
         self, point: Point, bound: float, *, name: str = "searched", notes: tuple[str, ...] = ()
     ) -> Plan:
-        """The plan of an assignment and its price; `bound` is a time nothing within its memory beats."""
+        """The plan of a point; nothing within its memory is faster than `bound` seconds."""
         tilings, storage = self.space.tilings(point.choice), self.space.storage(point.choice)
         model = self.space.model
-        ops, transfers = [], []
+        ops: list[PlannedOp] = []
+        transfers: list[Transfer] = []
         written = {n: Layout.replicated(self.mesh) for n in self.graph.tensor} | storage
         for op in self.graph.ops:
             placing = place(self.analysis.rules[op.name], tilings[op.name], self.mesh)

@@ -63,7 +63,7 @@ class Space:
     def assignment(
         self, tilings: Mapping[str, Tiling], storage: Mapping[str, Layout]
     ) -> Assignment:
-        """The choices that mean these tilings and layouts; raises `KeyError` if one is infeasible."""
+        """The choices that mean these; raises `KeyError` if one is infeasible."""
         found = []
         for op, options in zip(self.ops, self.op_options, strict=True):
             at = {tiling: k for k, (tiling, _) in enumerate(options)}

@@ -1,0 +1,40 @@
+"""Operators of a graph called for real: names and arguments become torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shardwright.ir.graph import Arg, Op, Ref, Symbol
+
+
+def operator_of(target: str) -> Callable[..., Any]:
+    """The torch operator `namespace.name.overload`.
+
+    >>> operator_of("aten.mm.default")
+    <OpOverload(op='aten.mm', overload='default')>
+    """
+    namespace, name, overload = target.split(".")
+    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return found
+
+
+def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
+    """An argument as torch takes it: values by name, symbols by their torch objects."""
+    if isinstance(arg, Ref):
+        return values[arg.name]
+    if isinstance(arg, Symbol):
+        return device if arg.kind == "device" else getattr(torch, arg.name)
+    if isinstance(arg, tuple):
+        return [to_torch(a, values, device) for a in arg]
+    return arg
+
+
+def call_op(op: Op, values: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Results of one call on the given values."""
+    args = [to_torch(a, values, device) for a in op.args]
+    kwargs = {key: to_torch(value, values, device) for key, value in op.kwargs}
+    returned = operator_of(op.target)(*args, **kwargs)
+    return [returned] if isinstance(returned, torch.Tensor) else list(returned)
