@@ -1,8 +1,9 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.search.eliminate import exact_frontier
-from shardwright.search.problem import price
+from shardwright.search.problem import Node, Problem, price
 from tests.oracles import enumerate_problem, is_frontier
 from tests.strategies import as_lists, problems, random_problem
 
@@ -18,6 +19,13 @@ def test_a_memory_limit_leaves_out_exactly_what_is_above_it(problem, limit):
     whole = enumerate_problem(*as_lists(problem))
     found = exact_frontier(problem, memory_limit=limit).points
     assert costs(found) == {c for c in whole if c[1] <= limit}
+
+
+def test_nodes_may_share_their_times_and_not_their_memories():
+    time = np.array([1.0, 2.0])
+    nodes = (Node("a", time, np.array([9, 1])), Node("b", time, np.array([4, 2])))
+    found = exact_frontier(Problem(nodes)).points
+    assert [p[:2] for p in found] == [(2, 13), (3, 5), (4, 3)]
 
 
 def test_a_complete_graph_is_searched_exactly_where_tables_may_be_large():

@@ -90,8 +90,8 @@ def test_forbidden_entries_make_empty_frontiers():
 
 
 def test_memories_too_far_apart_to_be_offset_are_ranked():
-    groups = [[(1, 2**52), (2, 0)]] * 2**11
-    assert lists(reduced(groups)) == [[(1.0, 2**52), (2.0, 0)]] * 2**11
+    groups = [[(1, 2**52), (2, 0)]] * 2**12
+    assert lists(reduced(groups)) == [[(1.0, 2**52), (2.0, 0)]] * 2**12
 
 
 def test_take_repeats_and_reorders():

@@ -10,7 +10,8 @@ COMPLETE = [(i, j) for i in range(7) for j in range(i)]
 WEIGHTS = np.array([0.0, 1.0, 9.0])
 
 
-def test_settling_is_never_worse_than_the_first_guess():
+def test_settling_is_never_worse_than_the_first_guess_and_often_better():
+    better = 0
     for seed in range(5):
         problem = random_problem(COMPLETE, 7, 4, seed=seed)
         schedule = make_schedule(problem, 16)
@@ -19,9 +20,11 @@ def test_settling_is_never_worse_than_the_first_guess():
         first, _ = minimise(schedule, weighted(WEIGHTS), 7, guess)
         values, choice = settle(problem, schedule, weighted(WEIGHTS))
         assert (values <= first).all()
+        better += int((values < first).sum())
         for weight, value, row in zip(WEIGHTS, values, choice.tolist(), strict=True):
             time, memory = price(problem, row)
             assert time + weight * memory == value
+    assert better > 5
 
 
 def test_a_pin_avoids_what_its_edges_forbid():

@@ -39,6 +39,8 @@ def test_points_and_work_stay_within_what_was_asked():
     problem = layered_problem(4, 6)
     before = sweep(problem).points
     assert polish(problem, before, max_priced=0) == before
+    short, long = (polish(problem, before, max_priced=10**n) for n in (4, 7))
+    assert len(before) < len(short) < len(long)
     few = polish(problem, before, max_points=len(before) + 10)
     assert len(before) < len(few) <= len(before) + 10
 

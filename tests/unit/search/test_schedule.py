@@ -1,4 +1,5 @@
 import math
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,15 @@ def test_every_node_is_eliminated_once_and_every_factor_used_once(problem):
     used = [number for step in schedule.steps for number in step.inputs]
     assert sorted([*used, schedule.root]) == list(range(len(schedule.factors)))
     assert schedule.factors[schedule.root].scope == ()
+
+
+@given(problems())
+def test_parallel_tables_are_multiplied_before_a_node_is_eliminated(problem):
+    schedule = make_schedule(problem, 10**6)
+    for step in schedule.steps:
+        scopes = [set(schedule.factors[number].scope) for number in step.inputs]
+        if step.node is not None:
+            assert not any(a <= b for a, b in permutations(scopes, 2))
 
 
 def test_a_node_next_to_one_just_eliminated_waits():
