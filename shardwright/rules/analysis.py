@@ -7,16 +7,10 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Atoms
-from shardwright.rules import table
+from shardwright.rules import reductions, table
+from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, NotationError, elementwise, parse
 from shardwright.rules.rule import FactorKind, Rule
-from shardwright.rules.shapes import (
-    BUILDERS,
-    Call,
-    along_dim,
-    elementwise_loss,
-    reduction,
-)
 from shardwright.rules.unify import Dim, refine_rule, unify
 
 
@@ -73,8 +67,8 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
     try:
         if op.target.split(".")[0] not in ("aten", "shardwright"):
             return None
-        if kind in BUILDERS:
-            return BUILDERS[kind](call)
+        if kind in table.BUILDERS:
+            return table.BUILDERS[kind](call)
         if kind in table.TEXT:
             text, work = table.TEXT[kind]
             return parse(text, call.operands, call.results, work=work)
@@ -84,11 +78,11 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
             linear = [[0]] if call.floating else []
             return elementwise(call.operands, call.results[0], linear=linear)
         if kind in table.LOSSES:
-            return elementwise_loss(call)
+            return reductions.elementwise_loss(call)
         if kind in table.REDUCTIONS:
-            return reduction(call)
+            return reductions.reduction(call)
         if kind in table.ALONG_DIM:
-            return along_dim(call)
+            return reductions.along_dim(call)
     except NotationError as e:
         raise NotationError(f"{op}: {e}") from e
     return None

@@ -45,7 +45,7 @@ def _as_reshape(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
 
 
 def _slice(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
-    """A split slice is one of equal chunks (see `shapes.slice_`): the same chunk of the tile."""
+    """A split slice is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
     rank = len(results[0])
     dim = int(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank  # type: ignore[arg-type]
     length, local_length = results[0][dim], local[0][dim]

@@ -1,12 +1,15 @@
 """The operators that have a written rule, in index notation.
 
 To add one: a line in `TEXT` if the notation says it all, a name in one of the
-lists of elementwise operators, or a function in `shapes.py` if its arguments
-decide. If it takes sizes as arguments, say in `arguments.py` how they become
+lists of elementwise operators, or a function and a line in `BUILDERS` if its
+arguments decide. If it takes sizes as arguments, say in `arguments.py` how they become
 local.
 """
 
 from __future__ import annotations
+
+from shardwright.rules import contractions, pointwise, reductions, views
+from shardwright.rules.call import Builder
 
 
 def _names(text: str) -> frozenset[str]:
@@ -61,3 +64,57 @@ REDUCTIONS = _names("""
 
 # Operators that keep the shape but mix along the dimension in their argument `dim`.
 ALONG_DIM = _names("softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort")
+
+# Operators whose arguments decide about their notation.
+BUILDERS: dict[str, Builder] = {
+    "view": views.view,
+    "_unsafe_view": views.view,
+    "reshape": views.view,
+    "flatten": views.view,
+    "unflatten": views.view,
+    "squeeze": views.squeeze,
+    "unsqueeze": views.squeeze,
+    "permute": views.permute,
+    "transpose": views.transpose,
+    "t": views.transpose,
+    "expand": views.expand,
+    "full": pointwise.fill_shape,
+    "zeros": pointwise.fill_shape,
+    "ones": pointwise.fill_shape,
+    "empty": pointwise.fill_shape,
+    "new_zeros": pointwise.fill_shape,
+    "new_ones": pointwise.fill_shape,
+    "new_full": pointwise.fill_shape,
+    "scalar_tensor": pointwise.fill_shape,
+    "arange": pointwise.arange,
+    "slice": views.slice_,
+    "split": views.split,
+    "split_with_sizes": views.split,
+    "chunk": views.split,
+    "unbind": views.unbind,
+    "select": views.select,
+    "pad": views.pad,
+    "constant_pad_nd": views.pad,
+    "cat": views.cat,
+    "stack": views.stack,
+    "repeat": views.repeat,
+    "sum": reductions.sum_,
+    "layer_norm": reductions.layer_norm,
+    "rms_norm": reductions.layer_norm,
+    "embedding": contractions.embedding,
+    "conv1d": contractions.convolution,
+    "conv2d": contractions.convolution,
+    "conv3d": contractions.convolution,
+    "matmul": contractions.matmul,
+    "addmm": contractions.addmm,
+    "baddbmm": contractions.baddbmm,
+    "scaled_dot_product_attention": contractions.attention,
+    "cross_entropy_loss": reductions.cross_entropy,
+    "nll_loss_nd": reductions.cross_entropy,
+    "add": pointwise.add,
+    "sub": pointwise.add,
+    "mul": pointwise.mul,
+    "div": pointwise.div,
+    "where": pointwise.where,
+    "dropout": pointwise.dropout,
+}

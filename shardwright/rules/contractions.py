@@ -1,0 +1,84 @@
+"""Rules of the operators that do the arithmetic: products, convolutions, attention, look-ups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.rules.call import Call
+from shardwright.rules.notation import Notation, parse
+
+
+def matmul(call: Call) -> Notation:
+    """`torch.matmul` with its broadcasting batch dimensions and its vectors."""
+    left = "k" if len(call.operands[0]) == 1 else "... m k"
+    right = "k" if len(call.operands[1]) == 1 else "... k n"
+    result = " ".join(
+        word
+        for word, there in (
+            ("...", "..." in left or "..." in right),
+            ("m", "m" in left),
+            ("n", "n" in right),
+        )
+        if there
+    )
+    return parse(f"{left}, {right} -> {result}", call.operands, call.results, work="... m k n")
+
+
+def addmm(call: Call) -> Notation:
+    """A matrix product with a bias added."""
+    bias = " ".join(["m", "n"][-len(call.operands[0]) :]) if call.operands[0] else ""
+    return parse(f"+{bias}, m k, k n -> m n", call.operands, call.results, work="m k n")
+
+
+def baddbmm(call: Call) -> Notation:
+    """Batched matrix products with a bias added."""
+    bias = " ".join(["b", "m", "n"][3 - len(call.operands[0]) :])
+    return parse(f"+{bias}, b m k, b k n -> b m n", call.operands, call.results, work="b m k n")
+
+
+def convolution(call: Call) -> Notation | None:
+    """`conv1d/2d/3d`: batch and output channels are parallel, input channels are summed."""
+    spatial = len(call.operands[1]) - 2
+    if len(call.operands[0]) != spatial + 2:
+        return None
+    groups = call.arg(6, "groups", 1)
+    kernel, inside, outside = (
+        " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
+    )
+    sizes = {"g": groups} if isinstance(groups, int) and groups > 1 else {"g": 1}
+    text = f"b (g c) {inside}, (g o) c {kernel}, +(g o) -> b (g o) {outside}"
+    work = f"b g c o {kernel} {outside}".replace("!", "")
+    return parse(text, call.operands, call.results, sizes=sizes, work=work)
+
+
+def attention(call: Call) -> Notation | None:
+    """Scaled dot-product attention.
+
+    Keys are normalised over, so their length stays whole; under a causal flag so
+    does the queries', because the kernel counts both from zero.
+    """
+    causal = call.arg(5, "is_causal", False)
+    grouped = call.arg(7, "enable_gqa", False)
+    query = "l!" if causal else "l"
+    rank = len(call.operands[0])
+    if rank < 3 or any(len(shape) != rank for shape in call.operands[:3]):
+        return None
+    heads, sizes = "h", {}
+    if grouped and call.operands[0][-3] != call.operands[1][-3]:
+        heads = "(h r)"
+        sizes = {"h": call.operands[1][-3]}
+        if len(call.operands) > 3 and call.operands[3][-3:-2] not in ((), (1,)):
+            return None
+    mask = ["...", "h", query, "s!"][-len(call.operands[3]) :] if len(call.operands) > 3 else []
+    text = (
+        f"... {heads} {query} e!, ... h s! e!, ... h s! f!, {' '.join(mask)}"
+        f" -> ... {heads} {query} f!"
+    )
+    one = parse(text, call.operands, call.results, sizes=sizes, work="... h r l s e")
+    return replace(one, work_repeats=2)
+
+
+def embedding(call: Call) -> Notation:
+    """Rows of a table; the whole table at every place, its columns may be split."""
+    indices = " ".join(f"i{d}" for d in range(len(call.operands[1])))
+    return parse(f"v! h, {indices} -> {indices} h", call.operands, call.results)

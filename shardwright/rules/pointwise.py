@@ -1,0 +1,57 @@
+"""Rules of elementwise operators that partial sums may pass, and of those that make tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.rules.call import Call
+from shardwright.rules.notation import Notation, elementwise
+
+
+def add(call: Call) -> Notation:
+    """Sums of two tensors let partial sums through when both are."""
+    both = len(call.operands) == 2 and call.floating
+    return elementwise(call.operands, call.results[0], linear=[[0, 1]] if both else [])
+
+
+def mul(call: Call) -> Notation:
+    """Products let partial sums of either factor through."""
+    linear = [[i] for i in range(len(call.operands))] if call.floating else []
+    return elementwise(call.operands, call.results[0], linear=linear)
+
+
+def div(call: Call) -> Notation:
+    """Quotients let partial sums of the dividend through."""
+    rounded = dict(call.op.kwargs).get("rounding_mode") is not None
+    linear = [[0]] if call.floating and not rounded and _divides(call) else []
+    return elementwise(call.operands, call.results[0], linear=linear)
+
+
+def _divides(call: Call) -> bool:
+    """Whether the first operand is the dividend: not in `2.0 / x`."""
+    return bool(call.op.args) and not isinstance(call.op.args[0], int | float)
+
+
+def where(call: Call) -> Notation:
+    """A choice between tensors lets partial sums through when both are."""
+    dtypes = [call.graph.tensor[name].dtype for name in call.op.operands]
+    linear = (
+        [[1, 2]] if len(dtypes) == 3 and dtypes[1] == dtypes[2] and "float" in dtypes[1] else []
+    )
+    return elementwise(call.operands, call.results[0], linear=linear)
+
+
+def dropout(call: Call) -> Notation:
+    """A mask times a tensor: linear in the tensor."""
+    return elementwise(call.operands, call.results[0], linear=[[0]] if call.floating else [])
+
+
+def fill_shape(call: Call) -> Notation:
+    """`full`, `zeros`, `new_zeros` …: every element is the same, whichever part it is of."""
+    one = elementwise([], call.results[0])
+    return replace(one, operands=tuple(((),) * len(shape) for shape in call.operands))
+
+
+def arange(call: Call) -> Notation:
+    """Positions: every device counts all of them."""
+    return elementwise([], call.results[0], whole=range(len(call.results[0])))

@@ -1,0 +1,77 @@
+"""Rules of reductions, norms and losses, and of what mixes along a dimension."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.rules.call import Call
+from shardwright.rules.notation import Notation, elementwise, parse
+
+
+def sum_(call: Call) -> Notation:
+    """Sums: what is summed may be split, and leaves partial sums."""
+    return _reduced(call, summed=True)
+
+
+def reduction(call: Call) -> Notation:
+    """Reductions that are no sums: what they reduce stays whole."""
+    return _reduced(call, summed=False)
+
+
+def _reduced(call: Call, *, summed: bool) -> Notation:
+    shape = call.operands[0]
+    given = call.arg(1, "dim")
+    dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    chosen = {int(d) % len(shape) for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
+    chosen = chosen or set(range(len(shape)))
+    one = elementwise([shape], shape, whole=() if summed else sorted(chosen))
+    keep = len(call.results[0]) == len(shape)
+    result = tuple(
+        () if d in chosen else names
+        for d, names in enumerate(one.operands[0])
+        if keep or d not in chosen
+    )
+    linear = (frozenset({0}),) if summed and call.floating else ()
+    return replace(one, results=(result,) * len(call.results), linear=linear)
+
+
+def along_dim(call: Call) -> Notation:
+    """Operators that keep the shape and mix along given dimensions."""
+    given = call.arg(2 if call.op.kind == "roll" else 1, "dim", -1)
+    rank = len(call.operands[0])
+    if isinstance(given, tuple):
+        chosen = [int(d) % rank for d in given]  # type: ignore[arg-type]
+    elif isinstance(given, int) and not isinstance(given, bool):
+        chosen = [given % max(rank, 1)]
+    else:
+        chosen = list(range(rank))
+    one = elementwise(call.operands, call.results[0], whole=chosen if rank else ())
+    return replace(one, results=one.results * len(call.results))
+
+
+def layer_norm(call: Call) -> Notation:
+    """Norms over the trailing dimensions."""
+    normalized = call.op.args[1]
+    count = len(normalized) if isinstance(normalized, tuple) else 1
+    names = " ".join(f"n{i}!" for i in range(count))
+    rest = ", ".join(f"{names}" for _ in call.operands[1:])
+    text = f"... {names}{', ' + rest if rest else ''} -> ... {names}"
+    return parse(text, call.operands, call.results)
+
+
+def cross_entropy(call: Call) -> Notation | None:
+    """Summed or unreduced cross entropy: classes stay whole, samples are summed."""
+    logits, target = call.operands[:2]
+    names = ["c!"] if len(logits) == 1 else ["n", "c!", *(f"s{i}" for i in range(len(logits) - 2))]
+    sampled = names if len(target) == len(logits) else [n for n in names if n != "c!"]
+    text = f"{' '.join(names)}, {' '.join(sampled)}, c! -> "
+    if call.results[0]:
+        text += " ".join(n for n in names if n != "c!")
+    return parse(text, call.operands, call.results)
+
+
+def elementwise_loss(call: Call) -> Notation:
+    """A loss between tensors of one shape, summed or per element."""
+    shape = max(call.operands, key=len)
+    one = elementwise(call.operands, shape)
+    return one if call.results[0] else replace(one, results=((),))
