@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from shardwright.capture.call import CaptureError
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
 from shardwright.capture.operators import call_op
+from shardwright.capture.renumber import renumbered
 from shardwright.ir.graph import (
     Arg,
     Graph,
@@ -64,7 +67,8 @@ def build(program: ExportedProgram, call: FlatCall) -> Captured:
         updates=updates,
         constants=tuple(call.constants.items()),
     )
-    graph = _without_dead_code(without_causal_masks(graph))
+    graph, names = renumbered(_without_dead_code(without_causal_masks(graph)))
+    constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     return Captured(graph, constants, call.returned.keys)
 
@@ -319,8 +323,15 @@ def _source(node: fx.Node) -> Source:
     ours = str(Path(__file__).parent)
     users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, ours))]
     file, line = users[-1] if users else ("", 0)
+    file = _importable(file)
     module = re.sub(r"@\d+$", "", module)
     return Source("" if module == "model" else module.removeprefix(_PREFIX), file, line)
+
+
+def _importable(file: str) -> str:
+    """The path below the folder that Python finds it in: short, and the same on every machine."""
+    folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
+    return file[len(max(folders, key=len)) + 1 :] if folders else file
 
 
 def _without_dead_code(graph: Graph) -> Graph:

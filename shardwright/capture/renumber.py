@@ -1,0 +1,78 @@
+"""Names that depend on the computation alone.
+
+Export numbers operators while it traces, dead ones included, and traces a
+little differently on every kind of device. Numbered again, in order and by
+kind, equal computations have equal names, so a plan made on the meta device
+fits the model on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref
+
+
+def renumbered(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """`graph` with operators and constants named anew, and the new name of every value."""
+    taken = {leaf.name for leaf in graph.leaves if leaf.kind is not LeafKind.CONSTANT}
+    counts: Counter[str] = Counter()
+
+    def fresh(stem: str) -> str:
+        while True:
+            number = counts[stem]
+            counts[stem] += 1
+            name = f"{stem}_{number}" if number else stem
+            if name not in taken:
+                taken.add(name)
+                return name
+
+    names = {leaf.name: leaf.name for leaf in graph.leaves}
+    for leaf in graph.leaves_of(LeafKind.CONSTANT):
+        names[leaf.name] = fresh("constant")
+    ops = []
+    for op in graph.ops:
+        name = fresh(op.kind.strip("_") or op.kind)
+        single = len(op.outputs) == 1 and op.outputs[0] == op.name
+        outputs = (name,) if single else tuple(f"{name}.{i}" for i in range(len(op.outputs)))
+        names.update(zip(op.outputs, outputs, strict=True))
+        ops.append(_renamed(op, name, outputs, names))
+    leaves = tuple(
+        replace(leaf, name=names[leaf.name], keys=(names[leaf.name],))
+        if leaf.kind is LeafKind.CONSTANT
+        else leaf
+        for leaf in graph.leaves
+    )
+    values = tuple(
+        replace(v, name=names[v.name], alias_of=names[v.alias_of] if v.alias_of else "")
+        for v in graph.values
+    )
+    renamed = replace(
+        graph,
+        leaves=leaves,
+        ops=tuple(ops),
+        values=values,
+        outputs=tuple(names[name] for name in graph.outputs),
+        updates=tuple((buffer, names[value]) for buffer, value in graph.updates),
+    )
+    return renamed, names
+
+
+def _renamed(op: Op, name: str, outputs: tuple[str, ...], names: Mapping[str, str]) -> Op:
+    def rewrite(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names[arg.name])
+        if isinstance(arg, tuple):
+            return tuple(rewrite(a) for a in arg)
+        return arg
+
+    return replace(
+        op,
+        name=name,
+        args=tuple(rewrite(a) for a in op.args),
+        kwargs=tuple((key, rewrite(value)) for key, value in op.kwargs),
+        outputs=outputs,
+        saves=tuple(names[saved] for saved in op.saves),
+    )
