@@ -59,7 +59,7 @@ def test_the_lower_bound_is_a_distance_from_the_optimum(bound_ms, text):
 
 def test_memory_parts_add_up():
     plan = plans.simple(mib=100)
-    assert "= state 1.0 MiB + saved for backward 1.0 MiB + temporary 98.0 MiB" in explain(plan)
+    assert "= state 1.00 MiB + saved for backward 1.00 MiB + temporary 98.00 MiB" in explain(plan)
 
 
 @pytest.mark.parametrize("step_ms, text", [(95, "- overlapped 5.00"), (104, "+ waiting 4.00")])

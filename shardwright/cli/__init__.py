@@ -1,0 +1,23 @@
+"""The command line: parse, call one function, print. torch is imported only by what needs it."""
+
+from __future__ import annotations
+
+import click
+
+from shardwright.cli import explain, frontier, plan, run, verify
+from shardwright.cli.errors import OneLineErrors
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shardwright")
+def main() -> None:
+    """Find, explain and run the best ways to train a PyTorch model in parallel.
+
+    TARGET is file.py:function, where the function returns a shardwright.Job, or
+    a Hugging Face config.json together with --batch and --seq. MACHINE is a
+    preset such as 8xH100, 2x8xA100 or 2xcpu, a TOML file, or `here`.
+    """
+
+
+for command in (plan, frontier, explain, verify, run):
+    main.add_command(command.command)

@@ -1,0 +1,48 @@
+"""What commands print: text or one JSON object on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+from shardwright.report.table import frontier_table, frontier_text
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(content, indent=2))
+
+
+def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
+    """The table of plans: drawn on a terminal, aligned text in a pipe."""
+    if sys.stdout.isatty():
+        Console().print(frontier_table(frontier, chosen))
+    else:
+        click.echo(frontier_text(frontier, chosen))
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str, float], None]]:
+    """Say on stderr what takes its time, and for how long already; on a terminal only.
+
+    Gives a function that takes what is being done now, and which part of all is done.
+    """
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with shown as progress:
+        task = progress.add_task(what, total=None)
+
+        def report(now: str, part: float) -> None:
+            progress.update(task, description=f"{what}, {now}", total=1.0, completed=part)
+
+        yield report

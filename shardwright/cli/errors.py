@@ -1,0 +1,45 @@
+"""The user's mistakes: one line on stderr and exit status 2. What is a bug keeps its traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+
+MISTAKE = 2
+
+
+class UsageError(ValueError):
+    """A command that cannot be carried out as it was given."""
+
+
+class OneLineErrors(click.Group):
+    """A group whose commands say what is wrong in one line: `shardwright: …`."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        kwargs["standalone_mode"] = False
+        try:
+            status = super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as e:
+            click.echo(e.ctx.get_help() if e.ctx else "", err=True)
+            sys.exit(MISTAKE)
+        except click.ClickException as e:
+            _fail(e.format_message(), e.exit_code)
+        except click.Abort:
+            _fail("interrupted", 130)
+        except ValueError as e:
+            if not _is_ours(e):
+                raise
+            _fail(str(e), MISTAKE)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _is_ours(error: ValueError) -> bool:
+    """Whether this is one of the package's own classes, which only the user's input raises."""
+    return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    click.echo(f"shardwright: {' '.join(message.split())}", err=True)
+    sys.exit(status)

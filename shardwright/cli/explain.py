@@ -1,0 +1,32 @@
+"""`shardwright explain`: a plan file in words."""
+
+from __future__ import annotations
+
+import click
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json
+from shardwright.ir.plan import Plan
+from shardwright.report.summary import summary
+
+
+@click.command("explain")
+@click.argument("plan", type=click.Path(dir_okay=False))
+@options.as_json
+def command(plan: str, as_json: bool) -> None:
+    """Say who is sharded how in PLAN, and what it costs."""
+    loaded = Plan.load(plan)
+    if not as_json:
+        click.echo(loaded.explain())
+        return
+    print_json(
+        {
+            "step_seconds": loaded.step_seconds,
+            "peak_bytes": loaded.peak_bytes,
+            "lower_bound_seconds": loaded.lower_bound_seconds,
+            "devices": loaded.devices,
+            "mesh": str(loaded.mesh),
+            "summary": summary(loaded),
+            "text": loaded.explain(),
+        }
+    )

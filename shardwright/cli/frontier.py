@@ -1,0 +1,91 @@
+"""`shardwright frontier`: the whole trade-off of time and memory, over device counts too."""
+
+from __future__ import annotations
+
+from string import ascii_lowercase, ascii_uppercase
+
+import click
+
+from shardwright.cli import options, planning
+from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+from shardwright.report.chart import Mark, chart
+from shardwright.report.summary import summary
+
+
+@click.command("frontier")
+@options.target
+@options.machine
+@options.device_counts
+@options.optimizer
+@options.as_json
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    machine: str,
+    devices: tuple[int, ...],
+    optimizer: str | None,
+    as_json: bool,
+) -> None:
+    """Show every plan for TARGET that no other beats in both time and memory."""
+    known = planning.machine_of(machine)
+    parts = [known.with_devices(count) for count in devices or (known.devices,)]
+    captured = planning.capture(target, batch, seq, optimizer)
+    frontiers = [planning.search(captured, part) for part in parts]
+    if as_json:
+        print_json(
+            {
+                "capture_seconds": captured.seconds,
+                "search_seconds": sum(f.search_seconds for f in frontiers),
+                "points": [_point(plan) for f in frontiers for plan in f],
+                "baselines": [_point(plan) for f in frontiers for plan in f.baselines],
+            }
+        )
+        return
+    for part, found in zip(parts, frontiers, strict=True):
+        click.echo(f"{target} on {part}")
+        print_frontier(found)
+        click.echo()
+    click.echo(chart(_marks(frontiers)))
+    click.echo(_legend(frontiers))
+
+
+def _point(plan: Plan) -> dict[str, object]:
+    return {
+        "name": plan.name,
+        "step_seconds": plan.step_seconds,
+        "peak_bytes": plan.peak_bytes,
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "summary": summary(plan),
+    }
+
+
+def _marks(frontiers: list[Frontier]) -> list[Mark]:
+    """Plans as `o` beside the baselines' letters; of several device counts, own marks."""
+    marks = []
+    for place, found in enumerate(frontiers):
+        if len(frontiers) == 1:
+            letters = zip(ascii_lowercase, found.baselines, strict=False)
+            marks += [Mark(p.step_seconds, p.peak_bytes, letter) for letter, p in letters]
+        symbol = "o" if len(frontiers) == 1 else _symbol(found, place)
+        marks += [Mark(plan.step_seconds, plan.peak_bytes, symbol) for plan in found]
+    return marks
+
+
+def _symbol(frontier: Frontier, place: int) -> str:
+    """The number of devices where it is one digit, else a letter for the place in the list."""
+    devices = frontier[0].devices
+    return str(devices) if devices < 10 else ascii_uppercase[place % 26]
+
+
+def _legend(frontiers: list[Frontier]) -> str:
+    if len(frontiers) > 1:
+        names = [f"{_symbol(f, i)}: {f[0].devices} devices" for i, f in enumerate(frontiers)]
+        return "step time over memory per rank; " + ", ".join(names)
+    letters = zip(ascii_lowercase, frontiers[0].baselines, strict=False)
+    return "step time over memory per rank; " + ", ".join(
+        ["o: plan on the frontier", *(f"{letter}: {plan.name}" for letter, plan in letters)]
+    )

@@ -1,0 +1,57 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from shardwright.ir.frontier import parse_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as e:
+        raise click.BadParameter(str(e), ctx, option) from e
+
+
+def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    parts = text.split(",") if text is not None else []
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r} is no list of counts, as 1,2,4,8", ctx, option)
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def target(function: F) -> F:
+    """TARGET with the sizes that a config.json needs."""
+    function = click.option(
+        "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
+    )(function)
+    function = click.option(
+        "--batch", type=click.IntRange(min=1), help="Global batch size, for a config.json."
+    )(function)
+    return click.argument("target")(function)
+
+
+machine = click.option(
+    "--machine", required=True, help="Preset such as 8xH100, TOML file, or `here`."
+)
+device_counts = click.option(
+    "--devices", callback=_counts, metavar="N,N,…", help="Device counts to compare, as 1,2,4,8."
+)
+optimizer = click.option(
+    "--optimizer", help="Plan the memory and update of this one instead of the target's."
+)
+memory_limit = click.option(
+    "--memory-limit",
+    callback=_memory,
+    metavar="SIZE",
+    help="Most memory per device, as 40GiB; by default what the device has.",
+)
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else."
+)

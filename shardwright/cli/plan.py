@@ -1,0 +1,83 @@
+"""`shardwright plan`: the best plan under a limit, written to a file."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import click
+
+from shardwright.cli import options, planning
+from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir.explain import WIDTH
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+from shardwright.report.choice import why
+from shardwright.report.summary import summary
+
+
+@click.command("plan")
+@options.target
+@options.machine
+@options.memory_limit
+@click.option(
+    "--objective",
+    type=click.Choice(planning.OBJECTIVES),
+    default="time",
+    show_default=True,
+    help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
+)
+@options.optimizer
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
+@options.as_json
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    machine: str,
+    memory_limit: int | None,
+    objective: str,
+    optimizer: str | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Choose the best plan to train TARGET on a machine."""
+    known = planning.machine_of(machine)
+    captured = planning.capture(target, batch, seq, optimizer)
+    limit = known.device.memory_bytes if memory_limit is None else memory_limit
+    plan, frontier = planning.choose(captured, known, objective, limit)
+    if output:
+        plan.save(output)
+    if as_json:
+        print_json(content(plan, frontier, captured.seconds, output))
+        return
+    print_choice(plan, frontier, limit, objective)
+    if output:
+        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+
+
+def content(
+    plan: Plan, frontier: Frontier, capture_seconds: float, output: str | None
+) -> dict[str, object]:
+    """What `plan --json` prints; `plan` is what the plan file holds."""
+    return {
+        "capture_seconds": capture_seconds,
+        "search_seconds": frontier.search_seconds,
+        "step_seconds": plan.step_seconds,
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "summary": summary(plan),
+        "file": output,
+        "plan": json.loads(plan.to_json()),
+    }
+
+
+def print_choice(plan: Plan, frontier: Frontier, limit: int | None, objective: str) -> None:
+    """The frontier with the baselines, the plan picked from it, and why."""
+    print_frontier(frontier, plan)
+    first, *others = why(plan, frontier, limit, objective)
+    click.echo(f"\nchosen: {summary(plan)}")
+    for reason in (f"because it is {first}", *others):
+        click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))

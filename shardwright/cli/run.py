@@ -1,0 +1,116 @@
+"""`shardwright run`: plan if needed, train with torchrun, verify, compare with the estimate."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import options, planning
+from shardwright.cli.console import print_json
+from shardwright.cli.errors import UsageError
+from shardwright.cli.plan import print_choice
+from shardwright.cli.verify import NOT_EQUAL, content, verified
+from shardwright.ir.plan import Plan
+from shardwright.report.summary import summary
+from shardwright.report.units import milliseconds
+
+if TYPE_CHECKING:
+    from shardwright.train.launch import Training
+
+
+@click.command("run")
+@options.target
+@click.argument("plan", type=click.Path(dir_okay=False), required=False)
+@click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
+@click.option("--machine", default="here", show_default=True, help="Machine to plan for.")
+@options.memory_limit
+@click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
+@click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
+@options.as_json
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    plan: str | None,
+    devices: int | None,
+    machine: str,
+    memory_limit: int | None,
+    steps: int | None,
+    verify: bool,
+    as_json: bool,
+) -> None:
+    """Train TARGET on this host, under PLAN or the best plan there is."""
+    captured = planning.capture(target, batch, seq)
+    captured.job.check_data()
+    if plan is not None:
+        chosen = planning.load_plan(plan, captured, devices)
+        if not as_json:
+            click.echo(f"{plan}: {summary(chosen)}")
+    else:
+        chosen = _planned(captured, machine, devices, memory_limit, quiet=as_json)
+
+    from shardwright.train.launch import launch
+
+    click.echo(f"\ntraining {target} on {chosen.devices} ranks", err=as_json)
+    training = launch(
+        target,
+        chosen,
+        steps or captured.job.steps,
+        (batch, seq),
+        stdout=sys.stderr if as_json else None,
+    )
+    if training.status != 0:
+        click.echo(f"shardwright: training ended with status {training.status}", err=True)
+        sys.exit(training.status)
+    report = verified(captured.job, chosen) if verify else None
+    if as_json:
+        print_json(_content(chosen, training) | {"verify": content(report) if report else None})
+    else:
+        click.echo(_comparison(chosen, training))
+        if report:
+            click.echo(report)
+    sys.exit(NOT_EQUAL if report and not report.ok else 0)
+
+
+def _planned(
+    captured: planning.Captured,
+    machine: str,
+    devices: int | None,
+    memory_limit: int | None,
+    *,
+    quiet: bool,
+) -> Plan:
+    if devices is None:
+        raise UsageError("without a plan file, --devices says how many ranks to plan for")
+    known = planning.machine_of(machine, devices)
+    limit = known.device.memory_bytes if memory_limit is None else memory_limit
+    chosen, frontier = planning.choose(captured, known, "time", limit)
+    if not quiet:
+        print_choice(chosen, frontier, limit, "time")
+    return chosen
+
+
+def _content(plan: Plan, training: Training) -> dict[str, object]:
+    return {
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "summary": summary(plan),
+        "predicted_step_seconds": plan.step_seconds,
+        "measured_step_seconds": training.step_seconds,
+        "losses": [record.loss for record in training.records],
+    }
+
+
+def _comparison(plan: Plan, training: Training) -> str:
+    """Loss from first to last step, and predicted against measured step time."""
+    measured = training.step_seconds
+    if measured is None:
+        return "no step was reported"
+    first, last = training.records[0], training.records[-1]
+    return (
+        f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
+        f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
+        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
+    )

@@ -1,0 +1,54 @@
+"""`shardwright verify`: a plan against one device, on local processes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import options, planning
+from shardwright.cli.console import print_json, working
+from shardwright.ir.plan import Plan
+
+if TYPE_CHECKING:
+    from shardwright.api import Report
+    from shardwright.train.job import Job
+
+NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
+
+
+@click.command("verify")
+@options.target
+@click.argument("plan", type=click.Path(dir_okay=False))
+@options.as_json
+def command(target: str, batch: int | None, seq: int | None, plan: str, as_json: bool) -> None:
+    """Compare PLAN with one device: loss, every gradient, one optimizer step."""
+    captured = planning.capture(target, batch, seq)
+    report = verified(captured.job, planning.load_plan(plan, captured, None))
+    if as_json:
+        print_json(content(report))
+    else:
+        click.echo(report)
+    sys.exit(0 if report.ok else NOT_EQUAL)
+
+
+def verified(job: Job, plan: Plan) -> Report:
+    """Run the job's example batch under `plan` and on one device."""
+    with working(f"verifying on {plan.devices} local processes"):
+        from shardwright import api
+        from shardwright.train.target import build_model
+
+        args, kwargs = job.call()
+        return api.verify(build_model(job), plan, args, kwargs)
+
+
+def content(report: Report) -> dict[str, object]:
+    """What `verify --json` prints."""
+    return {
+        "ok": report.ok,
+        "loss_error": report.loss_error,
+        "max_gradient_error": report.max_gradient_error,
+        "max_parameter_error": report.max_parameter_error,
+        "worst": str(report.worst),
+    }

@@ -1,0 +1,126 @@
+"""Why a plan was chosen, in numbers: against its neighbours on the frontier and the baselines.
+
+Nothing here is decided; every sentence is a difference of two plans' costs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan, Transfer
+from shardwright.report.units import milliseconds, size
+
+_EQUAL = 1e-3  # relative difference of step times that is not worth a sentence
+_REASONS = 2  # transfers named per baseline
+
+
+class Parts(NamedTuple):
+    """Where one optimizer step of a plan goes, in seconds per rank."""
+
+    compute: float
+    communication: float
+    update: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> Parts:
+        return cls(
+            sum(op.seconds for op in plan.ops),
+            sum(t.seconds for t in plan.transfers),
+            sum(p.seconds for p in plan.parameters),
+        )
+
+
+def why(
+    chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
+) -> list[str]:
+    """Sentences that say why `chosen` is the answer, the decisive one first."""
+    reasons = [_place(chosen, frontier, memory_limit, objective)]
+    reasons += [_against(chosen, baseline) for baseline in frontier.baselines]
+    return reasons
+
+
+def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) -> str:
+    """What the objective asked for and which other plans it ruled out."""
+    count = f"of {len(frontier)} plans on the frontier"
+    if objective == "memory":
+        text = f"the smallest {count}"
+        slower = milliseconds(chosen.step_seconds - frontier[0].step_seconds)
+        return f"{text}, {slower} slower than the fastest" if len(frontier) > 1 else text
+    devices = (
+        f"on the fewest devices that fit, {chosen.devices}: " if objective == "devices" else ""
+    )
+    if limit is None:
+        return f"{devices}the fastest {count}; no memory limit was given"
+    faster = [p for p in frontier if p.step_seconds < chosen.step_seconds]
+    text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
+    if not faster:
+        return text
+    needs = size(min(p.peak_bytes for p in faster))
+    return f"{text}; {len(faster)} faster would need at least {needs}"
+
+
+def _against(chosen: Plan, other: Plan) -> str:
+    """One plan compared with a baseline, part by part, and the transfers that differ most."""
+    gain = other.step_seconds - chosen.step_seconds
+    memory = other.peak_bytes - chosen.peak_bytes
+    if abs(gain) <= _EQUAL * other.step_seconds:
+        head = f"as fast as {other.name}"
+    else:
+        word = "faster" if gain > 0 else "slower"
+        percent = 100 * abs(gain) / other.step_seconds
+        head = f"{milliseconds(abs(gain))} ({percent:.1f} %) {word} than {other.name}"
+    noticeable = _EQUAL * other.step_seconds
+    parts = [
+        f"{name} {milliseconds(mine)} instead of {milliseconds(theirs)}"
+        for name, mine, theirs in zip(Parts._fields, Parts.of(chosen), Parts.of(other), strict=True)
+        if abs(mine - theirs) > noticeable
+    ]
+    if abs(memory) > _EQUAL * other.peak_bytes:
+        parts.append(f"memory {size(chosen.peak_bytes)} instead of {size(other.peak_bytes)}")
+    parts += _decisive_transfers(chosen, other, noticeable)
+    return f"{head}: {'; '.join(parts)}" if parts else f"{head}, with the same costs"
+
+
+def _decisive_transfers(chosen: Plan, other: Plan, noticeable: float) -> list[str]:
+    """The communication that one of the two plans has and the other has not."""
+    mine, theirs = _by_name(chosen), _by_name(other)
+    differences = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {**theirs, **mine}}
+    largest = sorted(differences, key=lambda name: (-abs(differences[name]), name))[:_REASONS]
+    found = []
+    for name in largest:
+        difference = differences[name]
+        if abs(difference) > noticeable:
+            verb = "saves" if difference > 0 else "adds"
+            found.append(f"{verb} {milliseconds(abs(difference))} of {name}")
+    return found
+
+
+def _by_name(plan: Plan) -> dict[str, float]:
+    """Seconds of communication by what is moved, repeated modules together."""
+    modules = {op.name: op.source.module for op in plan.ops}
+    parameters = {p.name for p in plan.parameters}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for transfer in plan.transfers:
+        seconds[_name(transfer, modules, parameters)] += transfer.seconds
+    return seconds
+
+
+def _name(transfer: Transfer, modules: dict[str, str], parameters: set[str]) -> str:
+    if transfer.value in parameters:
+        what = _folded(transfer.value)
+    else:
+        module = modules.get(transfer.consumer, "")
+        what = f"activations into {_folded(module) or 'the loss'}"
+    return f"{' + '.join(transfer.collectives)} for {'gradients of ' * transfer.backward}{what}"
+
+
+def _folded(path: str) -> str:
+    """The path with the numbers of repeated modules left open.
+
+    >>> _folded("h.3.attn.weight")
+    'h.*.attn.weight'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)

@@ -1,0 +1,84 @@
+"""One plan in one line: what every mesh axis splits, and which parameters are sharded.
+
+Read from the layouts alone. By PyTorch's convention the first dimension of an
+operator's result is the batch; other dimensions are heads, features or
+positions, and partial sums of a contraction mean that its inner dimension was
+split. Other partial results (a loss) follow from what the layers split.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from shardwright.ir.layout import Partial, Shard
+from shardwright.ir.plan import Plan, PlannedOp
+
+_SHOWN = 4  # names of modules in one line
+_CONTRACTIONS = ("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "convolution", "einsum")
+_ALL, _NONE = 0.995, 0.005  # shares of the compute time that read as all and nothing
+
+
+def summary(plan: Plan) -> str:
+    """What the plan does, such as "dp=2: batch split everywhere; wte sharded"."""
+    axes = [
+        f"{name}={size}: {_compute(plan, axis)}"
+        for axis, (name, size) in enumerate(plan.mesh.axes)
+        if size > 1
+    ]
+    if not axes:
+        return "one device"
+    if plan.stages > 1:
+        axes.append(f"{plan.stages} stages, {plan.schedule}")
+    return "; ".join([*axes, _parameters(plan)])
+
+
+def _compute(plan: Plan, axis: int) -> str:
+    """What one axis splits, by share of the compute time."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for op in plan.ops:
+        if (what := _what(op, axis)) is not None:
+            seconds[what] += op.seconds
+    total = sum(seconds.values())
+    if total == 0:
+        return "nothing to compute"
+    shares = {what: spent / total for what, spent in seconds.items() if spent > _NONE * total}
+    whole = shares.pop("", 0.0)
+    if not shares:
+        return "all computed whole"
+    (first, share), *others = sorted(shares.items(), key=lambda item: -item[1])
+    if share >= _ALL:
+        return f"{first} split everywhere"
+    parts = [f"{first} split in {share:.0%}", *(f"{what} in {s:.0%}" for what, s in others)]
+    if whole:
+        parts.append(f"{whole:.0%} whole")
+    return ", ".join(parts)
+
+
+def _what(op: PlannedOp, axis: int) -> str | None:
+    """What `op` splits along the axis, empty when nothing; None when that cannot be told."""
+    placement = op.layout.placements[axis]
+    if op.tiling[axis] == "-":
+        return ""
+    if isinstance(placement, Shard):
+        return "batch" if (placement.dim, placement.atom) == (0, 0) else "layers"
+    if isinstance(placement, Partial):
+        return "layers" if op.target.split(".")[1] in _CONTRACTIONS else None
+    return ""
+
+
+def _parameters(plan: Plan) -> str:
+    sharded: defaultdict[str, int] = defaultdict(int)
+    whole = 0
+    for parameter in plan.parameters:
+        if parameter.layout.is_replicated:
+            whole += 1
+        else:
+            owner = parameter.name.rpartition(".")[0].rpartition(".")[2]
+            sharded[owner or parameter.name] += parameter.bytes
+    if not sharded:
+        return "parameters replicated"
+    if not whole:
+        return "all parameters sharded"
+    names = sorted(sharded, key=lambda name: -sharded[name])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{' '.join(names[:_SHOWN])}{more} sharded"

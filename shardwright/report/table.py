@@ -1,0 +1,78 @@
+"""The frontier as a table, fastest first, the baselines beside it.
+
+On a terminal it is drawn by rich; in a pipe it is the same table as plain,
+aligned text.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from string import ascii_lowercase
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+from shardwright.report.choice import Parts
+from shardwright.report.summary import summary
+from shardwright.report.units import milliseconds, size
+
+PLAIN_WIDTH = 100
+_SHOWN = 12  # plans of a long frontier that are listed
+_HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
+
+
+def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: bool = False) -> Table:
+    """One row per plan: frontier by index, then baselines by letter; `*` marks the chosen one."""
+    table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
+    for heading in _HEADINGS:
+        numeric = heading in ("step", "memory/rank", "compute", "comm")
+        wraps = heading == "strategy"
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
+    for index in _listed(frontier, chosen):
+        plan = frontier[index]
+        style = "bold" if plan is chosen and not plain else None
+        table.add_row(*_row(f"{index}{'*' * (plan is chosen)}", plan, summary(plan)), style=style)
+    hidden = len(frontier) - table.row_count
+    if hidden:
+        table.add_row("…", *[""] * (len(_HEADINGS) - 2), f"{hidden} more")
+    table.add_section()
+    for letter, plan in zip(ascii_lowercase, frontier.baselines, strict=False):
+        style = None if plain else "dim"
+        table.add_row(*_row(letter, plan, f"{plan.name}: {summary(plan)}"), style=style)
+    return table
+
+
+def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
+    """The same table as aligned plain text."""
+    return plain_text(frontier_table(frontier, chosen, plain=True))
+
+
+def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
+    """A rich table as text without colours or trailing blanks."""
+    page = io.StringIO()
+    Console(file=page, width=width, color_system=None, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def _row(mark: str, plan: Plan, strategy: str) -> Iterator[str]:
+    parts = Parts.of(plan)
+    yield mark
+    yield milliseconds(plan.step_seconds)
+    yield size(plan.peak_bytes)
+    yield milliseconds(parts.compute)
+    yield milliseconds(parts.communication)
+    yield strategy
+
+
+def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
+    """Indices of the rows: all of a short frontier, else an even choice with ends and chosen."""
+    last = len(frontier) - 1
+    if last < _SHOWN:
+        return list(range(last + 1))
+    kept = {round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)}
+    kept.update(i for i, plan in enumerate(frontier) if plan is chosen)
+    return sorted(kept)

@@ -1,0 +1,29 @@
+"""Seconds and bytes as people read them: ms, MiB, GiB."""
+
+from __future__ import annotations
+
+
+def milliseconds(seconds: float) -> str:
+    """Time in ms with about three digits.
+
+    >>> milliseconds(0.0123456), milliseconds(1.5)
+    ('12.3 ms', '1500 ms')
+    """
+    value = seconds * 1e3
+    return f"{value:.{_decimals(value)}f} ms"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit of which there is one at least.
+
+    >>> size(3 * 2**29), size(300 * 2**20), size(0.6 * 2**20)
+    ('1.50 GiB', '300 MiB', '614 KiB')
+    """
+    unit, power = ("GiB", 30) if count >= 2**30 else ("MiB", 20) if count >= 2**20 else ("KiB", 10)
+    value = count / 2**power
+    return f"{value:.{_decimals(value)}f} {unit}"
+
+
+def _decimals(value: float) -> int:
+    """As many as leave three digits, after rounding: 9.999 is 10.0."""
+    return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2

@@ -1,0 +1,103 @@
+"""What the command line plans, trains and verifies: a model with its batch, optimizer and data.
+
+Knows neither plans nor ranks. torch is only named in annotations, so that a
+`Job` can be declared without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
+
+
+class JobError(ValueError):
+    """A job that cannot be planned or trained as its author declared it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job, serial: nothing in it says how it will be made parallel.
+
+    * `model`: builds the module; what the module returns is, or holds, the loss;
+    * `batch`: an example of a *global* batch, or a function that makes one;
+    * `optimizer`: builds the optimizer from the parameters;
+    * `data`: global batches, equal on every rank, or a function that gives
+      them; started anew when they end before `steps`;
+    * `seed`: of the model's weights and of its dropout.
+    """
+
+    model: Callable[[], nn.Module]
+    batch: Batch | Callable[[], Batch]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    data: Iterable[Batch] | Callable[[], Iterable[Batch]]
+    steps: int
+    seed: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("model", "optimizer"):
+            if not callable(getattr(self, field)):
+                given = type(getattr(self, field)).__name__
+                raise JobError(
+                    f"Job.{field} is a {given}, not a function that makes the {field};"
+                    f" write {field}=lambda{' parameters' if field == 'optimizer' else ''}: …"
+                )
+        if not callable(self.data) and not isinstance(self.data, Iterable):
+            raise JobError(
+                f"Job.data is a {type(self.data).__name__}; give batches, or a function of none"
+            )
+        if self.steps < 1:
+            raise JobError(f"Job.steps is {self.steps}; it must be at least 1")
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the model for the example batch."""
+        return _call("Job.batch", self.batch() if callable(self.batch) else self.batch)
+
+    def check_data(self) -> None:
+        """Raise `JobError` unless the data's first batch has the shapes of the example batch."""
+        args, kwargs = self.call()
+        planned = _shapes(args, kwargs)
+        given = _shapes(*_call("Job.data", next(self.batches())))
+        for key in (*planned, *given):
+            if planned.get(key) != given.get(key):
+                raise JobError(
+                    f"Job.data gives {key} {given.get(key, 'nowhere')}, the example batch has"
+                    f" {planned.get(key, 'none')}; give batches of one shape, or plan for theirs"
+                )
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches without end: the data, again and again."""
+        while True:
+            given = 0
+            for batch in self.data() if callable(self.data) else self.data:
+                given += 1
+                yield batch
+            if given == 0:
+                raise JobError(
+                    "Job.data ended and gave nothing when started anew; give a function that"
+                    " returns a fresh iterator, or more batches"
+                )
+
+
+def _call(name: str, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple):
+        return batch, {}
+    raise JobError(
+        f"{name} gives a {type(batch).__name__}; give a mapping of keyword arguments, or a tuple"
+        " of positional ones"
+    )
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a call, by position or keyword."""
+    named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    return {key: tuple(value.shape) for key, value in named.items() if hasattr(value, "shape")}

@@ -1,0 +1,110 @@
+"""Start the ranks of a training run with torchrun, and never outlive or outwait them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from shardwright.ir.plan import Plan
+from shardwright.train.loop import StepRecord
+
+_GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+Runner = Callable[[Sequence[str], Mapping[str, str], TextIO | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a run ended: torchrun's exit status and the steps that rank 0 reported."""
+
+    status: int
+    records: tuple[StepRecord, ...]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median time of a step, the first ones left out; None before there is any."""
+        seconds = sorted(r.seconds for r in self.records[min(3, len(self.records) // 2) :])
+        return seconds[len(seconds) // 2] if seconds else None
+
+
+def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
+    """Run `command` to its end and return its exit status, as a shell would give it.
+
+    SIGINT and SIGTERM go on to it. It leads a session of its own, so that a
+    Ctrl-C reaches it once, and all of it can be killed if it does not end.
+    """
+    process = subprocess.Popen(command, env=env, stdout=stdout, start_new_session=True)
+
+    def kill() -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def forward(number: int, _: object) -> None:
+        process.send_signal(number)
+        timer = threading.Timer(_GRACE_SECONDS, kill)
+        timer.daemon = True
+        timer.start()
+
+    here = threading.current_thread() is threading.main_thread()
+    previous = {n: signal.signal(n, forward) for n in _FORWARDED} if here else {}
+    try:
+        status = process.wait()
+    finally:
+        kill()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def launch(
+    target: str,
+    plan: Plan,
+    steps: int,
+    sizes: tuple[int | None, int | None] = (None, None),
+    *,
+    stdout: TextIO | None = None,
+    run: Runner = run_process,
+) -> Training:
+    """Train TARGET under `plan`, one rank per device, on this host.
+
+    `sizes` are batch and sequence of a `config.json`. The ranks' log goes to
+    `stdout`, by default ours. `run` starts the processes; tests replace it.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
+        plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
+        plan.save(plan_file)
+        command = torchrun(plan.devices)
+        command += ["--target", target, "--plan", str(plan_file)]
+        command += ["--steps", str(steps), "--losses", str(losses)]
+        for option, size in zip(("--batch", "--seq"), sizes, strict=True):
+            command += [option, str(size)] if size is not None else []
+        status = run(command, environment(plan.devices), stdout)
+        lines = losses.read_text().splitlines() if losses.exists() else []
+    return Training(status, tuple(StepRecord(**json.loads(line)) for line in lines))
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The command that starts the worker on `ranks` local processes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, f"--nproc-per-node={ranks}", "-m", "shardwright.train.worker"]
+
+
+def environment(ranks: int) -> dict[str, str]:
+    """Our environment, where the ranks share the cores unless OMP_NUM_THREADS is set.
+
+    They do not repeat the warnings that building the model here has shown already.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = max(1, (cores or 1) // ranks)
+    defaults = {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
+    return {**defaults, **os.environ}

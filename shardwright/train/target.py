@@ -1,0 +1,180 @@
+"""TARGET of the command line: a function in a file that returns a `Job`, or a Hugging Face config.
+
+Loading `file.py:function` runs that file, as Python would; loading a
+`config.json` runs no code of its author.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardwright.train.job import Batch, Job, JobError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_CONFIG_STEPS = 20  # of training on made-up tokens, enough to see the speed
+
+
+class TargetError(ValueError):
+    """A TARGET that does not lead to a job."""
+
+
+def load_job(target: str, batch: int | None = None, seq: int | None = None) -> Job:
+    """The job that TARGET names.
+
+    `batch` and `seq` are the sizes of the example batch of a `config.json`, and
+    belong to it only. Raises `TargetError` for what is missing or is no job.
+    """
+    if target.endswith(".json"):
+        if batch is None or seq is None:
+            raise TargetError(f"{target} has no batch: give its sizes, as in --batch 8 --seq 1024")
+        if batch < 1 or seq < 2:
+            raise TargetError(
+                f"--batch {batch} --seq {seq}: at least 1 sequence of 2 tokens, please"
+            )
+        return _config_job(Path(target), batch, seq)
+    if batch is not None or seq is not None:
+        raise TargetError(
+            f"{target} brings its own batch; --batch and --seq belong to a config.json"
+        )
+    file, colon, function = target.rpartition(":")
+    if not colon or not file.endswith(".py") or not function:
+        raise TargetError(f"{target!r} is neither file.py:function nor a config.json")
+    return _file_job(Path(file), function)
+
+
+def build_model(job: Job, *, meta: bool = False) -> nn.Module:
+    """The job's model, seeded; on the meta device it has shapes and no memory.
+
+    A factory that cannot work there, because it reads its own weights, say,
+    builds the real model instead.
+    """
+    if meta:
+        try:
+            with torch.device("meta"):
+                return job.model()
+        except (NotImplementedError, RuntimeError):
+            pass
+    torch.manual_seed(job.seed)
+    return job.model()
+
+
+def optimizer_name(job: Job) -> str:
+    """The job's optimizer in lower case, as planning knows it: `adamw`."""
+    made = job.optimizer([nn.Parameter(torch.zeros(1))])
+    return type(made).__name__.lower()
+
+
+def _file_job(file: Path, function: str) -> Job:
+    if not file.is_file():
+        raise TargetError(f"there is no file {file}; a target is file.py:function")
+    module = _run_file(file)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise TargetError(f"{file} has no function {function}; it needs one that returns a Job")
+    try:
+        job = make()
+    except JobError as e:
+        raise TargetError(f"{file}:{function}: {e}") from e
+    except Exception as e:
+        raise TargetError(f"{file}:{function} raised {_cause(e, file)}") from e
+    if not isinstance(job, Job):
+        raise TargetError(
+            f"{file}:{function} returned a {type(job).__name__}; it must return a shardwright.Job"
+        )
+    return job
+
+
+def _run_file(file: Path) -> ModuleType:
+    """Import `file` as `python file` would find it: its folder comes first in the path."""
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = file.stem if file.stem not in sys.modules else f"{file.stem}__target"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        del sys.modules[name]
+        raise TargetError(f"{file} cannot be imported: {_cause(e, file)}") from e
+    return module
+
+
+def _cause(error: Exception, file: Path) -> str:
+    """What went wrong and the last line of the user's file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if Path(f.filename).resolve() == file.resolve()]
+    where = f" at line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{where}: {error}"
+
+
+def _config_job(file: Path, batch: int, seq: int) -> Job:
+    """A causal language model of this architecture on random tokens."""
+    config = _read_config(file)
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and seq > longest:
+        raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
+
+    def example() -> Batch:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(config.vocab_size, (batch, seq), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+    def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters)
+
+    return Job(
+        model=lambda: _from_config(config),
+        batch=example,
+        optimizer=adamw,
+        data=lambda: iter([example()]),
+        steps=_CONFIG_STEPS,
+        name=str(config.model_type),
+    )
+
+
+def _read_config(file: Path) -> Any:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as e:
+        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
+    try:
+        from transformers import AutoConfig
+    except ImportError as e:
+        raise TargetError("a config.json needs transformers: pip install 'shardwright[hf]'") from e
+    try:
+        config = AutoConfig.for_model(**data)
+    except (KeyError, TypeError, ValueError) as e:
+        raise TargetError(
+            f"{file}: this version of transformers does not take it: {str(e).splitlines()[0]}"
+        ) from e
+    config.use_cache = False  # a training step returns no keys and values
+    return config
+
+
+def _from_config(config: Any) -> nn.Module:
+    import transformers
+
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    architecture = next((found for found in named if found is not None), None)
+    if architecture is not None:
+        model = architecture(config)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert isinstance(model, nn.Module)
+    return model.train()

@@ -1,0 +1,134 @@
+"""The command line in this process, with an `api` that answers at once."""
+
+import json
+import sys
+import types
+from dataclasses import dataclass, replace
+
+import pytest
+from click.testing import CliRunner
+
+import shardwright
+from shardwright.cli import main
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
+from tests import plans
+
+JOB = """
+import torch
+from shardwright.train.job import Job
+
+def job():
+    batch = (torch.zeros(8, 4),)
+    return Job(lambda: torch.nn.Linear(4, 1), batch, torch.optim.SGD, [batch], 3)
+"""
+GRAPH = Graph(
+    leaves=(Leaf("args.0", LeafKind.INPUT, ("args.0",)),),
+    ops=(),
+    outputs=("args.0",),
+    values=(Tensor("args.0", (8, 4), "float32"),),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    ok: bool = True
+    loss_error: float = 1e-7
+    max_gradient_error: float = 2e-7
+    max_parameter_error: float = 3e-7
+    worst: str = "weight"
+
+    def __str__(self):
+        return "the plan equals one device" if self.ok else "the plan DIFFERS from one device"
+
+
+class FakeApi(types.ModuleType):
+    """Frontiers that halve in memory and time with each doubling of the devices."""
+
+    def __init__(self):
+        super().__init__("shardwright.api")
+        self.report = Report()
+        self.searched = []
+
+    def capture(self, model, args=(), kwargs=None):
+        return GRAPH
+
+    def search(self, graph, machine, optimizer="adamw", *, progress=None):
+        self.searched.append((machine.devices, optimizer))
+
+        def on_these(plan):
+            scale = machine.devices / 2
+            return replace(
+                plan,
+                fingerprint=GRAPH.fingerprint,
+                machine=machine.name,
+                step_seconds=plan.step_seconds / scale,
+                peak_bytes=int(plan.peak_bytes / scale),
+                mesh=plans.simple(mesh=f"dp={machine.devices}").mesh,
+            )
+
+        found = plans.frontier()
+        return Frontier(
+            tuple(on_these(p) for p in found), tuple(on_these(p) for p in found.baselines), 0.25
+        )
+
+    def verify(self, model, plan, args=(), kwargs=None):
+        return self.report
+
+
+@pytest.fixture
+def api(monkeypatch):
+    fake = FakeApi()
+    monkeypatch.setitem(sys.modules, "shardwright.api", fake)
+    monkeypatch.setattr(shardwright, "api", fake, raising=False)
+    return fake
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading a file adds its folder
+    file = tmp_path / "cli_job.py"
+    file.write_text(JOB)
+    return f"{file}:job"
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    file = tmp_path / "plan.json"
+    replace(plans.simple(), fingerprint=GRAPH.fingerprint).save(file)
+    return str(file)
+
+
+@pytest.fixture
+def shardwright_command():
+    def call(*arguments):
+        return CliRunner().invoke(main, [str(a) for a in arguments])
+
+    return call
+
+
+@pytest.fixture
+def mistake(shardwright_command):
+    """Run a command that must fail as the user's mistake; gives its one line."""
+
+    def call(*arguments):
+        result = shardwright_command(*arguments)
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("shardwright: ")
+        return line
+
+    return call
+
+
+@pytest.fixture
+def as_json(shardwright_command):
+    """Run a command with --json; gives the object, which must be all of stdout."""
+
+    def call(*arguments):
+        result = shardwright_command(*arguments, "--json")
+        assert result.exit_code == 0, (result.output, result.exception)
+        return json.loads(result.stdout)
+
+    return call

@@ -1,0 +1,41 @@
+import pytest
+
+from shardwright.ir.plan import Plan
+from tests import plans
+
+
+def test_explain_prints_the_plan_in_words(tmp_path, shardwright_command):
+    file = tmp_path / "plan.json"
+    plans.transformer().save(file)
+    result = shardwright_command("explain", file)
+    assert result.exit_code == 0, result.exception
+    assert result.stdout == Plan.load(file).explain() + "\n"
+
+
+def test_explain_json_holds_costs_and_text(plan_file, as_json):
+    found = as_json("explain", plan_file)
+    assert found["step_seconds"] == 0.1
+    assert found["summary"] == "dp=2: batch split everywhere; parameters replicated"
+    assert found["text"] == Plan.load(plan_file).explain()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "is not JSON"),
+        ('{"format": 1', "it is corrupt or cut short, plan again"),
+        ("[]", "has no format number; give a file that `plan` wrote"),
+        ('{"format": 999}', "has format 999, this version reads up to"),
+        ('{"format": 1}', "lacks the field 'mesh'; it is damaged, plan again"),
+    ],
+)
+def test_a_broken_plan_file_is_a_mistake(tmp_path, mistake, text, message):
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    line = mistake("explain", file)
+    assert message in line
+    assert str(file) in line
+
+
+def test_a_missing_plan_file_is_a_mistake(mistake):
+    assert "cannot read plan nowhere.json" in mistake("explain", "nowhere.json")

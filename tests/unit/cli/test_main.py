@@ -1,0 +1,75 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.cli import main
+from shardwright.ir.plan import PlanError
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_help_lists_every_command(shardwright_command):
+    result = shardwright_command("--help")
+    assert result.exit_code == 0
+    for name in ("plan", "frontier", "explain", "verify", "run"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_has_help_and_json(shardwright_command, name):
+    result = shardwright_command(name, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    assert main.commands[name].help
+
+
+def test_without_a_command_help_is_shown(shardwright_command):
+    result = shardwright_command()
+    assert result.exit_code == 2
+    assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("fly",), "No such command 'fly'"),
+        (("explain", "p.json", "--fast"), "No such option '--fast'"),
+        (("explain",), "Missing argument 'PLAN'"),
+    ],
+)
+def test_unknown_words_are_one_line(mistake, arguments, message):
+    assert message in mistake(*arguments)
+
+
+def test_our_errors_become_one_line_even_when_they_have_several(plan_file, monkeypatch, mistake):
+    def load(path):
+        raise PlanError("first\n  second")
+
+    monkeypatch.setattr("shardwright.ir.plan.Plan.load", load)
+    assert mistake("explain", plan_file) == "shardwright: first second"
+
+
+def test_a_bug_keeps_its_traceback(plan_file, monkeypatch, shardwright_command):
+    def load(path):
+        raise ValueError("not ours")
+
+    monkeypatch.setattr("shardwright.ir.plan.Plan.load", load)
+    result = shardwright_command("explain", plan_file)
+    assert isinstance(result.exception, ValueError)
+
+
+def test_interruption_is_no_traceback(plan_file, monkeypatch, shardwright_command):
+    def load(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardwright.ir.plan.Plan.load", load)
+    result = shardwright_command("explain", plan_file)
+    assert result.exit_code == 130
+    assert result.stderr.strip().endswith("shardwright: interrupted")
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, shardwright.cli; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"

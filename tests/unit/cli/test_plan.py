@@ -1,0 +1,123 @@
+import pytest
+
+from shardwright.ir.plan import Plan
+
+
+def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shardwright_command):
+    file = tmp_path / "plan.json"
+    result = shardwright_command("plan", target, "--machine", "2xcpu", "-o", file)
+    assert result.exit_code == 0, result.exception
+    for text in (
+        "data parallel",
+        "fully sharded",
+        "chosen: dp=2: batch split everywhere",
+        "because it is the fastest of 3 plans",
+        "faster than data parallel: communication",
+        f"wrote {file}",
+    ):
+        assert text in result.stdout
+    assert result.stderr == ""
+    assert Plan.load(file).step_seconds == 0.08
+
+
+def test_without_output_nothing_is_written(api, target, tmp_path, monkeypatch, shardwright_command):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert shardwright_command("plan", target, "--machine", "2xcpu").exit_code == 0
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "__pycache__"}
+
+
+def test_plan_json_holds_the_contracts_keys(api, target, tmp_path, as_json):
+    file = tmp_path / "plan.json"
+    found = as_json("plan", target, "--machine", "2xcpu", "-o", file)
+    assert {
+        "capture_seconds",
+        "search_seconds",
+        "step_seconds",
+        "peak_bytes",
+        "lower_bound_seconds",
+        "devices",
+        "mesh",
+        "plan",
+    } <= set(found)
+    assert (found["devices"], found["mesh"], found["search_seconds"]) == (2, "dp=2", 0.25)
+    assert found["plan"]["peak_bytes"] == found["peak_bytes"] == Plan.load(file).peak_bytes
+    assert found["file"] == str(file)
+
+
+@pytest.mark.parametrize(
+    "options, peak_mib",
+    [
+        ((), 300),
+        (("--objective", "memory"), 100),
+        (("--memory-limit", "250MiB"), 200),
+        (("--memory-limit", "104857600"), 100),
+        (("--objective", "memory", "--memory-limit", "250MiB"), 100),
+    ],
+)
+def test_objective_and_limit_choose_from_the_frontier(api, target, as_json, options, peak_mib):
+    found = as_json("plan", target, "--machine", "2xcpu", *options)
+    assert found["peak_bytes"] == peak_mib * 2**20
+
+
+@pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 5)])
+def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devices):
+    found = as_json(
+        "plan", target, "--machine", "8xcpu", "--objective", "devices", "--memory-limit", limit
+    )
+    assert found["devices"] == devices
+    assert [n for n, _ in api.searched] == list(range(1, devices + 1))
+
+
+def test_the_devices_own_memory_is_the_default_limit(api, target, shardwright_command):
+    result = shardwright_command("plan", target, "--machine", "2xcpu")
+    assert "that fits 7.45 GiB per rank" in result.stdout
+
+
+def test_the_jobs_optimizer_is_planned_unless_another_is_named(api, target, as_json):
+    as_json("plan", target, "--machine", "2xcpu")
+    as_json("plan", target, "--machine", "2xcpu", "--optimizer", "adamw")
+    assert api.searched == [(2, "sgd"), (2, "adamw")]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--machine", "2xtoaster"), "no preset for 'toaster'; known kinds are"),
+        (("--machine", "fast"), "machine 'fast' is not [HOSTSx]DEVICESxKIND"),
+        (("--machine", "nowhere.toml"), "cannot read machine nowhere.toml"),
+        (
+            ("--machine", "2xcpu", "--memory-limit", "lots"),
+            "'--memory-limit': memory 'lots' is not a number with a unit; write it as 40GiB",
+        ),
+        (
+            ("--machine", "2xcpu", "--memory-limit", "50MiB"),
+            "no plan for 2 x 2xcpu fits into 52428800 per rank; the smallest needs 100.0MiB",
+        ),
+        (
+            ("--machine", "2xcpu", "--objective", "devices", "--memory-limit", "50MiB"),
+            "no plan on 1 to 2 devices of 2xcpu fits 50.0 MiB per rank; the smallest needs 100 MiB",
+        ),
+        (("--machine", "2xcpu", "--objective", "fun"), "'fun' is not one of 'time', 'memory'"),
+        (("--machine", "2xcpu", "--batch", "8"), "brings its own batch; --batch and --seq belong"),
+        ((), "Missing option '--machine'"),
+    ],
+)
+def test_a_mistake_is_one_line(api, target, mistake, options, message):
+    assert message in mistake("plan", target, *options)
+
+
+def test_a_mistake_leaves_no_plan_file(api, target, tmp_path, mistake):
+    file = tmp_path / "plan.json"
+    mistake("plan", target, "--machine", "2xcpu", "--memory-limit", "1MiB", "-o", file)
+    assert not file.exists()
+
+
+def test_a_file_that_cannot_be_written_is_a_mistake(api, target, tmp_path, mistake):
+    file = tmp_path / "nowhere" / "plan.json"
+    assert f"cannot write plan {file}" in mistake("plan", target, "--machine", "2xcpu", "-o", file)
+
+
+def test_a_missing_target_is_a_mistake(api, mistake):
+    line = mistake("plan", "nowhere.py:job", "--machine", "2xcpu")
+    assert line == "shardwright: there is no file nowhere.py; a target is file.py:function"

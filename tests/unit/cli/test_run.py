@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from shardwright.train import launch
+from shardwright.train.launch import Training
+from shardwright.train.loop import StepRecord
+
+RECORDS = tuple(StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20) for i in range(1, 6))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What `run` asked to launch; its `training` is what comes back."""
+
+    class Launched:
+        def __init__(self):
+            self.training = Training(0, RECORDS)
+            self.calls = []
+
+        def __call__(self, target, plan, steps, sizes, *, stdout):
+            self.calls.append((target, plan, steps, sizes, stdout))
+            return self.training
+
+    fake = Launched()
+    monkeypatch.setattr(launch, "launch", fake)
+    return fake
+
+
+def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwright_command):
+    result = shardwright_command("run", target, "--devices", 2, "--machine", "2xcpu")
+    assert result.exit_code == 0, result.exception
+    order = [
+        "data parallel",
+        "chosen: dp=2: batch split everywhere",
+        "because it is the fastest",
+        f"training {target} on 2 ranks",
+        "loss 2.0000 at step 1, 0.4000 at step 5",
+        "step time: predicted 80.0 ms, measured 40.0 ms (median), 2.00 of it",
+        "the plan equals one device",
+    ]
+    places = [result.stdout.index(text) for text in order]
+    assert places == sorted(places)
+    ((_, plan, steps, sizes, _),) = launched.calls
+    assert (plan.devices, steps, sizes) == (2, 3, (None, None))
+
+
+def test_run_takes_a_plan_and_a_number_of_steps(
+    api, target, plan_file, launched, shardwright_command
+):
+    result = shardwright_command("run", target, plan_file, "--steps", 9, "--no-verify")
+    assert result.exit_code == 0, result.exception
+    assert "equals" not in result.stdout
+    assert api.searched == []
+    assert launched.calls[0][2] == 9
+
+
+def test_run_json_holds_what_was_predicted_and_measured(api, target, plan_file, launched, as_json):
+    found = as_json("run", target, plan_file)
+    assert found["predicted_step_seconds"] == 0.1
+    assert found["measured_step_seconds"] == 0.04
+    assert found["losses"] == [record.loss for record in RECORDS]
+    assert found["verify"]["ok"] is True
+    assert launched.calls[0][4] is not None  # the ranks' log stays off stdout
+
+
+def test_a_failed_training_keeps_its_status(api, target, plan_file, launched, shardwright_command):
+    launched.training = Training(3, ())
+    result = shardwright_command("run", target, plan_file)
+    assert result.exit_code == 3
+    assert "training ended with status 3" in result.stderr
+    assert "equals" not in result.stdout
+
+
+def test_a_plan_that_verifies_unequal_exits_with_one(
+    api, target, plan_file, launched, shardwright_command
+):
+    api.report = type(api.report)(ok=False)
+    result = shardwright_command("run", target, plan_file, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verify"]["ok"] is False
+
+
+def test_another_number_of_devices_is_a_mistake(api, target, plan_file, launched, mistake):
+    line = mistake("run", target, plan_file, "--devices", 3)
+    assert line == (
+        f"shardwright: {plan_file} is a plan for 2 devices, --devices is 3; start it with"
+        " --devices 2 or plan again"
+    )
+    assert launched.calls == []
+
+
+def test_without_plan_and_devices_there_is_nothing_to_plan_for(api, target, launched, mistake):
+    assert "--devices says how many ranks" in mistake("run", target, "--machine", "2xcpu")
+
+
+def test_a_machine_with_fewer_devices_is_a_mistake(api, target, launched, mistake):
+    line = mistake("run", target, "--devices", 4, "--machine", "2xcpu")
+    assert "4 devices asked of 2xcpu, which has 2" in line

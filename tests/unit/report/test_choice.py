@@ -1,0 +1,59 @@
+"""The reasons are differences of numbers, so changing a number changes the sentence."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.ir.frontier import Frontier
+from shardwright.report.choice import why
+from tests import plans
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "index, limit_mib, objective, text",
+    [
+        (0, None, "time", "the fastest of 3 plans on the frontier; no memory limit was given"),
+        (0, 400, "time", "the fastest of 3 plans on the frontier that fits 400 MiB per rank"),
+        (1, 250, "time", "that fits 250 MiB per rank; 1 faster would need at least 300 MiB"),
+        (2, 100, "time", "that fits 100 MiB per rank; 2 faster would need at least 200 MiB"),
+        (2, None, "memory", "the smallest of 3 plans on the frontier, 70.0 ms slower than the"),
+        (1, 250, "devices", "on the fewest devices that fit, 2: the fastest of 3 plans"),
+    ],
+)
+def test_the_first_reason_is_the_objective(index, limit_mib, objective, text):
+    frontier = plans.frontier()
+    limit = limit_mib * MIB if limit_mib else None
+    assert text in why(frontier[index], frontier, limit, objective)[0]
+
+
+def test_a_frontier_of_one_has_no_other_to_compare_with():
+    frontier = Frontier((plans.simple(),))
+    assert why(frontier[0], frontier, None, "memory") == ["the smallest of 1 plans on the frontier"]
+
+
+def test_every_baseline_is_compared_part_by_part():
+    frontier = plans.frontier()
+    _, data_parallel, fully_sharded = why(frontier[0], frontier)
+    assert data_parallel == (
+        "10.0 ms (11.1 %) faster than data parallel: communication 5.00 ms instead of 15.0 ms;"
+        " memory 300 MiB instead of 320 MiB; saves 10.0 ms of all_reduce dp for gradients of"
+        " layers.*.linear.weight"
+    )
+    assert fully_sharded.startswith("80.0 ms (50.0 %) faster than fully sharded: compute")
+    assert "compute 74.0 ms instead of 149 ms" in fully_sharded
+    assert "memory 300 MiB instead of 120 MiB" in fully_sharded
+
+
+def test_a_slower_plan_says_so_and_what_it_adds():
+    frontier = plans.frontier()
+    reason = why(frontier[2], frontier)[1]
+    assert reason.startswith("60.0 ms (66.7 %) slower than data parallel: ")
+    assert "memory 100 MiB instead of 320 MiB" in reason
+
+
+def test_a_plan_equal_to_a_baseline_says_so():
+    plan = plans.simple()
+    frontier = Frontier((plan,), (replace(plan, name="data parallel"),))
+    assert why(plan, frontier)[1] == "as fast as data parallel, with the same costs"

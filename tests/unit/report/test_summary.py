@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import pytest
+
+from shardwright.ir.layout import Layout, Mesh
+from shardwright.report.summary import summary
+from tests import plans
+
+
+@pytest.mark.parametrize(
+    "plan, text",
+    [
+        (plans.simple(), "dp=2: batch split everywhere; parameters replicated"),
+        (
+            plans.simple(mesh="tp=4", lies="S(1)", weight="S(0)"),
+            "tp=4: layers split everywhere; all parameters sharded",
+        ),
+        (plans.simple(lies="P"), "dp=2: layers split everywhere; parameters replicated"),
+        (plans.simple(lies="R"), "dp=2: all computed whole; parameters replicated"),
+        (plans.simple(mesh="dp=1"), "one device"),
+        (
+            plans.transformer(),
+            "dp=2: batch split everywhere; tp=2: layers split in 66%, 34% whole;"
+            " embed up down sharded",
+        ),
+    ],
+)
+def test_each_axis_says_what_it_splits(plan, text):
+    assert summary(plan) == text
+
+
+def test_many_sharded_parameters_are_counted_not_listed():
+    mesh = Mesh.parse("dp=2")
+    sharded = tuple(
+        plans.parameter(f"part{i}.weight", "dp:S(0)", 9 - i, mesh=mesh) for i in range(7)
+    )
+    whole = (plans.parameter("last.weight", "dp:R", mesh=mesh),)
+    plan = replace(plans.simple(), parameters=sharded + whole)
+    assert summary(plan).endswith("part0 part1 part2 part3 and 3 more sharded")
+
+
+def test_axes_of_size_one_are_left_out():
+    mesh = Mesh.parse("dp=2 tp=1")
+    plan = plans.simple()
+    op = replace(plan.ops[0], tiling=("m", "-"), layout=Layout.parse("dp:S(0) tp:R", mesh))
+    parameter = plans.parameter("w", "dp:R tp:R", mesh=mesh)
+    assert "tp" not in summary(replace(plan, mesh=mesh, ops=(op,), parameters=(parameter,)))
+
+
+def test_stages_are_named():
+    assert "4 stages, 1F1B" in summary(replace(plans.simple(), stages=4, schedule="1F1B"))

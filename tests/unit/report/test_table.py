@@ -1,0 +1,35 @@
+import os
+from pathlib import Path
+
+from shardwright.ir.frontier import Frontier
+from shardwright.report.table import PLAIN_WIDTH, frontier_table, frontier_text, plain_text
+from tests import plans
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "frontier.txt"
+
+
+def test_plain_text_matches_the_golden_table():
+    frontier = plans.frontier()
+    text = frontier_text(frontier, frontier[0]) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), "rerun with UPDATE_GOLDEN=1 and read the diff"
+    assert max(map(len, text.splitlines())) <= PLAIN_WIDTH
+
+
+def test_the_terminal_table_holds_the_same_rows():
+    frontier = plans.frontier()
+    drawn = plain_text(frontier_table(frontier, frontier[0]), PLAIN_WIDTH)
+    for word in ("0*", "80.0 ms", "data parallel", "fully sharded"):
+        assert word in drawn
+
+
+def test_a_long_frontier_is_thinned_but_keeps_ends_and_choice():
+    many = Frontier(tuple(plans.simple(ms=100 + i, mib=1000 - i) for i in range(60)))
+    text = frontier_text(many, many[17])
+    first_words = [line.split()[0] for line in text.splitlines()[1:]]
+    assert "0" in first_words
+    assert "17*" in first_words
+    assert "59" in first_words
+    assert "47 more" in text
+    assert len(first_words) == 14

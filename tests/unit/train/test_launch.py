@@ -1,0 +1,115 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from shardwright.ir.plan import Plan
+from shardwright.train.launch import Training, environment, launch, run_process
+from shardwright.train.loop import StepRecord
+from tests import plans
+
+
+def record(step, seconds=0.5):
+    return StepRecord(step, 1 / step, seconds, 10, "tokens", 2**20)
+
+
+class FakeTorchrun:
+    """Keeps what it was asked to run, writes the losses that rank 0 would, and ends."""
+
+    def __init__(self, status=0, steps=3):
+        self.status, self.steps = status, steps
+
+    def __call__(self, command, env, stdout):
+        self.command, self.env, self.stdout = list(command), dict(env), stdout
+        self.plan = Plan.load(self.option("--plan"))
+        lines = [json.dumps(asdict(record(i + 1))) for i in range(self.steps)]
+        if lines:
+            Path(self.option("--losses")).write_text("\n".join(lines))
+        return self.status
+
+    def option(self, name):
+        return self.command[self.command.index(name) + 1]
+
+
+def test_torchrun_gets_one_rank_per_device_and_the_plan():
+    torchrun, plan = FakeTorchrun(), plans.simple(mesh="dp=2")
+    training = launch("a.py:job", plan, 7, run=torchrun)
+    assert torchrun.command[:4] == [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    assert "--nproc-per-node=2" in torchrun.command
+    assert torchrun.option("--target") == "a.py:job"
+    assert torchrun.option("--steps") == "7"
+    assert torchrun.plan == plan
+    assert "--batch" not in torchrun.command
+    assert training == Training(0, (record(1), record(2), record(3)))
+
+
+def test_the_sizes_of_a_config_are_passed_on():
+    torchrun = FakeTorchrun()
+    launch("config.json", plans.simple(), 1, (8, 16), run=torchrun)
+    assert (torchrun.option("--batch"), torchrun.option("--seq")) == ("8", "16")
+
+
+def test_nothing_is_left_behind():
+    torchrun = FakeTorchrun()
+    launch("a.py:job", plans.simple(), 1, run=torchrun)
+    assert not Path(torchrun.option("--plan")).parent.exists()
+
+
+def test_a_failure_keeps_its_status_and_the_steps_before_it():
+    training = launch("a.py:job", plans.simple(), 9, run=FakeTorchrun(status=3, steps=2))
+    assert training.status == 3
+    assert len(training.records) == 2
+    assert launch("a.py:job", plans.simple(), 9, run=FakeTorchrun(1, 0)).records == ()
+
+
+def test_the_step_time_is_a_median_without_the_first_steps():
+    slow_start = (record(1, 9.0), record(2, 8.0), record(3, 7.0))
+    steady = tuple(record(i, i / 10) for i in range(4, 9))
+    assert Training(0, slow_start + steady).step_seconds == 0.6
+    assert Training(0, (record(1, 2.0),)).step_seconds == 2.0
+    assert Training(0, ()).step_seconds is None
+
+
+def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert environment(1)["OMP_NUM_THREADS"] == str(cores)
+    assert environment(10 * cores)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(2)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    "code, status",
+    [("", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 15)", 128 + 15)],
+)
+def test_a_process_hands_on_its_status(code, status):
+    assert run_process([sys.executable, "-c", code], os.environ, None) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_process_and_ends_both(number, tmp_path):
+    """In a child, so that the test's own handlers and group stay out of it."""
+    child = "import time; print('up', flush=True); time.sleep(60)"
+    parent = (
+        "import os, sys\n"
+        "from shardwright.train.launch import run_process\n"
+        f"sys.exit(run_process([sys.executable, '-c', {child!r}], os.environ, None))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[3],
+    )
+    assert process.stdout.readline() == b"up\n"
+    start = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=20) != 0
+    assert time.monotonic() - start < 10

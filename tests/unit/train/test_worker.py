@@ -1,0 +1,75 @@
+"""One rank of one, so that no other process is needed."""
+
+import json
+import socket
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.train import worker
+from tests import plans
+
+JOB = """
+import torch
+from torch import nn
+from shardwright.train.job import Job
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x).square().mean()
+
+def job():
+    batch = {"x": torch.ones(8, 3)}
+    return Job(Model, batch, lambda ps: torch.optim.SGD(ps, lr=0.1), [batch], 3)
+"""
+
+
+class Serial(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def train_step(self, optimizer, batch):
+        optimizer.zero_grad()
+        loss = self.model(**batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+
+@pytest.fixture
+def rank_of_one(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp_path, capsys):
+    asked = {}
+
+    def parallelize(model, plan, *, seed, device):
+        asked.update(plan=plan, seed=seed, group=dist.is_initialized())
+        return Serial(model.to(device))
+
+    monkeypatch.setattr(worker, "parallelize", parallelize)
+    target, plan, losses = (tmp_path / name for name in ("worker_job.py", "p.json", "l.jsonl"))
+    target.write_text(JOB)
+    plans.simple(mesh="dp=1").save(plan)
+    options = ["--target", f"{target}:job", "--plan", plan, "--steps", 4, "--losses", losses]
+    worker.main([str(option) for option in options])
+
+    assert asked == {"plan": plans.simple(mesh="dp=1"), "seed": 0, "group": True}
+    assert not dist.is_initialized()
+    records = [json.loads(line) for line in losses.read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3, 4]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert len(capsys.readouterr().out.splitlines()) == 4
