@@ -8,6 +8,8 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 
 MS, MIB = 1e-3, 2**20
+WORDS = {"-": "-", "m": "batch", "n": "features", "k": "features (sum)"}
+WORDS |= {"d0": "batch", "d1": "features"}
 MESH = Mesh.parse("dp=2 tp=2")
 
 
@@ -23,6 +25,7 @@ def op(name, kind, module, line, tiling, lies, ms=1.0, saved_mib=1, mesh=MESH):
         f"aten.{kind}.default",
         source,
         tuple(tiling.split()),
+        tuple(WORDS[word] for word in tiling.split()),
         layout(lies, mesh),
         seconds,
         saved,
@@ -98,7 +101,7 @@ def simple(name="searched", ms=100.0, mib=100, mesh="dp=2", lies="S(0)", weight=
     """A plan of one linear layer on one axis, with the given costs."""
     mesh = Mesh.parse(mesh)
     axis = mesh.names[0]
-    tiling = "-" if lies == "R" else "m"
+    tiling = {"R": "-", "S(0)": "m", "S(1)": "n", "P": "k"}[lies]
     return Plan(
         fingerprint="0123456789abcdef",
         machine=f"{mesh.size}xcpu",

@@ -261,7 +261,7 @@ def _splits(module: _Module) -> Iterator[str]:
 
 
 def _tiling(op: PlannedOp) -> str:
-    return _without(op.tiling, "-", op.layout, nothing="whole")
+    return _without(op.splits, "-", op.layout, nothing="whole")
 
 
 def _without(per_axis: Iterable[object], plain: str, layout: Layout, nothing: str = "R") -> str:

@@ -71,9 +71,9 @@ class Frontier:
                 return plan
         least = self.smallest()
         raise InfeasibleError(
-            f"no plan for {least.devices} x {least.machine} fits into {memory_limit} per rank; the"
-            f" smallest needs {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or"
-            " shrink the batch",
+            f"no plan for {least.devices} devices of {least.machine} fits into"
+            f" {limit / 2**20:.1f}MiB per rank; the smallest needs"
+            f" {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or shrink the batch",
             least.peak_bytes,
         )
 

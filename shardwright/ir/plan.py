@@ -37,14 +37,16 @@ class InputSpec:
 class PlannedOp:
     """What one operator does under the plan.
 
-    `tiling` names the split factor per mesh axis ("-" where every device
-    computes all of it); `layout` is how its first result lies.
+    `tiling` names the split factor of its rule per mesh axis ("-" where every
+    device computes all of it), `splits` the same in words ("batch", "heads",
+    "features (sum)"); `layout` is how its first result lies.
     """
 
     name: str
     target: str
     source: Source
     tiling: tuple[str, ...]
+    splits: tuple[str, ...]
     layout: Layout
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
@@ -162,6 +164,7 @@ class Plan:
                         op.name,
                         op.target,
                         " ".join(op.tiling),
+                        ", ".join(op.splits),
                         str(op.layout),
                         op.seconds,
                         op.saved_bytes,
@@ -257,12 +260,15 @@ def _read(data: dict[str, Any]) -> Plan:
                 _is(name, str),
                 _is(target, str),
                 Source(_is(module, str), _is(file, str), _is(line, int)),
-                _tiling(tiling, mesh),
+                _per_axis(_is(tiling, str).split(), mesh),
+                _per_axis(_is(splits, str).split(", "), mesh),
                 Layout.parse(layout, mesh),
                 Seconds(_number(seconds)),
                 Bytes(_is(saved, int)),
             )
-            for name, target, tiling, layout, seconds, saved, module, file, line in data["ops"]
+            for name, target, tiling, splits, layout, seconds, saved, module, file, line in (
+                data["ops"]
+            )
         ),
         transfers=tuple(
             Transfer(
@@ -296,11 +302,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _tiling(text: Any, mesh: Mesh) -> tuple[str, ...]:
-    found = tuple(_is(text, str).split())
-    if len(found) != len(mesh.axes):
-        raise ValueError(f"tiling {text!r} for mesh {mesh} of {len(mesh.axes)} axes")
-    return found
+def _per_axis(words: list[str], mesh: Mesh) -> tuple[str, ...]:
+    if len(words) != len(mesh.axes):
+        raise ValueError(f"{words} for mesh {mesh} of {len(mesh.axes)} axes")
+    return tuple(words)
 
 
 def _dump(data: dict[str, Any]) -> str:

@@ -1,20 +1,12 @@
-"""One plan in one line: what every mesh axis splits, and which parameters are sharded.
-
-Read from the layouts alone. By PyTorch's convention the first dimension of an
-operator's result is the batch; other dimensions are heads, features or
-positions, and partial sums of a contraction mean that its inner dimension was
-split. Other partial results (a loss) follow from what the layers split.
-"""
+"""One plan in one line: what every mesh axis splits, and which parameters are sharded."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from shardwright.ir.layout import Partial, Shard
 from shardwright.ir.plan import Plan, PlannedOp
 
 _SHOWN = 4  # names of modules in one line
-_CONTRACTIONS = ("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "convolution", "einsum")
 _ALL, _NONE = 0.995, 0.005  # shares of the compute time that read as all and nothing
 
 
@@ -55,15 +47,9 @@ def _compute(plan: Plan, axis: int) -> str:
 
 
 def _what(op: PlannedOp, axis: int) -> str | None:
-    """What `op` splits along the axis, empty when nothing; None when that cannot be told."""
-    placement = op.layout.placements[axis]
-    if op.tiling[axis] == "-":
-        return ""
-    if isinstance(placement, Shard):
-        return "batch" if (placement.dim, placement.atom) == (0, 0) else "layers"
-    if isinstance(placement, Partial):
-        return "layers" if op.target.split(".")[1] in _CONTRACTIONS else None
-    return ""
+    """What `op` splits along the axis, empty when nothing; None where it only passes sums on."""
+    word = op.splits[axis].removesuffix(" (sum)")
+    return {"-": "", "partial sums": None}.get(word, word)
 
 
 def _parameters(plan: Plan) -> str:

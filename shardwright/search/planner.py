@@ -14,6 +14,7 @@ from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placing import place, tiling_text
 from shardwright.search.baselines import baselines
 from shardwright.search.eliminate import exact_frontier
@@ -128,6 +129,7 @@ class PlanWriter:
         self.graph: Graph = space.model.graph
         self.analysis: Analysis = space.model.analysis
         self.mesh = space.model.mesh
+        self.words = dimension_names(self.graph, self.analysis)
 
     def plan(
         self, point: Point, bound: float, *, name: str = "searched", notes: tuple[str, ...] = ()
@@ -152,6 +154,7 @@ class PlanWriter:
                     target=op.target,
                     source=op.source,
                     tiling=tiling_text(tilings[op.name]),
+                    splits=split_words(self.analysis.rules[op.name], tilings[op.name], self.words),
                     layout=placing.results[0],
                     seconds=Seconds(float(seconds[0])),
                     saved_bytes=Bytes(int(held[0])),

@@ -13,14 +13,14 @@ from tests import plans
         (plans.simple(), "dp=2: batch split everywhere; parameters replicated"),
         (
             plans.simple(mesh="tp=4", lies="S(1)", weight="S(0)"),
-            "tp=4: layers split everywhere; all parameters sharded",
+            "tp=4: features split everywhere; all parameters sharded",
         ),
-        (plans.simple(lies="P"), "dp=2: layers split everywhere; parameters replicated"),
+        (plans.simple(lies="P"), "dp=2: features split everywhere; parameters replicated"),
         (plans.simple(lies="R"), "dp=2: all computed whole; parameters replicated"),
         (plans.simple(mesh="dp=1"), "one device"),
         (
             plans.transformer(),
-            "dp=2: batch split everywhere; tp=2: layers split in 66%, 34% whole;"
+            "dp=2: batch split everywhere; tp=2: features split in 66%, 34% whole;"
             " embed up down sharded",
         ),
     ],
