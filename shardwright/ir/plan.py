@@ -222,7 +222,7 @@ class Plan:
     def __str__(self) -> str:
         return (
             f"{self.name}: {self.mesh} on {self.machine}, {self.step_seconds * 1e3:.2f} ms/step,"
-            f" {self.peak_bytes / 2**30:.3f} GiB/rank"
+            f" {self.peak_bytes / 2**20:.4g} MiB/rank"
         )
 
 

@@ -172,6 +172,8 @@ def _where(factor: str, dims: Dims) -> Shard | None:
 
 
 def _text(dims: Dims) -> str:
+    if not dims:
+        return "[]"
     return " ".join(
         names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "1" for names in dims
     )

@@ -1,0 +1,97 @@
+"""The idea of shardwright in one sitting: every floor of the house, on a model of two layers.
+
+Run it (`python docs/tour.py`): it prints each stage and checks what it says.
+No GPU and no process group is needed until the very last step, which is left to
+`examples/` and `shardwright run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Layout, Mesh
+from shardwright.lower.lower import lower
+from shardwright.rules.analysis import analyze
+from shardwright.rules.rule import Split
+from shardwright.search.baselines import baselines
+from shardwright.search.space import make_space
+
+
+class Model(nn.Module):
+    """x [batch, 8] -> hidden [batch, 16] -> scores [batch, 4], with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        scores = self.down(torch.relu(self.up(x)))
+        return nn.functional.cross_entropy(scores, target)
+
+
+def stages() -> Iterator[tuple[str, str]]:
+    """Name and printed text of every stage that the model travels through."""
+    # Floor 2, capture: one call of the unmodified module becomes a graph. The mean of the
+    # loss has become a sum and a count, because the mean of means is not the mean.
+    x, target = torch.randn(6, 8), torch.randint(0, 4, (6,))
+    graph = sw.capture(Model(), (x, target))
+    yield "graph", str(graph)
+
+    # Floor 2, rules: every operator in index notation. Equal dimensions have been unified.
+    analysis = analyze(graph)
+    yield "rules", "\n".join(f"{op.name:20} {analysis.rules[op.name]}" for op in graph.ops)
+
+    # Splitting one factor says where everything lies, forward and backward.
+    rule = analysis.rules["linear_1"]
+    lines = []
+    for choice in (Split("b0"), Split("n"), Split("k")):
+        placed = rule.placed(choice)
+        operands = " ".join(str(p) for p in placed.operands)
+        grads = " ".join(str(p) for p in placed.operand_grads)
+        lines.append(f"{choice}: {operands} -> {placed.results[0]}; gradients {grads}")
+    yield "tilings", "\n".join(lines)
+
+    # Floor 3, cost: tables of seconds and bytes over the tilings of every operator.
+    machine = sw.Machine.preset("2xH100")
+    mesh = Mesh((("tp", 2),))
+    model = CostModel(graph, analysis, machine, mesh, "adamw")
+    space = make_space(model)
+    nodes = zip(space.problem.nodes, space.problem.sizes, strict=True)
+    yield "space", "\n".join(f"{node.name:20} {size} choices" for node, size in nodes)
+
+    # Floor 4, search: the Pareto frontier of step time and memory. For a model this small the
+    # fastest plan is to compute everything everywhere; the smallest is another matter.
+    frontier = sw.search(graph, machine)
+    assert frontier[0].step_seconds == min(plan.step_seconds for plan in frontier)
+    yield "frontier", "\n".join(str(plan) for plan in frontier)
+
+    # Floor 3, lower: what rank 1 runs under Megatron's plan. The first layer is split by its
+    # outputs, the second by its inputs, and the partial sums are reduced once.
+    assignment = dict(baselines(space))["tensor parallel"]
+    program = lower(graph, analysis, mesh, space.tilings(assignment), space.storage(assignment), 1)
+    yield "program", str(program)
+
+    # The same machinery gives data parallelism: another split, and the gradients are reduced.
+    tilings = {op.name: (None,) for op in graph.ops}
+    for op in graph.ops:
+        for factor in analysis.rules[op.name].factors:
+            if factor.size == 6:  # the batch
+                tilings[op.name] = (Split(factor.name),)
+    parameters = graph.leaves_of(LeafKind.PARAMETER)
+    storage = {leaf.name: Layout.replicated(mesh) for leaf in parameters}
+    data_parallel = lower(graph, analysis, mesh, tilings, storage, 1)
+    reduced = [line for line in str(data_parallel).splitlines() if "gradient tp:P" in line]
+    assert len(reduced) == len(parameters)
+    yield "reduced gradients", "\n".join(reduced)
+
+
+if __name__ == "__main__":
+    for name, text in stages():
+        print(f"== {name}\n{text}\n")
