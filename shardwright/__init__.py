@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
     from shardwright.ir.frontier import Frontier
-    from shardwright.ir.machine import Machine
+    from shardwright.runtime.machine import Machine
     from shardwright.ir.plan import Plan
     from shardwright.train.job import Job
 
@@ -29,7 +29,7 @@ __all__ = [
 _HOMES = {
     "Frontier": "shardwright.ir.frontier",
     "Job": "shardwright.train.job",
-    "Machine": "shardwright.ir.machine",
+    "Machine": "shardwright.runtime.machine",
     "Plan": "shardwright.ir.plan",
 }
 

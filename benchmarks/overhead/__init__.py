@@ -1,0 +1,1 @@
+"""One rank costs nothing: the lowered program on one device against the plain module."""

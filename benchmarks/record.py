@@ -1,0 +1,63 @@
+"""What every result says about where it comes from: machine, versions, commit, command, seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_PACKAGES = ("torch", "numpy", "scipy", "transformers")
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """Where and with what a result is measured."""
+    return {
+        "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len(_git("status", "--porcelain").splitlines()),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "seed": seed,
+        "machine": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
+            ),
+            "load_at_start": round(os.getloadavg()[0], 2),
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def write(result: dict[str, Any], path: Path, seed: int) -> None:
+    """The result with its provenance, as JSON."""
+    path.write_text(json.dumps({**provenance(seed), **result}, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,45 @@
+"""`Machine` with `measure`, which needs the ranks that it measures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+import torch
+import torch.distributed as dist
+
+from shardwright.ir import machine
+from shardwright.runtime.measure import measure_host, measure_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(machine.Machine):
+    """The hardware a plan is made for; see `shardwright.ir.machine.Machine`."""
+
+    @classmethod
+    def preset(cls, text: str) -> Machine:
+        """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`."""
+        return cls._of(machine.Machine.preset(text))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Machine:
+        """A machine file in TOML, as `to_toml` writes it."""
+        return cls._of(machine.Machine.load(path))
+
+    @classmethod
+    def measure(cls, devices: int | None = None) -> Machine:
+        """What the devices at hand reach, measured.
+
+        Under torchrun every rank calls it, and the ranks of the process group
+        are measured together. Without one, `devices` processes are started on
+        this host (by default one per GPU, or per core where there is none);
+        that result is kept in a cache of this host.
+        """
+        if dist.is_initialized():
+            return cls._of(measure_ranks())
+        here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+        return cls._of(measure_host(devices or here))
+
+    @classmethod
+    def _of(cls, found: machine.Machine) -> Machine:
+        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
