@@ -57,7 +57,7 @@ def job() -> sw.Job:
         name="bytes-gpt",
         model=model,
         batch=lambda: next(data()),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
         data=data,
         steps=200,
     )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
     from shardwright.ir.frontier import Frontier
-    from shardwright.runtime.machine import Machine
     from shardwright.ir.plan import Plan
+    from shardwright.runtime.machine import Machine
     from shardwright.train.job import Job
 
 __all__ = [
