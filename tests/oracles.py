@@ -2,6 +2,10 @@
 
 from itertools import pairwise, product
 
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
 INF = float("inf")
 
 
@@ -29,6 +33,52 @@ def enumerate_problem(nodes, edges):
             memory = memory + memories[pick[tail]][pick[head]]
         costs.add((time, memory))
     return non_dominated(costs)
+
+
+def integer_program(nodes, edges, limit):
+    """Least time of a search problem within a memory limit, by HiGHS; infinite if nothing fits.
+
+    One binary for each choice of a node and one number for each pair of choices of an edge; the
+    problem is given as for `enumerate_problem`.
+    """
+    first = np.cumsum([0, *(len(times) for times, _ in nodes)])
+    time = [t for times, _ in nodes for t in times]
+    memory = [m for _, memories in nodes for m in memories]
+    rows, columns, values, right = [], [], [], []
+
+    def equation(terms, value):
+        rows.extend([len(right)] * len(terms))
+        columns.extend(column for column, _ in terms)
+        values.extend(factor for _, factor in terms)
+        right.append(value)
+
+    for i in range(len(nodes)):  # each node takes one choice
+        equation([(k, 1) for k in range(first[i], first[i + 1])], 1)
+    for tail, head, times, memories in edges:  # each edge takes the pair that its ends take
+        pairs = len(time) + np.arange(len(times) * len(times[0])).reshape(len(times), -1)
+        time += [t for row in times for t in row]
+        memory += [m for row in memories for m in row]
+        for end, side in ((tail, pairs), (head, pairs.T)):
+            for k, some in enumerate(side.tolist()):
+                equation([*((pair, 1) for pair in some), (first[end] + k, -1)], 0)
+    time, memory = np.array(time), np.array(memory, float)
+    allowed = np.isfinite(time)
+    scale = max(memory.max(), 1.0)
+    found = milp(
+        np.where(allowed, time, 0.0) / time[allowed].max(),
+        constraints=[
+            LinearConstraint(
+                coo_array((values, (rows, columns)), shape=(len(right), len(time))).tocsr(),
+                right,
+                right,
+            ),
+            LinearConstraint(memory[None, :] / scale, -np.inf, limit / scale),
+        ],
+        integrality=np.arange(len(time)) < first[-1],
+        bounds=Bounds(0, allowed.astype(float)),
+        options={"mip_rel_gap": 1e-6},
+    )
+    return INF if found.fun is None else found.fun * time[allowed].max()
 
 
 def least_time(frontier, limit):

@@ -12,6 +12,8 @@ clusters of workstations", 2009):
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
 
 from shardwright.cost.layouts import local_bytes
 from shardwright.cost.topology import Link, links
@@ -20,43 +22,67 @@ from shardwright.ir.machine import Machine
 from shardwright.ir.redistribution import Collective, Step, steps_between
 
 
+class StepPrice(NamedTuple):
+    """Seconds of a step: fixed, and per byte of its tile before, of that after, of the larger."""
+
+    fixed: float
+    per_before: float = 0.0
+    per_after: float = 0.0
+    per_larger: float = 0.0
+
+    def seconds(self, before: int, after: int) -> Seconds:
+        """Seconds of a step from tiles of `before` bytes to tiles of `after` bytes."""
+        moved = self.per_before * before + self.per_after * after
+        return Seconds(self.fixed + moved + self.per_larger * max(before, after))
+
+    def and_then(self, other: StepPrice) -> StepPrice:
+        return StepPrice(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@cache
+def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
+    """What a step of `kind` costs on the devices that `link` joins."""
+    n, lap = link.ranks, link.lap_seconds
+    if n == 1:
+        return StepPrice(0.0)
+    call, per_byte = machine.collective_launch_seconds, 1 / link.bytes_per_s
+    touch, launch = 1 / _memory_bytes_per_s(machine), machine.device.launch_seconds
+    cut = StepPrice(launch, per_after=2 * touch)
+    match kind:
+        case Collective.SLICE:
+            return cut
+        case Collective.MASK:
+            return StepPrice(launch, per_after=touch)
+        case Collective.EMBED:
+            return StepPrice(launch, per_before=touch, per_after=touch)
+        case Collective.ALL_REDUCE:
+            return StepPrice(call + 2 * lap, per_before=2 * (n - 1) / n * per_byte)
+        case Collective.ALL_GATHER:
+            return StepPrice(call + lap, per_before=(n - 1) / link.gather_bytes_per_s)
+        case Collective.REDUCE_SCATTER if machine.native_reduce_scatter:
+            return StepPrice(call + lap, per_after=(n - 1) * per_byte)
+        case Collective.REDUCE_SCATTER:
+            return step_price(Collective.ALL_REDUCE, link, machine).and_then(cut)
+        case Collective.ALL_TO_ALL if machine.native_all_to_all:
+            return StepPrice(call + lap, per_larger=link.exchange_seconds_per_byte)
+        case Collective.ALL_TO_ALL:
+            return step_price(Collective.ALL_GATHER, link, machine).and_then(cut)
+
+
 def collective_seconds(
     kind: Collective, link: Link, before: Bytes, after: Bytes, machine: Machine
 ) -> Seconds:
     """Seconds of one step that turns local tiles of `before` bytes into tiles of `after` bytes."""
-    n, lap = link.ranks, link.lap_seconds
-    if n == 1:
-        return Seconds(0.0)
-    call = machine.collective_launch_seconds
-    match kind:
-        case Collective.SLICE:
-            return memory_pass(2 * after, machine)
-        case Collective.MASK:
-            return memory_pass(after, machine)
-        case Collective.EMBED:
-            return memory_pass(before + after, machine)
-        case Collective.ALL_REDUCE:
-            return Seconds(call + 2 * lap + 2 * (n - 1) / n * before / link.bytes_per_s)
-        case Collective.ALL_GATHER:
-            return Seconds(call + lap + (n - 1) * before / link.gather_bytes_per_s)
-        case Collective.REDUCE_SCATTER:
-            if machine.native_reduce_scatter:
-                return Seconds(call + lap + (n - 1) * after / link.bytes_per_s)
-            whole = collective_seconds(Collective.ALL_REDUCE, link, before, before, machine)
-            return Seconds(whole + memory_pass(2 * after, machine))
-        case Collective.ALL_TO_ALL:
-            if machine.native_all_to_all:
-                moved = link.exchange_seconds_per_byte * max(before, after)
-                return Seconds(call + lap + moved)
-            gathered = Bytes(n * before)
-            whole = collective_seconds(Collective.ALL_GATHER, link, before, gathered, machine)
-            return Seconds(whole + memory_pass(2 * after, machine))
+    return step_price(kind, link, machine).seconds(before, after)
 
 
 def memory_pass(moved: int, machine: Machine) -> Seconds:
     """Seconds of one kernel that only reads and writes memory, `moved` bytes in all."""
-    device = machine.device
-    return Seconds(device.launch_seconds + moved / (device.bytes_per_s * device.efficiency.memory))
+    return Seconds(machine.device.launch_seconds + moved / _memory_bytes_per_s(machine))
+
+
+def _memory_bytes_per_s(machine: Machine) -> float:
+    return machine.device.bytes_per_s * machine.device.efficiency.memory
 
 
 def priced_steps(

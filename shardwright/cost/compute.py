@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
-from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Device
 from shardwright.rules.rule import Dims, Rule
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class OperatorClass(Enum):
@@ -46,8 +50,9 @@ class Port:
     requires_grad: bool
     saved: bool
 
-    def local_bytes(self, sizes: tuple[int, ...]) -> int:
-        return prod(sizes[f] for f in self.factors) * self.item_bytes
+    def local_bytes(self, sizes: Ints) -> Ints:
+        """Bytes of the local part, of factors with local sizes (factors, K): (K,)."""
+        return product_of(sizes, self.factors) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,68 +110,80 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
     )
 
 
-def operator_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
-    """Seconds forward and backward with factors of local `sizes`."""
-    backward = backward_seconds(work, sizes, device) if work.has_backward else 0.0
-    return Seconds(forward_seconds(work, sizes, device) + backward)
+def operator_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
+    """Seconds forward and backward with factors of local `sizes` (factors, K): (K,)."""
+    seconds = forward_seconds(work, sizes, device)
+    return seconds + backward_seconds(work, sizes, device) if work.has_backward else seconds
 
 
-def forward_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
-    """Seconds of the forward kernel with factors of local `sizes`."""
+def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
+    """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
-        return Seconds(0.0)
+        return np.zeros(sizes.shape[1])
     written = _bytes(work.results, sizes)
     read = _bytes(work.operands, sizes)
     if work.lookup:
-        read = min(read, written * len(work.operands))
+        read = np.minimum(read, written * len(work.operands))
     passes = _ATTENTION_FORWARD if work.kind is OperatorClass.ATTENTION else 1
     return _kernel(work, passes * _flop(work, sizes), read + written, device)
 
 
-def backward_seconds(work: Workload, sizes: tuple[int, ...], device: Device) -> Seconds:
-    """Seconds of the backward kernels: of those operands only that need a gradient."""
+def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
+    """Seconds of the backward kernels, of those operands only that need a gradient: (K,)."""
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
     given = _bytes((port for port in work.results if port.requires_grad), sizes)
     made = _bytes((work.operands[i] for i in needed), sizes)
+    nothing = np.zeros(sizes.shape[1], np.int64)
     if work.kind is OperatorClass.VIEW:
-        return Seconds(0.0)
+        return np.zeros(sizes.shape[1])
     if work.kind in (OperatorClass.MEMORY, OperatorClass.PART):
         saved = (port for port in (*work.operands, *work.results) if port.saved)
-        return _kernel(work, 0, given + made + _bytes(saved, sizes), device)
+        return _kernel(work, nothing, given + made + _bytes(saved, sizes), device)
     flop = _flop(work, sizes)
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
-    seconds = 0.0
+    seconds = np.zeros(sizes.shape[1])
     for i in needed:
         own = work.operands[i].local_bytes(sizes)
         if i in work.contracted:
             others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
             seconds += _kernel(work, flop, given + others + own, device)
         else:
-            seconds += _kernel(work, 0, given + own, device)
-    return Seconds(seconds)
+            seconds += _kernel(work, nothing, given + own, device)
+    return seconds
 
 
-def _kernel(work: Workload, flop: int, moved: int, device: Device) -> Seconds:
+def product_of(sizes: Ints, factors: Iterable[int]) -> Ints:
+    """Product of some rows of `sizes` (factors, K): (K,)."""
+    total = np.ones(sizes.shape[1], np.int64)
+    for factor in factors:
+        total = total * sizes[factor]
+    return total
+
+
+def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
     efficiency = device.efficiency
-    seconds = moved / (device.bytes_per_s * efficiency.memory)
-    if flop:
-        reached = {
-            OperatorClass.MATMUL: efficiency.matmul,
-            OperatorClass.CONVOLUTION: efficiency.convolution,
-            OperatorClass.ATTENTION: efficiency.attention,
-        }[work.kind]
-        seconds = max(seconds, flop / (device.peak_flop_per_s(work.dtype) * reached))
-    return Seconds(seconds + device.launch_seconds)
+    reached = {
+        OperatorClass.MATMUL: efficiency.matmul,
+        OperatorClass.CONVOLUTION: efficiency.convolution,
+        OperatorClass.ATTENTION: efficiency.attention,
+    }.get(work.kind, 1.0)
+    busy = flop / (device.peak_flop_per_s(work.dtype) * reached)
+    waiting = moved / (device.bytes_per_s * efficiency.memory)
+    return np.maximum(busy, waiting) + device.launch_seconds
 
 
-def _flop(work: Workload, sizes: tuple[int, ...]) -> int:
-    return 2 * prod(sizes[f] for f in work.work) if work.work else 0
+def _flop(work: Workload, sizes: Ints) -> Ints:
+    none = np.zeros(sizes.shape[1], np.int64)
+    return 2 * product_of(sizes, work.work) if work.work else none
 
 
-def _bytes(ports: Iterable[Port], sizes: tuple[int, ...]) -> int:
-    return sum(port.local_bytes(sizes) for port in ports)
+def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
+    total = np.zeros(sizes.shape[1], np.int64)
+    for port in ports:
+        total = total + port.local_bytes(sizes)
+    return total
 
 
 def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:

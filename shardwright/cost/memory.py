@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost.compute import Workload
+import numpy as np
+
+from shardwright.cost.compute import Ints, Workload, product_of
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 
@@ -106,26 +108,30 @@ def retention(graph: Graph) -> Retention:
     return Retention(frozenset(at_producer), frozenset(at_edge), frozenset(copies))
 
 
-def kept_bytes(
-    work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: tuple[int, ...]
-) -> Bytes:
+def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints) -> Ints:
     """Bytes that an operator pays for itself: results that `stays` marks, and `extra_saved`.
 
     What autograd saves besides (a mask, a log-sum-exp) scales with the local
-    part of the first result. `sizes` are the local sizes of the factors.
+    part of the first result. `sizes` are the local sizes of the factors (factors, K): (K,).
     """
     own = [port.local_bytes(sizes) for port in work.results]
-    kept = sum(held for held, stay in zip(own, stays, strict=True) if stay)
+    kept = np.zeros(sizes.shape[1], np.int64)
+    for held, stay in zip(own, stays, strict=True):
+        kept += held * stay
     if extra_saved:
-        whole = work.results[0].local_bytes(work.sizes)
-        kept += -(-extra_saved * own[0] // whole) if whole else extra_saved
-    return Bytes(kept)
+        whole = product_of(np.array(work.sizes)[:, None], work.results[0].factors)[0]
+        whole *= work.results[0].item_bytes
+        parts = [-(-extra_saved * part // int(whole)) if whole else 0 for part in own[0].tolist()]
+        kept += np.array(parts, np.int64) if whole else extra_saved
+    return kept
 
 
-def workspace_bytes(work: Workload, sizes: tuple[int, ...]) -> Bytes:
-    """What an operator holds while it runs, at most: operands, results and their gradients."""
-    ports = (*work.operands, *work.results)
-    return Bytes(sum(port.local_bytes(sizes) * (1 + port.requires_grad) for port in ports))
+def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
+    """Bytes held while an operator runs: operands, results and their gradients: (K,)."""
+    total = np.zeros(sizes.shape[1], np.int64)
+    for port in (*work.operands, *work.results):
+        total += port.local_bytes(sizes) * (1 + port.requires_grad)
+    return total
 
 
 def fixed_bytes(graph: Graph) -> Bytes:

@@ -1,9 +1,10 @@
-"""The cost model: every operator, parameter and edge of one graph as a table over tilings.
+"""What tilings cost on a machine, as tables over the options of a graph's operators.
 
 Tables add up: seconds and bytes of a plan are the sums over operators,
 parameters and edges of the entries that it chose. Prices depend on shapes,
 layouts and flags and never on names, so repeated layers share their tables:
 equal questions are answered with the *same* array objects, which are read-only.
+Layouts are codes (`codes.py`), and a table is computed in one go.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.book import LayoutBook, Wants
-from shardwright.cost.collectives import memory_pass, priced_steps, redistribution_seconds
+from shardwright.cost.codes import Ints, decode, digits, duals, layouts_of, local_elements
+from shardwright.cost.collectives import memory_pass, priced_steps
 from shardwright.cost.compute import Workload, operator_seconds, workload
-from shardwright.cost.layouts import TilingLayouts, local_bytes, local_sizes
 from shardwright.cost.memory import (
     fixed_bytes,
     kept_bytes,
@@ -25,19 +25,34 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
+from shardwright.cost.options import OptionBook, Options
+from shardwright.cost.prices import Prices
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Transfer
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.rule import Tiling
+
+Floats = NDArray[np.float64]
+
+_LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
 
 
 class Table(NamedTuple):
     """Costs of choices: `[K]` for a node, `[Ks, Kt]` for an edge (source choice, target choice)."""
 
-    seconds: NDArray[np.float64]
-    bytes: NDArray[np.int64]
+    seconds: Floats
+    bytes: Ints
+
+
+class Want(NamedTuple):
+    """How a value is read: its layout, and the layout in which its gradient comes back.
+
+    Without a gradient `grad` is the replicated layout, for nothing.
+    """
+
+    layout: Ints
+    grad: Ints
 
 
 @final
@@ -62,64 +77,64 @@ class CostModel:
         self.mesh = mesh
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
-        self._book = LayoutBook(mesh, analysis.rules)
+        self._prices = Prices(machine, mesh)
+        self._book = OptionBook(mesh)
+        self._options: dict[str, Options] = {}
         self._workloads: dict[str, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
-        self._prices: dict[tuple[Atoms, int, int, int], Seconds] = {}
-        self._sizes: dict[tuple[Atoms, int, int], Bytes] = {}
+        self._workspaces: dict[Hashable, Ints] = {}
+        self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
 
-    def layouts(self, op: Op, tilings: Sequence[Tiling]) -> tuple[TilingLayouts, ...]:
-        """Where everything lies, per tiling; equal operators share the very same objects."""
-        return self._book.layouts(op, tilings)
+    def options(self, op: Op) -> Options:
+        """What `op` may do; equal operators share the very same options."""
+        if op.name not in self._options:
+            self._options[op.name] = self._book.options(self.analysis.rules[op.name])
+        return self._options[op.name]
 
-    def operator(self, op: Op, tilings: Sequence[Tiling]) -> Table:
+    def operator(self, op: Op) -> Table:
         """Seconds of `op` forward and backward, and bytes of its own results kept for backward."""
-        rule, work = self.analysis.rules[op.name], self._workload(op)
-        sizes = tuple(local_sizes(rule, tiling, self.mesh) for tiling in tilings)
+        work, options = self._workload(op), self.options(op)
         stays = tuple(name in self._retention.at_producer for name in op.outputs)
-        key = (work, stays, op.extra_saved, sizes)
+        key = (work, stays, op.extra_saved, id(options))
         if key not in self._tables:
-            cost = {
-                local: (
-                    operator_seconds(work, local, self.machine.device),
-                    kept_bytes(work, stays, op.extra_saved, local),
-                )
-                for local in dict.fromkeys(sizes)
-            }
-            self._tables[key] = _node_table([cost[local] for local in sizes])
+            seconds = operator_seconds(work, options.sizes, self.machine.device)
+            held = kept_bytes(work, stays, op.extra_saved, options.sizes)
+            self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
-    def parameter(self, leaf: Leaf, layouts: Sequence[Layout]) -> Table:
+    def workspace(self, op: Op) -> Ints:
+        """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
+        work, options = self._workload(op), self.options(op)
+        key = (work, id(options))
+        if key not in self._workspaces:
+            self._workspaces[key] = workspace_bytes(work, options.sizes)
+        return self._workspaces[key]
+
+    def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
         The update is bound by memory: it reads weight, gradient and state once
         and writes weight and state. A frozen parameter has only its weight.
         """
         tensor = self.graph.tensor[leaf.name]
-        atoms, item = self.analysis.atoms[leaf.name], ITEM_BYTES[tensor.dtype]
-        indices = tuple(self._book.number(layout) for layout in layouts)
-        key = (atoms, item, tensor.requires_grad, indices)
+        key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
         if key not in self._tables:
-            held = [self._local_bytes(atoms, item, i) for i in indices]
+            held = self._local_bytes(leaf.name, layouts)
+            seconds = np.zeros(len(held))
             if tensor.requires_grad:
-                moved = 3 + 2 * self._states
-                rows = [
-                    (memory_pass(moved * size, self.machine), Bytes((2 + self._states) * size))
-                    for size in held
-                ]
-            else:
-                rows = [(Seconds(0.0), size) for size in held]
-            self._tables[key] = _node_table(rows)
+                moved = (3 + 2 * self._states) * held
+                seconds = np.array([memory_pass(m, self.machine) for m in moved.tolist()])
+                held = (2 + self._states) * held
+            self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
-    def edge(
-        self,
-        value: str,
-        sources: Sequence[Layout],
-        op: Op,
-        positions: Sequence[int],
-        tilings: Sequence[Tiling],
-    ) -> Table:
+    def want(self, value: str, op: Op, position: int) -> Want:
+        """How `op` reads `value` at `position`, per option."""
+        options = self.options(op)
+        layout, grad = options.operands[position], options.grads[position]
+        return Want(layout, grad if self.has_gradient(value, op) else np.zeros_like(grad))
+
+    def edge(self, value: str, sources: Ints, op: Op, positions: Sequence[int]) -> Table:
         """What it takes to bring `value` from each source layout to what `op` wants, and back.
 
         `sources` are the producer's (or the storage's) layouts of the value,
@@ -128,34 +143,56 @@ class CostModel:
         source's dual. Positions that want equal layouts share one
         redistribution. Bytes are those that `Retention` has the edge pay.
         """
-        tensor = self.graph.tensor[value]
-        atoms, item = self.analysis.atoms[value], ITEM_BYTES[tensor.dtype]
-        wants = self._book.wants(op, positions, tilings, self._has_gradient(value, op))
-        edge = (value, op.name)
-        pays = edge in self._retention.at_edge
-        pays_copies = edge in self._retention.copies
-        origins = tuple(self._book.number(layout) for layout in sources)
-        key = (atoms, item, pays, pays_copies, origins, wants)
+        pays, copies = self._pays(value, op)
+        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        back, options = self.has_gradient(value, op), self.options(op)
+        key = (atoms, item, pays, copies, back, _key(sources), id(options), tuple(positions))
         if key not in self._tables:
-            self._tables[key] = self._edge_table(atoms, item, pays, pays_copies, origins, wants)
+            seconds = np.zeros((len(sources), len(options)))
+            held = np.zeros((len(sources), len(options)), np.int64)
+            wants = [self.want(value, op, position) for position in positions]
+            for i, want in enumerate(wants):
+                again = np.zeros(len(options), bool)
+                for other in wants[:i]:
+                    again |= (want.layout == other.layout) & (want.grad == other.grad)
+                one = self._read(value, sources, want, back, pays, copies)
+                seconds += np.where(again, 0.0, one.seconds)
+                held += np.where(again, 0, one.bytes)
+            self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
-    def transfers(
-        self, value: str, source: Layout, op: Op, positions: Sequence[int], tiling: Tiling
-    ) -> tuple[Transfer, ...]:
-        """The redistributions of one edge of a plan; their seconds sum to the edge's."""
-        atoms, item = self.analysis.atoms[value], ITEM_BYTES[self.graph.tensor[value].dtype]
-        (placed,) = self.layouts(op, [tiling])
-        back = self._has_gradient(value, op)
-        ways: list[tuple[bool, Layout, Layout]] = []
-        for wanted, grad in dict.fromkeys(
-            (placed.operands[i], placed.operand_grads[i] if back else None) for i in positions
-        ):
-            ways.append((False, source, wanted))
-            if grad is not None:
-                ways.append((True, grad, source.dual()))
+    def shared_read(self, value: str, sources: Ints, want: Want, readers: Sequence[Op]) -> Table:
+        """Like `edge`, for one redistribution from which all `readers` read."""
+        paid = [self._pays(value, op) for op in readers]
+        pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
+        back = any(self.has_gradient(value, op) for op in readers)
+        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        key = (atoms, item, pays, copies, back, _key(sources), _key(want.layout), _key(want.grad))
+        if key not in self._tables:
+            self._tables[key] = _frozen(*self._read(value, sources, want, back, pays, copies))
+        return self._tables[key]
+
+    def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
+        """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
+        pays, _ = self._pays(value, op)
+        return self._local_bytes(value, layouts) if pays else None
+
+    def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
+        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
+        atoms = self.analysis.atoms[value]
+        return self._prices.seconds(atoms, self._item_bytes(value), sources, targets)
+
+    def transfers(self, value: str, source: int, want: tuple[int, int], op: Op) -> list[Transfer]:
+        """The redistributions of one read: their seconds sum to those of the edge."""
+        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        layout, grad = want
+        ways = [(False, source, layout)]
+        if self.has_gradient(value, op):
+            (dual,) = duals(np.array([source]), len(self.mesh.axes)).tolist()
+            ways.append((True, grad, dual))
         found = []
-        for backward, src, dst in ways:
+        for backward, start, end in ways:
+            src, dst = (decode(code, atoms, self.mesh) for code in (start, end))
             steps = list(priced_steps(atoms, item, src, dst, self.machine))
             if steps:
                 names = self.mesh.names
@@ -171,75 +208,76 @@ class CostModel:
                         seconds=Seconds(sum(seconds for _, _, seconds in steps)),
                     )
                 )
-        return tuple(found)
+        return found
 
-    def transient_bytes(self, tilings: Mapping[str, Tiling]) -> Bytes:
+    def layout(self, value: str, code: int) -> Layout:
+        """The layout of `value` that has this code."""
+        return decode(code, self.analysis.atoms[value], self.mesh)
+
+    def transient_bytes(self, chosen: Mapping[str, int]) -> Bytes:
         """Allowance for what lives only while an operator runs: the largest operator's workspace.
 
-        A maximum, so no part of the tables: add it to the sum of a finished assignment.
+        A maximum, so no part of the tables: add it to the sum of a finished
+        assignment. `chosen` has the number of each operator's option.
         """
-        return max(
-            (
-                workspace_bytes(
-                    self._workload(op),
-                    local_sizes(self.analysis.rules[op.name], tilings[op.name], self.mesh),
-                )
-                for op in self.graph.ops
-            ),
-            default=Bytes(0),
-        )
+        sizes = (int(self.workspace(op)[chosen[op.name]]) for op in self.graph.ops)
+        return Bytes(max(sizes, default=0))
 
     def fixed_bytes(self) -> Bytes:
         """What every rank holds under every plan: inputs, buffers and constants."""
         return fixed_bytes(self.graph)
 
-    def _edge_table(
-        self,
-        atoms: Atoms,
-        item: int,
-        pays: bool,
-        pays_copies: bool,
-        origins: tuple[int, ...],
-        wants: Wants,
-    ) -> Table:
-        """Prices between the different layouts only, then spread over the choices."""
-        source_kinds = {origin: i for i, origin in enumerate(dict.fromkeys(origins))}
-        want_kinds = {want: i for i, want in enumerate(dict.fromkeys(wants))}
-        seconds = np.zeros((len(source_kinds), len(want_kinds)))
-        held = np.zeros((len(source_kinds), len(want_kinds)), dtype=np.int64)
-        for source, i in source_kinds.items():
-            dual = self._book.number(self._book[source].dual())
-            for want, j in want_kinds.items():
-                for operand, grad in want:
-                    seconds[i, j] += self._price(atoms, item, source, operand)
-                    if grad is not None:
-                        seconds[i, j] += self._price(atoms, item, grad, dual)
-                    if pays or (pays_copies and operand != source):
-                        held[i, j] += self._local_bytes(atoms, item, operand)
-        spread = np.ix_(
-            [source_kinds[origin] for origin in origins], [want_kinds[want] for want in wants]
-        )
-        return _frozen(seconds[spread], held[spread])
-
-    def _price(self, atoms: Atoms, item: int, src: int, dst: int) -> Seconds:
-        if src == dst:
-            return Seconds(0.0)
-        key = (atoms, item, src, dst)
-        if key not in self._prices:
-            layouts = self._book[src], self._book[dst]
-            self._prices[key] = redistribution_seconds(atoms, item, *layouts, self.machine)
-        return self._prices[key]
-
-    def _local_bytes(self, atoms: Atoms, item: int, layout: int) -> Bytes:
-        key = (atoms, item, layout)
-        if key not in self._sizes:
-            self._sizes[key] = local_bytes(atoms, item, self._book[layout])
-        return self._sizes[key]
-
-    def _has_gradient(self, value: str, op: Op) -> bool:
+    def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
         tensor = self.graph.tensor
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
+
+    def _read(
+        self, value: str, sources: Ints, want: Want, back: bool, pays: bool, copies: bool
+    ) -> Table:
+        """Prices between the different layouts only, then spread over the choices."""
+        source, to_source = np.unique(sources, return_inverse=True)
+        layout, to_layout = np.unique(want.layout, return_inverse=True)
+        seconds = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        if back:
+            dual, to_dual = np.unique(duals(sources, len(self.mesh.axes)), return_inverse=True)
+            grad, to_grad = np.unique(want.grad, return_inverse=True)
+            seconds = seconds + self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
+        held = np.zeros(seconds.shape, np.int64)
+        if pays or copies:
+            moved = sources[:, None] != want.layout
+            held = np.where(moved | pays, self._local_bytes(value, want.layout), 0)
+        return Table(seconds, held)
+
+    def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
+        """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
+
+        Values of the same atoms and dtype share one matrix of all layouts that they may have.
+        """
+        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        if (atoms, item) not in self._matrices:
+            known = np.sort(layouts_of(atoms, self.mesh))
+            few = known if len(known) <= _LAYOUTS_AT_ONCE else known[:0]
+            src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
+            seconds = self._prices.seconds(atoms, item, src, dst).reshape(len(few), len(few))
+            self._matrices[atoms, item] = few, seconds
+        known, seconds = self._matrices[atoms, item]
+        if known.size:
+            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
+        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+        return self._prices.seconds(atoms, item, src, dst).reshape(len(sources), len(targets))
+
+    def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
+        edge = (value, op.name)
+        return edge in self._retention.at_edge, edge in self._retention.copies
+
+    def _local_bytes(self, value: str, codes: Ints) -> Ints:
+        by_axis = digits(codes, len(self.mesh.axes))
+        elements = local_elements(by_axis, self.analysis.atoms[value], self.mesh)
+        return elements * self._item_bytes(value)
+
+    def _item_bytes(self, value: str) -> int:
+        return ITEM_BYTES[self.graph.tensor[value].dtype]
 
     def _workload(self, op: Op) -> Workload:
         if op.name not in self._workloads:
@@ -248,12 +286,11 @@ class CostModel:
         return self._workloads[op.name]
 
 
-def _node_table(rows: Sequence[tuple[Seconds, Bytes]]) -> Table:
-    seconds = np.array([seconds for seconds, _ in rows], dtype=np.float64)
-    return _frozen(seconds, np.array([held for _, held in rows], dtype=np.int64))
+def _key(codes: Ints) -> bytes:
+    return codes.tobytes()
 
 
-def _frozen(seconds: NDArray[np.float64], held: NDArray[np.int64]) -> Table:
+def _frozen(seconds: Floats, held: Ints) -> Table:
     """A table that nobody can write to, as it is shared."""
     seconds.flags.writeable = False
     held.flags.writeable = False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import overload
 
-from shardwright.ir.layout import Bytes
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
 _UNITS = {"": 1, "B": 1}
@@ -38,6 +39,41 @@ def parse_bytes(text: str | int) -> Bytes:
     return Bytes(int(float(found[1]) * _UNITS[found[2]]))
 
 
+class Plans(Sequence[Plan]):
+    """Plans that are written when they are first asked for; what they cost is known before.
+
+    A plan names every operator of the model, so writing one takes longer than finding it.
+    """
+
+    def __init__(
+        self, costs: Sequence[tuple[Seconds, Bytes]], write: Callable[[int], Plan]
+    ) -> None:
+        self.costs = tuple(costs)
+        self._write = write
+        self._written: dict[int, Plan] = {}
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        place = range(len(self))[index]
+        if place not in self._written:
+            self._written[place] = self._write(place)
+        return self._written[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.costs)
+
+
 @dataclass(frozen=True)
 class Frontier:
     """Plans that no other plan found beats in both time and memory.
@@ -47,16 +83,24 @@ class Frontier:
     model, for comparison.
     """
 
-    plans: tuple[Plan, ...]
-    baselines: tuple[Plan, ...] = ()
+    plans: Sequence[Plan]
+    baselines: Sequence[Plan] = ()
     search_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.plans:
             raise ValueError("a frontier needs at least one plan")
-        for a, b in pairwise(self.plans):
-            if not (a.step_seconds < b.step_seconds and a.peak_bytes > b.peak_bytes):
-                raise ValueError(f"not a frontier, fastest first: {a} before {b}")
+        for i, (a, b) in enumerate(pairwise(self.costs)):
+            if not (a[0] < b[0] and a[1] > b[1]):
+                one, other = self.plans[i], self.plans[i + 1]
+                raise ValueError(f"not a frontier, fastest first: {one} before {other}")
+
+    @property
+    def costs(self) -> tuple[tuple[Seconds, Bytes], ...]:
+        """Seconds and bytes of every plan."""
+        if isinstance(self.plans, Plans):
+            return self.plans.costs
+        return tuple((plan.step_seconds, plan.peak_bytes) for plan in self.plans)
 
     def fastest(self, memory_limit: str | int | None = None) -> Plan:
         """The fastest plan whose peak memory per rank is within the limit (TensorOpt's mini-time).
@@ -66,9 +110,9 @@ class Frontier:
         if memory_limit is None:
             return self.plans[0]
         limit = parse_bytes(memory_limit)
-        for plan in self.plans:
-            if plan.peak_bytes <= limit:
-                return plan
+        for place, (_, peak) in enumerate(self.costs):
+            if peak <= limit:
+                return self.plans[place]
         least = self.smallest()
         raise InfeasibleError(
             f"no plan for {least.devices} devices of {least.machine} fits into"

@@ -136,6 +136,8 @@ class Op:
 
     `saves` are the operands and results that autograd keeps for the backward
     pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp).
+    `rule` is its index notation where none is written, found out or stated by
+    the user; empty if there is none.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Op:
     source: Source = Source()
     saves: tuple[str, ...] = ()
     extra_saved: int = 0
+    rule: str = ""
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -173,7 +176,8 @@ class Graph:
 
     `outputs` are the values returned; `updates` are pairs (buffer, value): the
     buffer's new content after the step. `constants` are the arguments of the
-    call that are no tensors, by path.
+    call that are no tensors, by path. `note` says what was unusual about the
+    capture; empty if nothing was.
     """
 
     leaves: tuple[Leaf, ...]
@@ -182,6 +186,7 @@ class Graph:
     values: tuple[Tensor, ...]
     updates: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
+    note: str = ""
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -293,12 +298,14 @@ def to_json(graph: Graph) -> str:
                     "source": [op.source.module, op.source.file, op.source.line],
                     "saves": list(op.saves),
                     "extra_saved": op.extra_saved,
+                    "rule": op.rule,
                 }
                 for op in graph.ops
             ],
             "outputs": list(graph.outputs),
             "updates": [list(pair) for pair in graph.updates],
             "constants": [list(pair) for pair in graph.constants],
+            "note": graph.note,
         }
     )
 
@@ -318,6 +325,7 @@ def from_json(text: str) -> Graph:
                 source=Source(*op["source"]),
                 saves=tuple(op["saves"]),
                 extra_saved=op["extra_saved"],
+                rule=op["rule"],
             )
             for op in data["ops"]
         ),
@@ -325,6 +333,7 @@ def from_json(text: str) -> Graph:
         values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, value) for key, value in data["constants"]),
+        note=data["note"],
     )
 
 

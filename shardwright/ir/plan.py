@@ -193,7 +193,7 @@ class Plan:
         """Read what `to_json` wrote."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as e:
+        except (ValueError, RecursionError) as e:
             raise PlanError(f"is not JSON ({e}); it is corrupt or cut short, plan again") from e
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise PlanError("has no format number; give a file that `plan` wrote")
@@ -208,7 +208,7 @@ class Plan:
             raise PlanError(f"{e}; edit it back or plan again") from e
         except KeyError as e:
             raise PlanError(f"lacks the field {e}; it is damaged, plan again") from e
-        except (TypeError, ValueError) as e:
+        except (TypeError, ValueError, OverflowError) as e:
             raise PlanError(
                 f"has a field of the wrong form ({e}); edit it back or plan again"
             ) from e
@@ -227,7 +227,7 @@ class Plan:
 
 
 def _read(data: dict[str, Any]) -> Plan:
-    mesh = Mesh.parse(data["mesh"])
+    mesh = Mesh.parse(_is(data["mesh"], str))
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
     return Plan(
         name=_is(data["name"], str),
@@ -249,7 +249,7 @@ def _read(data: dict[str, Any]) -> Plan:
         parameters=tuple(
             PlannedParameter(
                 _is(name, str),
-                Layout.parse(layout, mesh),
+                Layout.parse(_is(layout, str), mesh),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),
             )
@@ -262,7 +262,7 @@ def _read(data: dict[str, Any]) -> Plan:
                 Source(_is(module, str), _is(file, str), _is(line, int)),
                 _per_axis(_is(tiling, str).split(), mesh),
                 _per_axis(_is(splits, str).split(", "), mesh),
-                Layout.parse(layout, mesh),
+                Layout.parse(_is(layout, str), mesh),
                 Seconds(_number(seconds)),
                 Bytes(_is(saved, int)),
             )

@@ -36,7 +36,7 @@ class Collective(Enum):
         return self not in (Collective.SLICE, Collective.MASK, Collective.EMBED)
 
 
-_KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
+KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
     (Replicate, Shard): Collective.SLICE,
     (Partial, Shard): Collective.REDUCE_SCATTER,
     (Shard, Shard): Collective.ALL_TO_ALL,
@@ -46,7 +46,7 @@ _KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
     (Shard, Partial): Collective.EMBED,
 }
 # Steps that shrink the tile come first, those that grow it last: less to move in between.
-_ORDER = {kind: position for position, kind in enumerate(_KINDS.values())}
+ORDER = {kind: position for position, kind in enumerate(KINDS.values())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def collective(self) -> Collective:
-        return _KINDS[type(self.src), type(self.dst)]
+        return KINDS[type(self.src), type(self.dst)]
 
 
 @cache
@@ -83,7 +83,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
         pending = [axis for axis in range(len(now)) if now[axis] != want[axis]]
         free = [axis for axis in pending if not _blockers(now, want, axis)]
         if free:
-            axis = min(free, key=lambda a: (_ORDER[_KINDS[type(now[a]), type(want[a])]], a))
+            axis = min(free, key=lambda a: (ORDER[KINDS[type(now[a]), type(want[a])]], a))
             target = want[axis]
         else:
             involved = {*pending, *(b for a in pending for b in _blockers(now, want, a))}

@@ -12,19 +12,21 @@ alternate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from shardwright.cost.codes import encode
+from shardwright.cost.options import Options
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Atoms, Layout, Placement, Shard, fits
 from shardwright.rules.rule import Choice, FactorKind, Rule, Split, Tiling
 from shardwright.search.problem import Assignment
 from shardwright.search.space import Space
 
-AxisRole = str  # "data" or "tensor"
+AxisRole = str  # "data", "tensor" or "sequence"
 
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
-    """Names and assignments of the well-known plans that this mesh has a place for."""
+    """Names and assignments, of the space's `problem`, that this mesh has a place for."""
     axes = len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         yield "one device", _write(space, ("data",) * axes, sharded=False)
@@ -35,9 +37,16 @@ def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
         yield "fully sharded", _write(space, ("data",), sharded=True)
         if inner:
             yield "tensor parallel", _write(space, ("tensor",), sharded=False)
+            if sequence_atoms(space):
+                yield "sequence and tensor parallel", _write(space, ("sequence",), sharded=False)
     elif axes == 2 and inner:
         yield "data x tensor parallel", _write(space, ("data", "tensor"), sharded=False)
         yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), sharded=True)
+        if sequence_atoms(space):
+            roles = ("data", "sequence")
+            yield "data x sequence and tensor parallel", _write(space, roles, sharded=False)
+            name = "fully sharded x sequence and tensor parallel"
+            yield name, _write(space, roles, sharded=True)
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -46,6 +55,14 @@ def batch_atoms(space: Space) -> frozenset[int]:
     leaves = space.model.graph.leaves_of(LeafKind.INPUT)
     leading = (dims[leaf.name][0] for leaf in leaves if dims[leaf.name])
     return frozenset(atoms[0] for atoms in leading if atoms)
+
+
+def sequence_atoms(space: Space) -> frozenset[int]:
+    """Atoms of the second dimension of every input: the sequence, where that is what it is."""
+    dims = space.model.analysis.dims
+    leaves = space.model.graph.leaves_of(LeafKind.INPUT)
+    second = (dims[leaf.name][1] for leaf in leaves if len(dims[leaf.name]) == 2)
+    return frozenset(atoms[0] for atoms in second if atoms)
 
 
 def inner_atoms(space: Space) -> frozenset[int]:
@@ -83,40 +100,51 @@ def inner_atoms(space: Space) -> frozenset[int]:
 
 
 def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assignment:
-    split = {"data": batch_atoms(space), "tensor": inner_atoms(space)}
-    tilings: dict[str, Tiling] = {}
-    for op, options in zip(space.ops, space.op_options, strict=True):
-        feasible = {tiling for tiling, _ in options}
-        rule = space.model.analysis.rules[op.name]
+    model, inner = space.model, inner_atoms(space)
+    split = {
+        "data": (batch_atoms(space),),
+        "tensor": (inner,),
+        "sequence": (
+            inner,
+            sequence_atoms(space),
+        ),  # what is not split inside is along the sequence
+    }
+    options = {}
+    for op in model.graph.ops:
+        rule = model.analysis.rules[op.name]
         wanted = tuple(_choice(rule, split[role]) for role in roles)
-        tilings[op.name] = _largest_feasible(wanted, feasible)
+        options[op.name] = _largest_feasible(rule, wanted, model.options(op))
     storage = {}
-    for leaf, layouts in zip(space.parameters, space.storage_options, strict=True):
-        atoms, dims = space.model.analysis.atoms[leaf.name], space.model.analysis.dims[leaf.name]
+    for leaf, codes in zip(space.parameters, space.storage_codes, strict=True):
+        atoms, dims = model.analysis.atoms[leaf.name], model.analysis.dims[leaf.name]
         placements: list[Placement] = []
         for role in roles:
-            tensor = _shard(atoms, dims, lambda atom: atom in split["tensor"])
-            placements.append(tensor if role == "tensor" and tensor else REPLICATE)
-        layout = Layout(space.model.mesh, tuple(placements))
-        if layout not in layouts:
-            layout = Layout.replicated(space.model.mesh)
-        storage[leaf.name] = _also_sharded(atoms, layout, roles) if sharded else layout
-    return space.assignment(tilings, storage)
+            tensor = _shard(atoms, dims, lambda atom: atom in inner)
+            placements.append(tensor if role != "data" and tensor else REPLICATE)
+        layout = Layout(model.mesh, tuple(placements))
+        if not fits(atoms, layout):
+            layout = Layout.replicated(model.mesh)
+        layout = _also_sharded(atoms, layout, roles) if sharded else layout
+        storage[leaf.name] = encode(layout, atoms)
+        assert storage[leaf.name] in codes
+    return space.assignment(options, storage)
 
 
-def _choice(rule: Rule, atoms: frozenset[int]) -> Choice:
-    for factor in rule.factors:
-        if factor.atom in atoms and factor.kind is FactorKind.PARALLEL:
-            return Split(factor.name)
+def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> Choice:
+    for atoms in preferred:
+        for factor in rule.factors:
+            if factor.atom in atoms and factor.kind is FactorKind.PARALLEL:
+                return Split(factor.name)
     return None
 
 
-def _largest_feasible(wanted: Tiling, feasible: set[Tiling]) -> Tiling:
-    """`wanted`, or with the innermost splits given up until it is feasible."""
+def _largest_feasible(rule: Rule, wanted: Tiling, options: Options) -> int:
+    """The number of `wanted`, or with the innermost splits given up until it is feasible."""
     for keep in range(len(wanted), -1, -1):
-        tiling = (*wanted[:keep], *(None,) * (len(wanted) - keep))
-        if tiling in feasible:
-            return tiling
+        try:
+            return options.find(rule, (*wanted[:keep], *(None,) * (len(wanted) - keep)))
+        except ValueError:
+            continue
     raise AssertionError("the replicated tiling is always feasible")
 
 

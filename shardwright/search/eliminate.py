@@ -23,8 +23,8 @@ from shardwright.search.frontier import Frontiers, product, singletons, take, un
 from shardwright.search.minplus import ends
 from shardwright.search.pin import settle
 from shardwright.search.pricing import PriceList, best_points
-from shardwright.search.problem import Ints, Point, Problem
-from shardwright.search.schedule import Join, Leaf, Schedule, make_schedule
+from shardwright.search.problem import Ints, Point, Problem, most
+from shardwright.search.schedule import Given, Join, Leaf, Schedule, make_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ Point(time=4.0, memory=40, choice=(1, 1)))
 
 
 def _pins_of_the_ends(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
-    _, choices = settle(problem, schedule, ends)
+    _, choices = settle(problem, schedule, ends(*most(problem)))
     return sorted({tuple(row) for row in choices[:, list(schedule.pinned)].tolist()})
 
 
@@ -74,6 +74,8 @@ def _assignments(
     for table in schedule.tables:
         if isinstance(table, Leaf):
             tables.append(_leaf(table, chosen, limit))
+        elif isinstance(table, Given):
+            raise AssertionError("only a folded problem has tables that are given")
         else:
             tables.append(_join(table, schedule, tables, limit))
     return _unroll(schedule, tables, num_nodes, chosen)

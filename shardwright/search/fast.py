@@ -12,12 +12,16 @@ Known inefficiency: see `sweep.py` and `fill.py`.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 from shardwright.search.fill import fill
+from shardwright.search.folded import Folded
 from shardwright.search.polish import polish
 from shardwright.search.problem import Point, Problem
 from shardwright.search.sweep import DualBound, sweep
+
+_COARSER = 5  # between supported points this much coarser gaps are filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +41,22 @@ class FastFrontier:
 
 
 def fast_frontier(
-    problem: Problem,
+    problem: Problem | Folded,
     *,
     max_weights: int = 120,
     seconds: float = math.inf,
     max_points: int = 1000,
     max_table: int = 500_000,
+    resolution: float = 0.0,
+    max_priced: int = 20_000_000,
 ) -> FastFrontier:
     """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
 
     `max_weights` and `seconds` bound the sweep, `max_points` the points between those it finds,
-    `max_table` the entries of a table at one weight, beyond which nodes are pinned. With `seconds`
-    the result depends on the machine. Without a feasible assignment there are no points.
+    `max_table` the entries of a table at one weight, beyond which nodes are pinned, and
+    `max_priced` the terms that are priced for single changes. Gaps narrower than `resolution`, as a
+    part of time or memory, are left open. With `seconds` the result depends on the machine. Without
+    a feasible assignment there are no points.
 
     >>> import numpy as np
     >>> from shardwright.search.problem import Node
@@ -57,7 +65,16 @@ def fast_frontier(
     >>> [(p.time, p.memory) for p in front.points], round(front.lower_bound(45), 6)
     ([(2.0, 60), (3.0, 50), (4.0, 40)], 3.5)
     """
-    found = sweep(problem, max_weights=max_weights, seconds=seconds, max_table=max_table)
-    filled = fill(problem, found.points, max_points=max_points)
-    points = polish(problem, filled, max_points=max_points)
+    start = time.monotonic()
+    found = sweep(
+        problem,
+        max_weights=max_weights,
+        seconds=seconds,
+        max_table=max_table,
+        resolution=resolution,
+    )
+    points = found.points
+    if time.monotonic() - start < seconds:
+        points = fill(problem, points, max_points=max_points, resolution=_COARSER * resolution)
+        points = polish(problem, points, max_points=max_points, max_priced=max_priced)
     return FastFrontier(points, found.bound, found.pinned)

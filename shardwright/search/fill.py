@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardwright.search.folded import Folded
 from shardwright.search.frontier import reduce
 from shardwright.search.moves import Moves
 from shardwright.search.pricing import PriceList, best_points, sums
@@ -26,20 +27,27 @@ from shardwright.search.walk import Walk, components, walk
 
 
 def fill(
-    problem: Problem, supported: Sequence[Point], *, max_points: int = 1000
+    problem: Problem | Folded,
+    supported: Sequence[Point],
+    *,
+    max_points: int = 1000,
+    resolution: float = 0.0,
 ) -> tuple[Point, ...]:
     """The frontier of `supported`, fastest first, filled up to about `max_points`.
 
-    Every gap has an equal share, of at least one point.
+    Every gap has an equal share, of at least one point; one that is no wider than `resolution`,
+    as a part of its time or its memory, has none.
     """
     if not supported:
         return ()
     share = max(1, max_points // len(supported) - 1)
     prices = PriceList.of(problem)
-    moves = Moves.of(problem, prices)
+    moves = Moves.of(prices)
     blocks = [np.array([point.choice for point in supported], np.int64)]
     for left, right in pairwise(supported):
-        blocks += _between(prices, moves, left, right, share)
+        wide = right.time > left.time * (1 + resolution)
+        if wide and left.memory > right.memory * (1 + resolution):
+            blocks += _between(prices, moves, left, right, share)
     return best_points(prices, blocks)
 
 

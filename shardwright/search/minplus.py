@@ -15,39 +15,54 @@ Known inefficiency: choices that another choice beats under every objective are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.search.problem import Floats, Ints
-from shardwright.search.schedule import Join, Leaf, Schedule
+from shardwright.search.schedule import Given, Join, Leaf, Schedule
 
-Rows = NDArray[Any]  # (objectives, ...), float64 or complex128
-Objectives = Callable[[Floats, Ints], Rows]  # a table's time and memory -> its rows
+Rows = Floats  # (objectives, ...)
 
 _BLOCK = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
+_TINY = 1e-9  # a weight that only breaks ties
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objectives:
+    """What is to be least, row by row: `time * seconds + memory * bytes`."""
+
+    time: Floats  # (L,)
+    memory: Floats  # (L,)
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def rows(self, time: Floats, memory: Ints) -> Rows:
+        """The objectives of a cost table: (...) -> (L, ...)."""
+        allowed = np.isfinite(time)
+        if allowed.all():
+            return np.multiply.outer(self.time, time) + np.multiply.outer(self.memory, memory)
+        rows = np.multiply.outer(self.time, np.where(allowed, time, 0.0))
+        rows += np.multiply.outer(self.memory, memory)
+        rows[:, ~allowed] = np.inf
+        return rows
 
 
 def weighted(weights: Floats) -> Objectives:
     """The objectives `time + weight * memory`, for each weight in seconds per byte."""
-
-    def rows(time: Floats, memory: Ints) -> Rows:
-        return time + np.multiply.outer(weights, memory)
-
-    return rows
+    return Objectives(np.ones(len(weights)), weights)
 
 
-def ends(time: Floats, memory: Ints) -> Rows:
-    """Two objectives: least time, then least memory; and least memory, then least time.
+def ends(most_time: float, most_memory: float) -> Objectives:
+    """Four objectives: least time; least memory; and each again, ties broken by the other.
 
-    numpy orders complex numbers by real, then imaginary part, which is all that this needs.
+    `most_time` and `most_memory` are more than any assignment costs: the ties are of costs that
+    agree to a billionth of these.
     """
-    allowed = np.isfinite(time)
-    rows = np.empty((2, *time.shape), np.complex128)
-    rows.real[0], rows.imag[0] = time, memory
-    rows.real[1], rows.imag[1] = np.where(allowed, memory, np.inf), np.where(allowed, time, 0)
-    return rows
+    by_memory = _TINY * (most_time or 1.0) / (most_memory or 1.0)
+    by_time = _TINY * (most_memory or 1.0) / (most_time or 1.0)
+    return Objectives(np.array([1.0, 0.0, 1.0, by_time]), np.array([0.0, 1.0, by_memory, 1.0]))
 
 
 def minimise(
@@ -58,11 +73,11 @@ def minimise(
     The pinned nodes choose `pins`, (L, pinned). Of equals the lower choice of a node wins.
     """
     chosen = dict(zip(schedule.pinned, pins.T, strict=True))
-    tables = _forward(schedule, lambda leaf: _pinned_rows(leaf, objectives, chosen))
+    tables = forward(schedule, lambda leaf: _pinned_rows(leaf, objectives, chosen))
     values = tables[schedule.factors[schedule.root].table]
     choice = np.zeros((len(values), num_nodes), np.int64)
     choice[:, list(schedule.pinned)] = pins
-    _backward(schedule, tables, choice)
+    backward(schedule, tables, choice, np.arange(len(choice)))
     return values, choice
 
 
@@ -71,12 +86,12 @@ def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
 
     Every cost that mentions a pinned node takes that node's best choice on its own.
     """
-    tables = _forward(schedule, lambda leaf: _relaxed_rows(leaf, objectives))
+    tables = forward(schedule, lambda leaf: _relaxed_rows(leaf, objectives))
     return tables[schedule.factors[schedule.root].table]
 
 
 def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) -> Rows:
-    table = objectives(leaf.time, leaf.memory)
+    table = objectives.rows(leaf.time, leaf.memory)
     rows = np.arange(len(table))
     for axis, pin in reversed(list(enumerate(leaf.pinned))):
         if pin is not None:
@@ -85,16 +100,24 @@ def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) ->
 
 
 def _relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
-    table = objectives(leaf.time, leaf.memory)
+    table = objectives.rows(leaf.time, leaf.memory)
     pinned = tuple(axis + 1 for axis, pin in enumerate(leaf.pinned) if pin is not None)
     return np.asarray(table.min(axis=pinned)) if pinned else table
 
 
-def _forward(schedule: Schedule, leaf_rows: Callable[[Leaf], Rows]) -> list[Rows]:
-    tables: list[Rows] = []
-    for table in schedule.tables:
+def forward(
+    schedule: Schedule,
+    leaf_rows: Callable[[Leaf], Rows],
+    given: Sequence[Rows] = (),
+    done: Sequence[Rows] = (),
+) -> list[Rows]:
+    """All tables of a schedule, the first of which are `done`: (L, axes of the table...)."""
+    tables = list(done)
+    for table in schedule.tables[len(done) :]:
         if isinstance(table, Leaf):
             tables.append(leaf_rows(table))
+        elif isinstance(table, Given):
+            tables.append(given[table.number])
         else:
             tables.append(_join(table, tables))
     return tables
@@ -133,9 +156,11 @@ def _sum(tables: Sequence[Rows]) -> Rows:
     return total
 
 
-def _backward(schedule: Schedule, tables: Sequence[Rows], choice: Ints) -> None:
-    """Fill in `choice` (L, nodes), last eliminated node first."""
-    rows = np.arange(len(choice))
+def backward(schedule: Schedule, tables: Sequence[Rows], choice: Ints, rows: Ints) -> None:
+    """Fill in `choice` (A, nodes), last eliminated node first; kept nodes have chosen already.
+
+    Assignment a is for objective `rows[a]`.
+    """
     for step in reversed(schedule.steps):
         if step.node is None:
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.search.pricing import PriceList, sums
-from shardwright.search.problem import Floats, Ints, Problem
+from shardwright.search.problem import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +28,9 @@ class Moves:
     step: Ints  # (touched,), entries from one choice of the other node to the next
 
     @classmethod
-    def of(cls, problem: Problem, prices: PriceList) -> Moves:
-        """List the moves of `problem`, whose price list is `prices`."""
-        sizes = np.array(problem.sizes)
+    def of(cls, prices: PriceList) -> Moves:
+        """List the moves of the problem whose price list is `prices`."""
+        sizes = prices.sizes
         first = np.cumsum(sizes) - sizes  # the first move of each node
         node = np.repeat(np.arange(len(sizes)), sizes)
         edges = np.arange(len(sizes), len(prices.tail))

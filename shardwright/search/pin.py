@@ -44,16 +44,16 @@ def best_pins(
 
     Without `choice` every neighbour that is not yet decided does what suits the edge best.
     """
-    num_rows = len(objectives(problem.nodes[0].time, problem.nodes[0].memory))
+    num_rows = len(objectives)
     rows = np.arange(num_rows)
     decided = None if choice is None else choice.copy()
     found: dict[int, Ints] = {}
     for node in pinned:
-        cost = objectives(problem.nodes[node].time, problem.nodes[node].memory)
+        cost = objectives.rows(problem.nodes[node].time, problem.nodes[node].memory)
         for edge in problem.edges:
             if node not in (edge.tail, edge.head):
                 continue
-            table = objectives(edge.time, edge.memory)  # (L, K of tail, K of head)
+            table = objectives.rows(edge.time, edge.memory)  # (L, K of tail, K of head)
             other = edge.tail if node == edge.head else edge.head
             if node == edge.tail:
                 table = table.transpose(0, 2, 1)  # (L, K of other, K of node)

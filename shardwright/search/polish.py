@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.search.folded import Folded
 from shardwright.search.frontier import reduce
 from shardwright.search.moves import Moves
 from shardwright.search.pricing import PriceList, best_points
@@ -20,7 +21,7 @@ from shardwright.search.problem import Ints, Point, Problem
 
 
 def polish(
-    problem: Problem,
+    problem: Problem | Folded,
     points: Sequence[Point],
     *,
     max_points: int = 1000,
@@ -31,7 +32,7 @@ def polish(
     It ends with no change left to try, with `max_points`, or after `max_priced` terms of prices.
     """
     prices = PriceList.of(problem)
-    moves = Moves.of(problem, prices)
+    moves = Moves.of(prices)
     left = max_priced // len(moves.term)  # how many points can still be tried
     tried: set[tuple[float, int]] = set()
     front = tuple(points)

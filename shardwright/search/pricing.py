@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.search.folded import Folded
 from shardwright.search.frontier import reduce
-from shardwright.search.problem import Floats, Ints, Point, Problem
+from shardwright.search.problem import Assignment, Floats, Ints, Point, Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,31 +31,39 @@ class PriceList:
     stride: Ints  # (terms,)
     tail: Ints  # (terms,)
     head: Ints  # (terms,)
+    sizes: Ints  # (nodes,), numbers of choices
 
     @classmethod
-    def of(cls, problem: Problem) -> PriceList:
+    def of(cls, problem: Problem | Folded) -> PriceList:
         """Collect the tables of `problem`, each distinct one once."""
+        folded = Folded.of(problem)
+        parts = folded.problem.parts
         times: list[Floats] = []
         memories: list[Ints] = []
         starts: dict[tuple[int, int], int] = {}
         length = 0
-        offset = []
-        for part in problem.parts:
+        offsets = []
+        for part in parts:
             key = (id(part.time), id(part.memory))
             if key not in starts:
                 starts[key] = length
                 length += part.time.size
                 times.append(part.time.ravel())
                 memories.append(part.memory.ravel())
-            offset.append(starts[key])
-        num = len(problem.nodes)
+            offsets.append(starts[key])
+        num = len(folded.problem.nodes)
+        strides = [0] * num + [edge.time.shape[1] for edge in folded.problem.edges]
+        tables = folded.node_tables()
+        edges, tail, head = folded.edge_ends()
+        terms, nodes = np.concatenate((tables, num + edges)), np.arange(len(tables))
         return cls(
             np.concatenate(times),
             np.concatenate(memories),
-            np.array(offset, np.int64),
-            np.array([0] * num + [e.time.shape[1] for e in problem.edges], np.int64),
-            np.array([*range(num), *(e.tail for e in problem.edges)], np.int64),
-            np.array([*range(num), *(e.head for e in problem.edges)], np.int64),
+            np.array(offsets, np.int64)[terms],
+            np.array(strides, np.int64)[terms],
+            np.concatenate((nodes, tail)),
+            np.concatenate((nodes, head)),
+            np.array(folded.problem.sizes)[tables],
         )
 
     def entries(self, terms: Ints, tail_choice: Ints, head_choice: Ints) -> Ints:
@@ -65,6 +74,12 @@ class PriceList:
         """Where every term's cost stands: (..., nodes) -> (..., terms)."""
         tails = self.stride * assignments[..., self.tail]
         return self.offset + tails + assignments[..., self.head]
+
+    def point(self, assignment: Assignment) -> Point:
+        """One assignment with its exact price, forbidden or not."""
+        entries = self.entries_of(np.array(assignment, np.int64))
+        time = math.fsum(self.time[entries].tolist())
+        return Point(time, int(self.memory[entries].sum()), assignment)
 
 
 def best_points(prices: PriceList, assignments: Iterable[Ints]) -> tuple[Point, ...]:

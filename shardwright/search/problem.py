@@ -106,9 +106,9 @@ class Problem:
             if (key := (id(part.time), id(part.memory))) not in checked:
                 checked.add(key)
                 _check_costs(part)
-        most = sum(int(part.memory.max()) for part in self.parts)
-        if most >= LARGEST_MEMORY:
-            raise ProblemError(f"memory may reach {most} bytes, at most {LARGEST_MEMORY} will do")
+        _, memory = most(self)
+        if memory >= LARGEST_MEMORY:
+            raise ProblemError(f"memory may reach {memory} bytes, at most {LARGEST_MEMORY} will do")
 
     def _check_ends(self, edge: Edge) -> None:
         num, where = len(self.nodes), f"edge {edge.tail} -> {edge.head}"
@@ -132,6 +132,19 @@ class Problem:
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of every node."""
         return tuple(node.num_choices for node in self.nodes)
+
+
+def most(problem: Problem) -> tuple[float, int]:
+    """Seconds and bytes that no assignment exceeds."""
+    known: dict[tuple[int, int], tuple[float, int]] = {}  # tables are shared
+    time, memory = 0.0, 0
+    for part in problem.parts:
+        key = id(part.time), id(part.memory)
+        if key not in known:
+            finite = part.time[np.isfinite(part.time)]
+            known[key] = float(finite.max(initial=0.0)), int(part.memory.max())
+        time, memory = time + known[key][0], memory + known[key][1]
+    return time, memory
 
 
 def price(problem: Problem, assignment: Sequence[int]) -> tuple[float, int]:

@@ -40,6 +40,13 @@ class Leaf(NamedTuple):
         return tuple(size for size, pin in axes if pin is None)
 
 
+class Given(NamedTuple):
+    """A table of all objectives that is known only when they are: number `number` of those."""
+
+    shape: tuple[int, ...]
+    number: int
+
+
 class Join(NamedTuple):
     """A table computed from others: their product, and the best over the last axis if asked.
 
@@ -76,25 +83,42 @@ class Step(NamedTuple):
 class Schedule:
     """How to eliminate all nodes: distinct tables to compute, and where in the graph they stand."""
 
-    tables: tuple[Leaf | Join, ...]  # each after those it needs
+    tables: tuple[Leaf | Given | Join, ...]  # each after those it needs
     factors: tuple[Factor, ...]
     steps: tuple[Step, ...]
-    root: int  # the factor, of empty scope, that holds the answer
+    root: int  # the factor that holds the answer; its scope is that of the kept nodes
     pinned: tuple[int, ...]
+    known: dict[object, int]  # what a table is computed from -> the table
 
 
-def make_schedule(problem: Problem, max_table: int) -> Schedule:
-    """Decide how to eliminate every node with no new table above `max_table` entries."""
+def make_schedule(
+    problem: Problem,
+    max_table: int,
+    kept: Sequence[int] = (),
+    given: Sequence[tuple[int, ...]] = (),
+    after: Schedule | None = None,
+) -> Schedule:
+    """Decide how to eliminate every node with no new table above `max_table` entries.
+
+    Nodes that are `kept` are not eliminated. `given` are the scopes of further tables, which come
+    with the objectives. The tables of the schedule begin with all those of the one it comes
+    `after`, and equal ones are used again.
+    """
     neighbours: list[set[int]] = [set() for _ in problem.nodes]
-    for edge in problem.edges:
-        neighbours[edge.tail].add(edge.head)
-        neighbours[edge.head].add(edge.tail)
-    order, pinned = elimination_order(neighbours, problem.sizes, max_table)
-    return _Builder(problem, frozenset(pinned)).build(order)
+    scopes = [(edge.tail, edge.head) for edge in problem.edges]
+    for scope in (*scopes, *given):
+        for node in scope:
+            neighbours[node].update(scope)
+            neighbours[node].discard(node)
+    order, pinned = elimination_order(neighbours, problem.sizes, max_table, kept)
+    return _Builder(problem, frozenset(pinned), after).build(order, given, tuple(sorted(kept)))
 
 
 def elimination_order(
-    neighbours: Sequence[Iterable[int]], sizes: Sequence[int], max_table: int
+    neighbours: Sequence[Iterable[int]],
+    sizes: Sequence[int],
+    max_table: int,
+    kept: Sequence[int] = (),
 ) -> tuple[list[int], list[int]]:
     """Nodes in the order of their elimination, and the nodes to pin before it starts.
 
@@ -103,8 +127,8 @@ def elimination_order(
     """
     graph = [set(near) for near in neighbours]
     generation = [0] * len(graph)
-    remaining = set(range(len(graph)))
-    heap = [(len(near), 0, node) for node, near in enumerate(graph)]
+    remaining = set(range(len(graph))) - set(kept)
+    heap = [(len(near), 0, node) for node, near in enumerate(graph) if node in remaining]
     heapq.heapify(heap)
     order: list[int] = []
     pinned: list[int] = []
@@ -141,33 +165,40 @@ def elimination_order(
 class _Builder:
     """Writes a schedule down, naming equal computations once."""
 
-    def __init__(self, problem: Problem, pinned: frozenset[int]) -> None:
+    def __init__(self, problem: Problem, pinned: frozenset[int], after: Schedule | None) -> None:
         self.problem = problem
         self.sizes = problem.sizes
         self.pinned = pinned
-        self.tables: list[Leaf | Join] = []
+        self.tables: list[Leaf | Given | Join] = list(after.tables) if after else []
         self.factors: list[Factor] = []
         self.steps: list[Step] = []
-        self.known: dict[object, int] = {}  # what a table is computed from -> the table
+        self.known: dict[object, int] = dict(after.known) if after else {}
         self.live: dict[int, set[int]] = defaultdict(set)  # node -> factors that mention it
         self.constants: list[int] = []  # factors of empty scope
 
-    def build(self, order: Sequence[int]) -> Schedule:
+    def build(
+        self, order: Sequence[int], given: Sequence[tuple[int, ...]], kept: tuple[int, ...]
+    ) -> Schedule:
         for number, node in enumerate(self.problem.nodes):
             self._add_leaf(node, (number,))
         for edge in self.problem.edges:
             self._add_leaf(edge, (edge.tail, edge.head))
+        for number, scope in enumerate(given):
+            table = Given(tuple(self.sizes[node] for node in scope), number)
+            self._add_factor(scope, table, table)
         for number in order:
             self._eliminate(number)
-        root = self.constants[0]
-        if len(self.constants) > 1:
-            root = self._join(tuple(self.constants), None)
+        left = sorted({*self.constants, *(f for node in kept for f in self.live[node])})
+        root = left[0]
+        if len(left) > 1 or self.factors[root].scope != kept:
+            root = self._join(tuple(left), None)
         return Schedule(
             tuple(self.tables),
             tuple(self.factors),
             tuple(self.steps),
             root,
             tuple(sorted(self.pinned)),
+            self.known,
         )
 
     def _eliminate(self, node: int) -> None:
@@ -207,7 +238,7 @@ class _Builder:
         leaf = Leaf(part.time, part.memory, pinned)
         self._add_factor(scope, leaf, (id(part.time), id(part.memory), pinned))
 
-    def _add_factor(self, scope: tuple[int, ...], table: Leaf | Join, key: object) -> int:
+    def _add_factor(self, scope: tuple[int, ...], table: Leaf | Given | Join, key: object) -> int:
         if key not in self.known:
             self.known[key] = len(self.tables)
             self.tables.append(table)

@@ -22,14 +22,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.search.minplus import ends, relaxed_minimum, weighted
-from shardwright.search.pin import settle
+from shardwright.search.folded import Folded
+from shardwright.search.minplus import ends, weighted
 from shardwright.search.pricing import PriceList, best_points
 from shardwright.search.problem import Floats, Ints, Point, Problem
-from shardwright.search.schedule import Schedule, make_schedule
+from shardwright.search.solver import make_solver
 
 _WEIGHTS_AT_ONCE = 24
 _TABLE_BYTES = 400_000_000  # all tables of one pass
+_LADDER, _LADDER_SPAN = 12, 300.0  # weights of the first pass, around that of the ends
 _TIE = 1e-12  # values this close, relatively, are equal
 
 _Gap = tuple[float, int, float, int]  # the prices of two neighbours on the hull
@@ -74,26 +75,35 @@ class Sweep:
 
 
 def sweep(
-    problem: Problem,
+    problem: Problem | Folded,
     *,
     max_weights: int = 120,
     seconds: float = math.inf,
     max_table: int = 500_000,
+    resolution: float = 0.0,
 ) -> Sweep:
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
+
+    Between neighbours that differ by no more than a `resolution` in time or in memory, as a part of
+    either, nothing is looked for.
 
     It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
     makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
     beyond it nodes are pinned. Without a feasible assignment there are no points.
     """
     deadline = time.monotonic() + seconds
-    scout = _Scout(problem, make_schedule(problem, max_table))
+    scout = _Scout(Folded.of(problem), max_table)
     hull = scout.ends()
+    pinned = scout.solver.pinned
     if not hull:
-        return Sweep((), scout.bound(), scout.schedule.pinned, not scout.schedule.pinned)
+        return Sweep((), scout.bound(), pinned, not pinned)
     closed: set[_Gap] = set()
     spent = 0
-    while gaps := _widest(hull, closed)[: min(_WEIGHTS_AT_ONCE, max_weights - spent)]:
+    if len(hull) > 1 and max_weights > _LADDER and time.monotonic() <= deadline:
+        chord = _tie_weight(hull[0], hull[-1])
+        ladder = chord * np.geomspace(1 / _LADDER_SPAN, _LADDER_SPAN, _LADDER)
+        hull, spent = _convex([*hull, *scout.minimisers(ladder)]), _LADDER
+    while gaps := _widest(hull, closed, resolution)[: min(_WEIGHTS_AT_ONCE, max_weights - spent)]:
         if time.monotonic() > deadline:
             break
         spent += len(gaps)
@@ -103,41 +113,36 @@ def sweep(
             if _is_below(point, left, right):
                 hull.append(point)
         hull = _convex(hull)
-    complete = not scout.schedule.pinned and not _widest(hull, closed)
-    return Sweep(tuple(hull), scout.bound(), scout.schedule.pinned, complete)
+    complete = not pinned and not _widest(hull, closed, 0.0)
+    return Sweep(tuple(hull), scout.bound(), pinned, complete)
 
 
 class _Scout:
     """Evaluates weights on one problem, and remembers what they prove."""
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+    def __init__(self, problem: Folded, max_table: int) -> None:
         self.problem = problem
-        self.schedule = schedule
+        self.solver = make_solver(problem, max_table)
         self.prices = PriceList.of(problem)
         self.lines: list[tuple[float, float]] = []
         self.least_memory = 0
-        entries = sum(math.prod(table.shape) for table in schedule.tables)
-        self.rows = max(1, min(_WEIGHTS_AT_ONCE, _TABLE_BYTES // (8 * entries)))
+        self.rows = max(1, min(_WEIGHTS_AT_ONCE, _TABLE_BYTES // (8 * self.solver.entries)))
         # A sum of n rounded terms is off by at most n − 1 roundings; the bound must not be above.
-        self.slack = (len(problem.parts) + 4) * float(np.finfo(np.float64).eps)
+        self.slack = (len(self.prices.offset) + 4) * float(np.finfo(np.float64).eps)
 
     def ends(self) -> list[Point]:
         """The fastest and the smallest point, one if they agree, none if all is forbidden."""
-        values, choice = settle(self.problem, self.schedule, ends)
-        if self.schedule.pinned:
-            values = relaxed_minimum(self.schedule, ends)
-        if np.isfinite(values[1].real):
-            self.least_memory = int(values[1].real)
-        self.lines.append((0.0, float(values[0].real * (1 - self.slack))))
+        values, choice = self.solver.minimise(ends(*self.problem.most))
+        if np.isfinite(values[1]):
+            self.least_memory = int(values[1])
+        self.lines.append((0.0, float(values[0] * (1 - self.slack))))
         return list(best_points(self.prices, [choice]))
 
     def minimisers(self, weights: Floats) -> Iterator[Point]:
         """A point of least `time + weight * memory` for each weight."""
         for begin in range(0, len(weights), self.rows):
             part = weights[begin : begin + self.rows]
-            values, choice = settle(self.problem, self.schedule, weighted(part))
-            if self.schedule.pinned:
-                values = relaxed_minimum(self.schedule, weighted(part))
+            values, choice = self.solver.minimise(weighted(part))
             for weight, value, row in zip(part.tolist(), values.tolist(), choice, strict=True):
                 self.lines.append((weight, value * (1 - self.slack)))
                 yield self._point(row)
@@ -166,9 +171,15 @@ def _gap(left: Point, right: Point) -> _Gap:
     return left.time, left.memory, right.time, right.memory
 
 
-def _widest(hull: list[Point], closed: set[_Gap]) -> list[tuple[Point, Point]]:
+def _widest(hull: list[Point], closed: set[_Gap], resolution: float) -> list[tuple[Point, Point]]:
     """The open gaps between neighbours, the one that could hide most first."""
-    gaps = [gap for gap in pairwise(hull) if _gap(*gap) not in closed]
+    gaps = [
+        (a, b)
+        for a, b in pairwise(hull)
+        if _gap(a, b) not in closed
+        and b.time > a.time * (1 + resolution)
+        and a.memory > b.memory * (1 + resolution)
+    ]
     return sorted(gaps, key=lambda g: (g[0].time - g[1].time) * (g[0].memory - g[1].memory))
 
 

@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.ldp import chain_frontier
 from shardwright.search.problem import Edge, Node, Problem, price
 from shardwright.search.sweep import sweep
-from tests.oracles import INF, enumerate_problem, is_frontier, least_time, lower_hull
+from tests.oracles import (
+    INF,
+    enumerate_problem,
+    integer_program,
+    is_frontier,
+    least_time,
+    lower_hull,
+)
 from tests.strategies import SHAPES, as_lists, layered_problem, problems, random_problem
 
 SEARCHES = {
@@ -110,42 +116,6 @@ def test_the_lower_bound_is_below_the_optimum_at_every_limit(max_table, problem)
         assert bound.at(limit) <= least_time(whole, limit)
 
 
-def integer_program(problem, limit):
-    """Least time within a memory limit by HiGHS: one binary for each choice and pair of choices."""
-    sizes = [len(node.time) for node in problem.nodes]
-    first = np.cumsum([0, *sizes])
-    time = np.concatenate([n.time for n in problem.nodes] + [e.time.ravel() for e in problem.edges])
-    memory = np.concatenate(
-        [n.memory for n in problem.nodes] + [e.memory.ravel() for e in problem.edges]
-    )
-    rows, right = [memory], [(0, limit)]
-    for i in range(len(sizes)):  # each node takes one choice
-        row = np.zeros(len(time))
-        row[first[i] : first[i + 1]] = 1
-        rows.append(row)
-        right.append((1, 1))
-    start = first[-1]
-    for edge in problem.edges:  # each edge takes the pair that its ends take
-        pairs = start + np.arange(edge.time.size).reshape(edge.time.shape)
-        start += edge.time.size
-        for end, side in ((edge.tail, pairs), (edge.head, pairs.T)):
-            for k in range(sizes[end]):
-                row = np.zeros(len(time))
-                row[side[k]] = 1
-                row[first[end] + k] = -1
-                rows.append(row)
-                right.append((0, 0))
-    low, high = np.array(right, float).T
-    found = milp(
-        time,
-        constraints=LinearConstraint(np.array(rows, float), low, high),
-        integrality=np.ones(len(time)),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0},
-    )
-    return found.fun
-
-
 def test_an_integer_program_finds_the_same_times_at_the_same_limits():
     pairs = [(i, i + 1) for i in range(29)] + [(i, i + 3) for i in range(0, 27, 4)] + [(0, 29)]
     problem = random_problem(pairs, 30, 4, seed=7, most=30)
@@ -155,7 +125,7 @@ def test_an_integer_program_finds_the_same_times_at_the_same_limits():
     for place in (0.1, 0.5, 0.9):
         limit = exact.points[int(place * len(exact.points))].memory + 1
         least = min(p.time for p in exact.points if p.memory <= limit)
-        assert integer_program(problem, limit) == pytest.approx(least)
+        assert integer_program(*as_lists(problem), limit) == pytest.approx(least)
         assert bound.at(limit) <= least
 
 

@@ -1,14 +1,10 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.compute import (
-    OperatorClass,
-    backward_seconds,
-    forward_seconds,
-    operator_seconds,
-    workload,
-)
+from shardwright.cost import compute
+from shardwright.cost.compute import OperatorClass, workload
 from shardwright.cost.layouts import local_sizes
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
@@ -19,6 +15,16 @@ from tests.unit.cost.examples import build, linear_layer, op, rule, toy_machine
 # 1,024 FLOP/s, 4,096 B/s, 1 s a launch.
 DEVICE = toy_machine().device
 INPUT, PARAMETER = LeafKind.INPUT, LeafKind.PARAMETER
+
+
+def of_one(function):
+    """The same function of the local sizes of one tiling."""
+    return lambda work, sizes, device: function(work, np.array(sizes)[:, None], device).item()
+
+
+forward_seconds = of_one(compute.forward_seconds)
+backward_seconds = of_one(compute.backward_seconds)
+operator_seconds = of_one(compute.operator_seconds)
 
 
 def only(made, **leaves):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from shardwright.cost.compute import workload
@@ -103,16 +104,18 @@ def test_a_parameter_pays_nothing_more_than_its_moved_copies():
 def test_an_operator_keeps_its_results_and_a_local_part_of_what_it_saves_besides():
     graph, analysis = linear_layer()
     work = workload(graph.ops[1], analysis.rules["z"], graph)
-    assert kept_bytes(work, (True,), 0, (8, 32)) == 1024
-    assert kept_bytes(work, (True,), 10, (4, 32)) == 512 + 5
-    assert kept_bytes(work, (False,), 10, (3, 32)) == 4  # 3.75, rounded up
-    assert kept_bytes(work, (False,), 0, (8, 32)) == 0
+    sizes = np.array([[8, 4, 3], [32, 32, 32]])
+    assert kept_bytes(work, (True,), 0, sizes).tolist() == [1024, 512, 384]
+    assert kept_bytes(work, (True,), 10, sizes).tolist() == [1024 + 10, 512 + 5, 384 + 4]
+    assert kept_bytes(work, (False,), 10, sizes).tolist() == [10, 5, 4]  # 3.75, rounded up
+    assert kept_bytes(work, (False,), 0, sizes).tolist() == [0, 0, 0]
 
 
 def test_a_workspace_holds_operands_results_and_gradients():
     graph, analysis = linear_layer()
     work = workload(graph.ops[0], analysis.rules["y"], graph)
-    assert workspace_bytes(work, work.sizes) == 512 + 2 * 2048 + 2 * 1024
+    sizes = np.array(work.sizes)[:, None]
+    assert workspace_bytes(work, sizes).tolist() == [512 + 2 * 2048 + 2 * 1024]
 
 
 def test_inputs_buffers_and_constants_lie_on_every_rank():

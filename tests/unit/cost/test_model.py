@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.rules.rule import PassPartial, Split
+from tests.unit.cost.asking import Asking
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule, toy_machine
 
 ONE, TWO = Mesh.parse("dp=1"), Mesh.parse("dp=2")
@@ -16,7 +16,7 @@ INPUT, PARAMETER = LeafKind.INPUT, LeafKind.PARAMETER
 
 
 def model(mesh=TWO, graph=None, optimizer="adamw", **machine):
-    return CostModel(*(graph or linear_layer()), toy_machine(**machine), mesh, optimizer)
+    return Asking(*(graph or linear_layer()), toy_machine(**machine), mesh, optimizer)
 
 
 def axis(text):
@@ -183,12 +183,11 @@ def test_repeated_layers_share_their_tables():
     mesh = Mesh.parse("dp=2 tp=2")
     costs = model(mesh, graph=layers(3), devices=4)
     second, third = costs.graph.ops[2], costs.graph.ops[4]
-    choices = costs.analysis.rules["y1"].choices()
-    tilings = [(a, b) for a in choices for b in choices]
-    assert costs.operator(second, tilings).seconds is costs.operator(third, tilings).seconds
+    tables = costs.model
+    assert tables.operator(second).seconds is tables.operator(third).seconds
     sources = [Layout(mesh, (p, q)) for p in (REPLICATE, Shard(0)) for q in (REPLICATE, Shard(1))]
-    one = costs.edge("z0", sources, second, [0], tilings)
-    other = costs.edge("z1", sources, third, [0], tilings)
+    codes = costs.codes("z0", sources)
+    one, other = tables.edge("z0", codes, second, [0]), tables.edge("z1", codes.copy(), third, [0])
     assert one.seconds is other.seconds and one.bytes is other.bytes
     one, other = (costs.parameter(leaf, sources) for leaf in costs.graph.leaves[2:4])
     assert one.seconds is other.seconds
@@ -202,7 +201,7 @@ def test_rules_of_one_form_with_other_whole_factors_keep_their_own_layouts():
     graph = build(leaves, [op("y", "neg", ["w"], rows), op("z", "neg", ["w"], columns)])
     costs = model(graph=graph)
     found = [
-        str(costs.layouts(made, [(costs.analysis.rules[made.name].choices()[1],)])[0].results[0])
+        str(costs.result(made, (costs.analysis.rules[made.name].choices()[1],)))
         for made in costs.graph.ops
     ]
     assert found == ["dp:S(1)", "dp:S(0)"]
@@ -213,7 +212,7 @@ def test_rules_that_are_linear_in_other_operands_keep_their_own_layouts():
     rules = [rule("a b, a b -> a b", linear=[term], a=8, b=32) for term in ({0}, {1})]
     ops = [op(name, "mul", "vw", found) for name, found in zip("yz", rules, strict=True)]
     costs = model(graph=build(leaves, ops))
-    found = [costs.layouts(made, [(PassPartial(0),)])[0].operands for made in costs.graph.ops]
+    found = [costs.operands(made, (PassPartial(0),)) for made in costs.graph.ops]
     assert [[str(at) for at in operands] for operands in found] == [
         ["dp:P", "dp:R"],
         ["dp:R", "dp:P"],
@@ -225,10 +224,9 @@ def test_factor_names_do_not_matter():
     ops = [op("y", "neg", ["w"], RELU), op("z", "neg", ["w"], rule("a b -> a b", a=8, b=32))]
     costs = model(graph=build(leaves, ops))
     y, z = costs.graph.ops
-    one, other = [(Split("m"),), (None,)], [(Split("a"),), (None,)]
-    assert costs.layouts(y, one) is costs.layouts(z, other)
-    whole = [axis("R")]
-    assert costs.edge("w", whole, y, [0], one) is costs.edge("w", whole, z, [0], other)
+    assert costs.options(y) is costs.options(z)
+    whole = costs.codes("w", [axis("R")])
+    assert costs.model.edge("w", whole, y, [0]) is costs.model.edge("w", whole, z, [0])
 
 
 def test_a_spread_table_equals_the_entries_asked_one_by_one():

@@ -16,7 +16,7 @@ def test_every_move_adds_what_the_price_says(problem, random):
     if time == INF:
         return
     prices = PriceList.of(problem)
-    moves = Moves.of(problem, prices)
+    moves = Moves.of(prices)
     assert len(moves.node) == sum(problem.sizes)
     added = zip(*moves.costs(prices, np.array(start)), strict=True)
     for node, choice, (t, m) in zip(moves.node, moves.choice, added, strict=True):

@@ -1,0 +1,120 @@
+"""Layouts as whole numbers, so that thousands of them are handled as one array.
+
+A search asks about hundreds of thousands of layouts, and objects are slow. The
+code of a layout has one digit per mesh axis, outermost axis last: 0 is
+Replicate, 1 is Partial, 2 + i shards atom i of the tensor, its atoms being
+counted through all dimensions. A code means something only together with the
+atoms of its tensor; equal codes of equal atoms are equal layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.layout import (
+    PARTIAL,
+    REPLICATE,
+    Atoms,
+    Layout,
+    Mesh,
+    Placement,
+    Replicate,
+    Shard,
+)
+
+Ints = NDArray[np.int64]
+
+WHOLE, SUMS, FIRST_ATOM = 0, 1, 2  # digits: Replicate, Partial, Shard of the first atom
+BASE = 256  # more than a tensor has atoms
+
+
+def digit(placement: Placement, atoms_per_dim: Sequence[int]) -> int:
+    """The digit of one placement, on a tensor whose dimensions have so many atoms each.
+
+    >>> digit(Shard(1, 2), (1, 3))
+    5
+    """
+    if isinstance(placement, Shard):
+        return FIRST_ATOM + sum(atoms_per_dim[: placement.dim]) + placement.atom
+    return WHOLE if isinstance(placement, Replicate) else SUMS
+
+
+def encode(layout: Layout, atoms: Atoms) -> int:
+    """The code of `layout` for a tensor of `atoms`."""
+    counts = [len(sizes) for sizes in atoms]
+    return sum(digit(p, counts) * BASE**axis for axis, p in enumerate(layout.placements))
+
+
+def decode(code: int, atoms: Atoms, mesh: Mesh) -> Layout:
+    """The layout that `encode` gave `code`."""
+    shards = [Shard(d, a) for d, sizes in enumerate(atoms) for a in range(len(sizes))]
+    known: list[Placement] = [REPLICATE, PARTIAL, *shards]
+    placements: list[Placement] = []
+    for _ in mesh.axes:
+        code, found = divmod(code, BASE)
+        placements.append(known[found])
+    return Layout(mesh, tuple(placements))
+
+
+def digits(codes: Ints, axes: int) -> Ints:
+    """One digit per mesh axis: (...) -> (..., axes)."""
+    found: Ints = codes[..., None] // BASE ** np.arange(axes) % BASE
+    return found
+
+
+def joined(by_axis: Ints) -> Ints:
+    """Codes of digits: (..., axes) -> (...)."""
+    found: Ints = (by_axis * BASE ** np.arange(by_axis.shape[-1])).sum(axis=-1)
+    return found
+
+
+def duals(codes: Ints, axes: int) -> Ints:
+    """How the gradients of these layouts are wanted: Partial becomes Replicate."""
+    found = digits(codes, axes)
+    return joined(np.where(found == SUMS, WHOLE, found))
+
+
+def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:
+    """Elements of the largest tile, `ceil` at every cut: digits (..., axes) -> (...)."""
+    total = np.ones(by_axis.shape[:-1], np.int64)
+    for i, size in enumerate(size for sizes in atoms for size in sizes):
+        tile = np.full(total.shape, size)
+        for axis, parts in enumerate(mesh.shape):
+            tile = np.where(by_axis[..., axis] == FIRST_ATOM + i, -(-tile // parts), tile)
+        total *= tile
+    return total
+
+
+def storable(atoms: Atoms, mesh: Mesh) -> Ints:
+    """Codes of all layouts without partial sums that leave no device an empty tile.
+
+    The replicated layout comes first.
+    """
+    every = layouts_of(atoms, mesh)
+    found: Ints = every[(digits(every, len(mesh.axes)) != SUMS).all(axis=1)]
+    return found
+
+
+def layouts_of(atoms: Atoms, mesh: Mesh) -> Ints:
+    """Codes of all layouts that leave no device an empty tile, the replicated one first."""
+    flat = [size for sizes in atoms for size in sizes]
+    every = range(FIRST_ATOM + len(flat))
+    per_axis = [every if size > 1 else (WHOLE,) for size in mesh.shape]
+    by_axis = np.array(list(product(*per_axis)), np.int64).reshape(-1, len(mesh.axes))
+    good = np.ones(len(by_axis), bool)
+    for i, size in enumerate(flat):
+        last = np.full(len(by_axis), size)
+        for axis, parts in enumerate(mesh.shape):
+            last = np.where(by_axis[:, axis] == FIRST_ATOM + i, last_tile(last, parts), last)
+        good &= (last > 0) | (size == 0)
+    return joined(by_axis[good])
+
+
+def last_tile(sizes: Ints, parts: int) -> Ints:
+    """Length of the last of `parts` tiles, cut as `torch.chunk` cuts."""
+    found: Ints = np.maximum(sizes - (parts - 1) * -(-sizes // parts), 0)
+    return found

@@ -1,0 +1,120 @@
+"""Everything one operator may do on a mesh: its feasible tilings, and what they mean, as arrays.
+
+Operators whose rules differ only in the names of their factors share the very
+same options: repeated layers are worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import product
+from typing import final
+
+import numpy as np
+
+from shardwright.cost.codes import BASE, Ints, digit, last_tile
+from shardwright.ir.layout import Mesh
+from shardwright.rules.rule import Rule, Split, Tiling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """The feasible tilings of an operator, K of them, computed whole everywhere first.
+
+    `choices[k]` has, per mesh axis, an index into `Rule.choices()`; layouts are
+    codes, `sizes` the local sizes of the rule's factors on the largest device.
+    """
+
+    choices: tuple[tuple[int, ...], ...]
+    sizes: Ints  # (factors, K)
+    operands: Ints  # (operands, K)
+    grads: Ints  # (operands, K), how the operands' gradients come back
+    results: Ints  # (results, K)
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    def tiling(self, rule: Rule, k: int) -> Tiling:
+        """Tiling k in the names of one of the rules that share these options."""
+        known = rule.choices()
+        return tuple(known[choice] for choice in self.choices[k])
+
+    def find(self, rule: Rule, tiling: Tiling) -> int:
+        """The number of `tiling`; raises `ValueError` if it is not feasible."""
+        known = rule.choices()
+        return self.choices.index(tuple(known.index(choice) for choice in tiling))
+
+
+@final
+class OptionBook:
+    """Works out options on `mesh`, once for rules of equal form."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._known: dict[Hashable, Options] = {}
+
+    def options(self, rule: Rule) -> Options:
+        """What an operator with this rule may do."""
+        form = _form(rule)
+        if form not in self._known:
+            self._known[form] = _options(rule, self._mesh)
+        return self._known[form]
+
+
+def _form(rule: Rule) -> Hashable:
+    """A rule without the names of its factors: all that its options depend on."""
+    index = {factor.name: i for i, factor in enumerate(rule.factors)}
+    dims = tuple(
+        tuple(tuple(index[name] for name in names) for names in port)
+        for port in (*rule.operands, *rule.results)
+    )
+    factors = tuple((factor.size, factor.kind) for factor in rule.factors)
+    return len(rule.operands), dims, factors, rule.additive, rule.linear
+
+
+def _options(rule: Rule, mesh: Mesh) -> Options:
+    known = rule.choices()
+    every = list(product(*(range(len(known) if size > 1 else 1) for size in mesh.shape)))
+    chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
+    index = {factor.name: i for i, factor in enumerate(rule.factors)}
+    split = np.array([index[c.factor] if isinstance(c, Split) else -1 for c in known])
+    largest = np.array([[factor.size] * len(every) for factor in rule.factors], np.int64)
+    largest = largest.reshape(len(rule.factors), len(every))
+    last = largest.copy()
+    for axis, parts in enumerate(mesh.shape):
+        cut = split[chosen[:, axis]] == np.arange(len(rule.factors))[:, None]
+        largest = np.where(cut, -(-largest // parts), largest)
+        last = np.where(cut, last_tile(last, parts), last)
+    empty = np.array([factor.size == 0 for factor in rule.factors], bool)
+    good = ((last > 0) | empty[:, None]).all(axis=0)
+    chosen = chosen[good]
+
+    placed = [rule.placed(choice) for choice in known]
+
+    def codes(field: str, ports: tuple[tuple[tuple[str, ...], ...], ...]) -> Ints:
+        counts = [[len(names) for names in dims] for dims in ports]
+        table = np.array(
+            [
+                [digit(p, c) for p, c in zip(getattr(one, field), counts, strict=True)]
+                for one in placed
+            ],
+            np.int64,
+        ).reshape(len(placed), len(ports))
+        total = np.zeros((len(ports), len(chosen)), np.int64)
+        for axis in range(len(mesh.axes)):
+            total += table[chosen[:, axis]].T * BASE**axis
+        return _frozen(total)
+
+    return Options(
+        tuple(tuple(row) for row in chosen.tolist()),
+        _frozen(largest[:, good]),
+        codes("operands", rule.operands),
+        codes("operand_grads", rule.operands),
+        codes("results", rule.results),
+    )
+
+
+def _frozen(values: Ints) -> Ints:
+    values.flags.writeable = False
+    return values

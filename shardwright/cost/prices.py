@@ -1,0 +1,89 @@
+"""Seconds of many redistributions at once, over codes of layouts.
+
+The same steps as `redistribution.steps_between` takes one by one, taken by all
+pairs of layouts together; that function is the oracle.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits, local_elements
+from shardwright.cost.collectives import StepPrice, step_price
+from shardwright.cost.topology import links
+from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.machine import Machine
+from shardwright.ir.redistribution import KINDS, ORDER
+
+Floats = NDArray[np.float64]
+_TYPES = 3  # of placements: Replicate, Partial, Shard, as digits cut off at 2
+
+
+@final
+class Prices:
+    """Prices redistributions on the devices of `machine`, arranged as `mesh`."""
+
+    def __init__(self, machine: Machine, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._coefficients = np.zeros((len(mesh.axes), _TYPES, _TYPES, len(StepPrice._fields)))
+        self._order = np.zeros((_TYPES, _TYPES), np.int64)
+        types = {"Replicate": 0, "Partial": 1, "Shard": 2}
+        for (src, dst), kind in KINDS.items():
+            at = types[src.__name__], types[dst.__name__]
+            self._order[at] = ORDER[kind]
+            for axis, link in enumerate(links(machine, mesh)):
+                self._coefficients[(axis, *at)] = step_price(kind, link, machine)
+
+    def seconds(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """Seconds from each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
+        axes = len(self._mesh.axes)
+        total = np.zeros(len(src))
+        row = np.flatnonzero(src != dst)
+        now, want = digits(src[row], axes), digits(dst[row], axes)
+        before = item_bytes * local_elements(now, atoms, self._mesh)
+        while row.size:
+            axis, target = self._next(now, want)
+            at = np.arange(len(row))
+            types = np.minimum(now[at, axis], 2), np.minimum(target, 2)
+            now[at, axis] = target
+            after = item_bytes * local_elements(now, atoms, self._mesh)
+            fixed, per_before, per_after, per_larger = self._coefficients[axis, *types].T
+            moved = per_before * before + per_after * after
+            total[row] += fixed + moved + per_larger * np.maximum(before, after)
+            left = np.flatnonzero((now != want).any(axis=1))
+            row, now, want, before = row[left], now[left], want[left], after[left]
+        return total
+
+    def _next(self, now: Ints, want: Ints) -> tuple[Ints, Ints]:
+        """The axis that changes next, and to what."""
+        axes = range(now.shape[1])
+        pending = now != want
+        inner, outer = _blockers(now, want)
+        free = pending & ~inner.any(axis=2) & ~outer.any(axis=2)
+        order = self._order[np.minimum(now, 2), np.minimum(want, 2)] * len(axes) + list(axes)
+        axis = np.where(free, order, np.iinfo(np.int64).max).argmin(axis=1)
+        target = want[np.arange(len(now)), axis]
+        stuck = np.flatnonzero(~free.any(axis=1))
+        if stuck.size:  # gather the innermost tile that is in the way
+            blocks = (inner | outer)[stuck] & pending[stuck][:, :, None]
+            involved = (pending[stuck] | blocks.any(axis=1)) & (now[stuck] >= FIRST_ATOM)
+            axis[stuck] = len(axes) - 1 - involved[:, ::-1].argmax(axis=1)
+            target[stuck] = WHOLE
+        return axis, target
+
+
+def _blockers(now: Ints, want: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[row, axis, other]: axes inside and outside of `axis` that must change before it can."""
+    axes = np.arange(now.shape[1])
+    shard_now, shard_want = now >= FIRST_ATOM, want >= FIRST_ATOM
+    mine, wanted = now[:, :, None], want[:, :, None]
+    held, needed = now[:, None, :], want[:, None, :]
+    touched = (shard_now[:, :, None] & (held == mine)) | (shard_want[:, :, None] & (held == wanted))
+    inner = touched & (axes[None, :] > axes[:, None])
+    changes = (now != want)[:, None, :]
+    meets = shard_want[:, :, None] & ((wanted == held) | (wanted == needed))
+    outer = changes & meets & (axes[None, :] < axes[:, None])
+    return inner, outer

@@ -1,0 +1,265 @@
+"""Repeated layers of a graph, found and left out: what is searched is a short graph.
+
+Paper: TAPAS (arXiv 2302.00247), folding of repeated substructures.
+Deviation: nothing is forced to be equal. The short graph has the first, the second and the last
+copy of each run of repeats; the second stands for all that were left out, and the search takes as
+many of it as there are, each free to choose for itself (`folded.py`).
+Complexity: O(operators) for each candidate period.
+Oracle: the same search on the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.graph import Arg, Graph, Op, Ref
+
+_GRAM = 6  # operators that must repeat for a distance to be tried as a period
+_PERIODS_TRIED = 6
+_LEAST_COPIES = 5  # of which three are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Operators `start` to `start + period * count`: `count` copies of the same piece."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.count
+
+    def copy(self, number: int) -> range:
+        """The operators of one copy."""
+        return range(self.start + number * self.period, self.start + (number + 1) * self.period)
+
+
+@dataclass(frozen=True)
+class Short:
+    """A graph with three copies of each repeat, and what stands for what in the whole graph.
+
+    `repeats` are in the short graph's numbering and have its three copies; `skipped` says of each
+    how many copies were left out after the second. `stands_for` maps every operator and leaf of the
+    whole graph to the one of the short graph that does the same.
+    """
+
+    graph: Graph
+    repeats: tuple[Repeat, ...]
+    skipped: tuple[int, ...]
+    stands_for: dict[str, str]
+    copy_of: dict[str, tuple[int, int]]  # name in a left-out copy -> (repeat, copy from 0 on)
+
+
+def shorten(graph: Graph) -> Short:
+    """Leave out all but the first, second and last copy of every repeat of `graph`."""
+    repeats = tuple(find_repeats(graph))
+    stands_for: dict[str, str] = {}
+    copy_of: dict[str, tuple[int, int]] = {}
+    kept: list[Repeat] = []
+    dropped: set[int] = set()
+    for r, repeat in enumerate(repeats):
+        for c in range(2, repeat.count - 1):
+            dropped.update(repeat.copy(c))
+            for like, i in zip(repeat.copy(1), repeat.copy(c), strict=True):
+                for name, other in _own(graph, graph.ops[i], graph.ops[like]):
+                    stands_for[name] = other
+                    copy_of[name] = r, c - 2
+        shift = sum(before.period * (before.count - 3) for before in repeats[:r])
+        kept.append(Repeat(repeat.start - shift, repeat.period, 3))
+    if not repeats:
+        return Short(graph, (), (), {}, {})
+    short = replace(
+        graph,
+        leaves=tuple(leaf for leaf in graph.leaves if leaf.name not in stands_for),
+        ops=tuple(_renamed(op, stands_for) for i, op in enumerate(graph.ops) if i not in dropped),
+        values=tuple(
+            replace(v, alias_of=stands_for[v.alias_of]) if v.alias_of in stands_for else v
+            for v in graph.values
+            if v.name not in stands_for
+        ),
+        updates=tuple(pair for pair in graph.updates if pair[1] not in stands_for),
+    )
+    skipped = tuple(repeat.count - 3 for repeat in repeats)
+    return Short(short, tuple(kept), skipped, stands_for, copy_of)
+
+
+def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
+    """The names that belong to `op`, its results and its own leaves, beside those of `like`."""
+    yield op.name, like.name
+    yield from zip(op.outputs, like.outputs, strict=True)
+    for name, other in zip(op.operands, like.operands, strict=True):
+        if name != other and name not in graph.producer:
+            yield name, other
+
+
+def find_repeats(graph: Graph) -> Iterator[Repeat]:
+    """Runs of at least five equal pieces, in order; where several are possible, the longest."""
+    kinds = _kinds(graph)
+    numbers = _Numbers(graph)
+    pending = [(0, len(kinds))]
+    found: list[Repeat] = []
+    while pending:
+        begin, end = pending.pop()
+        repeat = _longest(kinds, begin, end, numbers)
+        if repeat is not None:
+            found.append(repeat)
+            pending += [(begin, repeat.start), (repeat.end, end)]
+    yield from sorted(found, key=lambda repeat: repeat.start)
+
+
+def _longest(kinds: NDArray[np.int64], begin: int, end: int, numbers: _Numbers) -> Repeat | None:
+    """The repeat within `begin` to `end` that covers most operators."""
+    candidates = []
+    for period in _periods(kinds[begin:end]):
+        same = kinds[begin : end - period] == kinds[begin + period : end]
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
+        for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            count = (high - low) // period + 1
+            if count >= _LEAST_COPIES:
+                candidates.append((period * count, -period, begin + low, high - low + period))
+    for _, negative, low, length in sorted(candidates, reverse=True):
+        period = -negative
+        starts = range(low, low + min(period, length - period * _LEAST_COPIES + 1))
+        for start in sorted(starts, key=lambda s: (numbers.crossing(s, period), s))[:3]:
+            repeat = Repeat(start, period, (low + length - start) // period)
+            if numbers.agrees(repeat):
+                return repeat
+    return None
+
+
+def _periods(kinds: NDArray[np.int64]) -> list[int]:
+    """Distances after which many pieces of a few operators come again, the commonest first."""
+    last: dict[bytes, int] = {}
+    distances: Counter[int] = Counter()
+    for i in range(len(kinds) - _GRAM + 1):
+        gram = kinds[i : i + _GRAM].tobytes()
+        if gram in last:
+            distances[i - last[gram]] += 1
+        last[gram] = i
+    return [distance for distance, _ in distances.most_common(_PERIODS_TRIED)]
+
+
+def _kinds(graph: Graph) -> NDArray[np.int64]:
+    """A number per operator, equal where all but the names of values is equal."""
+    seen: dict[object, int] = {}
+    form: dict[str, object] = {v.name: (v.shape, v.dtype, v.requires_grad) for v in graph.values}
+    leaves = {leaf.name: leaf.kind for leaf in graph.leaves}
+    found = []
+    for op in graph.ops:
+        names = _names(op)
+        place = {name: i for i, name in reversed(list(enumerate(names)))}
+        key = (
+            op.target,
+            tuple(_plain(a) for a in op.args),
+            tuple((k, _plain(a)) for k, a in op.kwargs),
+            tuple((form[name], leaves.get(name)) for name in names[1:]),
+            tuple(graph.tensor[name].alias_of != "" for name in op.outputs),
+            tuple(place.get(name) for name in op.saves),
+            op.extra_saved,
+            op.rule,
+        )
+        found.append(seen.setdefault(key, len(seen)))
+    return np.array(found, np.int64)
+
+
+class _Numbers:
+    """Where the values of a graph are made and read, by the numbers of operators."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.operands = [op.operands for op in graph.ops]
+        self.made = {name: i for i, op in enumerate(graph.ops) for name in op.outputs}
+        self.read: dict[str, list[int]] = {}
+        for i, names in enumerate(self.operands):
+            for name in names:
+                self.read.setdefault(name, []).append(i)
+        self.last = np.array(
+            [
+                max((j for name in op.outputs for j in self.read.get(name, ())), default=i)
+                for i, op in enumerate(graph.ops)
+            ],
+            np.int64,
+        )
+        self.returned = set(graph.outputs)
+        self.updates = {value: buffer for buffer, value in graph.updates}
+
+    def crossing(self, cut: int, period: int) -> int:
+        """How many operators of the copy after `cut` are read in the copy after that."""
+        inside = np.arange(cut, min(cut + period, len(self.last)))
+        return int((self.last[inside] >= cut + period).sum())
+
+    def agrees(self, repeat: Repeat) -> bool:
+        """Whether every copy but the first reads what the one before it does, one copy later."""
+        if not all(self._moves_on(repeat, c) for c in range(2, repeat.count)):
+            return False
+        return all(self._stays_inside(repeat, c) for c in range(1, repeat.count - 1))
+
+    def _moves_on(self, repeat: Repeat, c: int) -> bool:
+        own: dict[str, str] = {}
+        for i, j in zip(repeat.copy(c - 1), repeat.copy(c), strict=True):
+            for one, other in zip(self.operands[i], self.operands[j], strict=True):
+                if one in self.made and other in self.made:
+                    moved = self.made[other] - self.made[one]
+                    if one != other and moved != repeat.period:
+                        return False
+                    if moved and self.made[one] < repeat.copy(c - 2).start:
+                        return False
+                elif (
+                    one in self.made
+                    or other in self.made
+                    or (one != other and own.setdefault(one, other) != other)
+                ):
+                    return False
+        return True
+
+    def _stays_inside(self, repeat: Repeat, c: int) -> bool:
+        """Whether only this copy and the next read what it makes, and only it reads its leaves."""
+        span = range(repeat.copy(c).start, repeat.copy(c + 1).stop)
+        for i in repeat.copy(c):
+            op = self.graph.ops[i]
+            for name in op.outputs:
+                if name in self.returned or any(j not in span for j in self.read.get(name, ())):
+                    return False
+            before = self.operands[i - repeat.period]
+            for name, other in zip(self.operands[i], before, strict=True):
+                shared = name == other or name in self.made
+                if not shared and any(j not in repeat.copy(c) for j in self.read[name]):
+                    return False
+        return True
+
+
+def _names(op: Op) -> tuple[str, ...]:
+    return (op.name, *op.outputs, *op.operands)
+
+
+def _plain(arg: Arg) -> object:
+    if isinstance(arg, Ref):
+        return Ref
+    if isinstance(arg, tuple):
+        return tuple(_plain(a) for a in arg)
+    return (type(arg), arg)
+
+
+def _renamed(op: Op, names: dict[str, str]) -> Op:
+    """The call with its operands renamed, or the very same where none is."""
+    if not any(name in names for name in op.operands):
+        return op
+
+    def rename(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names.get(arg.name, arg.name))
+        return tuple(rename(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    return replace(
+        op,
+        args=tuple(rename(a) for a in op.args),
+        kwargs=tuple((k, rename(a)) for k, a in op.kwargs),
+        saves=tuple(names.get(name, name) for name in op.saves),
+    )

@@ -1,0 +1,130 @@
+"""Minimisers of a folded problem: one assignment for each of many objectives.
+
+Paper: elimination is TensorOpt's (arXiv 2004.10856), folding TAPAS' (arXiv 2302.00247). The inside
+of one copy of each run is eliminated, which leaves a table from entry to exit; its power stands for
+all copies; what is outside is eliminated last.
+Deviation: where a graph is so wide that nodes must be pinned it is not folded.
+Complexity: one elimination for each distinct piece, log n products for n copies.
+Oracle: the same without runs, and `tests/oracles.py::enumerate_problem`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, final
+
+import numpy as np
+
+from shardwright.search.folded import Folded
+from shardwright.search.minplus import Objectives, Rows, backward, forward, relaxed_minimum
+from shardwright.search.pin import settle
+from shardwright.search.powers import power, ways
+from shardwright.search.problem import Ints, Problem
+from shardwright.search.schedule import Leaf, Schedule, make_schedule
+
+
+class Solver(Protocol):
+    """Finds the best assignment of one problem under many objectives."""
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Nodes whose choices are only heuristic."""
+
+    @property
+    def entries(self) -> int:
+        """Size of all tables for one objective."""
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        """For each objective a lower bound, tight without pins, and an assignment: (L,), (L, N)."""
+
+
+def make_solver(folded: Folded, max_table: int) -> Solver:
+    """The solver for a problem: folded where it can be."""
+    if folded.runs:
+        solver = _FoldedSolver(folded, max_table)
+        if not solver.too_wide:
+            return solver
+    return _FlatSolver(folded.unfolded(), max_table)
+
+
+@final
+class _FlatSolver:
+    def __init__(self, problem: Problem, max_table: int) -> None:
+        self.problem = problem
+        self.schedule = make_schedule(problem, max_table)
+        self.pinned = self.schedule.pinned
+        self.entries = _entries(self.schedule)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        values, choice = settle(self.problem, self.schedule, objectives)
+        if self.pinned:
+            values = relaxed_minimum(self.schedule, objectives)
+        return values, choice
+
+
+class _Piece(NamedTuple):
+    """One run: its template, and how to eliminate the inside of that."""
+
+    copies: int
+    schedule: Schedule
+    numbers: tuple[int, ...]  # of the template's nodes in the folded problem: entry, exit, hubs, …
+    kept: int  # how many of these stay
+    places: Ints  # (copies, the run's nodes) in a whole assignment
+    order: tuple[int, ...]  # the run's nodes, as numbers of the template
+
+
+@final
+class _FoldedSolver:
+    def __init__(self, folded: Folded, max_table: int) -> None:
+        self.folded = folded
+        outer, self.numbers = folded.outer()
+        at = {node: i for i, node in enumerate(self.numbers)}
+        self.pieces: list[_Piece] = []
+        scopes = []
+        last: Schedule | None = None
+        for number, run in enumerate(folded.runs):
+            template, numbers, kept = folded.template(run)
+            schedule = last = make_schedule(template, max_table, kept, after=last)
+            order = tuple(numbers.index(node) for node in run.nodes)
+            places = folded.places(number)
+            self.pieces.append(_Piece(run.count, schedule, numbers, len(kept), places, order))
+            scopes.append(tuple(at[node] for node in numbers[: len(kept)]))
+        self.scopes = scopes
+        self.schedule = make_schedule(outer, max_table, given=scopes, after=last)
+        schedules = [self.schedule, *(piece.schedule for piece in self.pieces)]
+        self.too_wide = any(schedule.pinned for schedule in schedules)
+        self.pinned = ()
+        self.entries = _entries(self.schedule)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        def rows_of(leaf: Leaf) -> Rows:
+            return objectives.rows(leaf.time, leaf.memory)
+
+        tables: list[Rows] = []
+        powers = []
+        for piece in self.pieces:
+            tables = forward(piece.schedule, rows_of, done=tables)
+            table = tables[piece.schedule.factors[piece.schedule.root].table]
+            powers.append(power(np.moveaxis(table, (1, 2), (-2, -1)), piece.copies))
+        given = [np.moveaxis(p.table, (-2, -1), (1, 2)) for p in powers]
+        outer = forward(self.schedule, rows_of, given, tables)
+        values = outer[self.schedule.factors[self.schedule.root].table]
+        rows = np.arange(len(values))
+        mine = np.zeros((len(rows), len(self.numbers)), np.int64)
+        backward(self.schedule, outer, mine, rows)
+        choice = np.zeros((len(rows), self.folded.num_nodes), np.int64)
+        choice[:, list(self.numbers)] = mine
+        for piece, found, scope in zip(self.pieces, powers, self.scopes, strict=True):
+            hubs = [mine[:, i] for i in scope[2:]]
+            steps = ways(found, (rows, *hubs), mine[:, scope[0]], mine[:, scope[1]])
+            inside = np.zeros((len(rows), piece.copies, len(piece.numbers)), np.int64)
+            inside[:, :, 0], inside[:, :, 1] = steps[:, :-1], steps[:, 1:]
+            for i, hub in enumerate(hubs):
+                inside[:, :, 2 + i] = hub[:, None]
+            flat = inside.reshape(-1, len(piece.numbers))
+            backward(piece.schedule, tables, flat, np.repeat(rows, piece.copies))
+            choice[:, piece.places] = flat.reshape(inside.shape)[:, :, list(piece.order)]
+        return values, choice
+
+
+def _entries(schedule: Schedule) -> int:
+    return sum(int(np.prod(table.shape)) for table in schedule.tables)

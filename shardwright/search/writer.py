@@ -1,0 +1,227 @@
+"""Points of a search become plans: every operator's tiling, every parameter's storage, in names.
+
+A space of a shortened graph is searched; the plan names the operators of the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.cost.codes import duals
+from shardwright.cost.memory import fixed_bytes
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.rules.naming import dimension_names, split_words
+from shardwright.rules.placing import tiling_text
+from shardwright.search.problem import Ints, Point
+from shardwright.search.repeats import Short
+from shardwright.search.space import Space
+
+
+@final
+class PlanWriter:
+    """Turns whole assignments of one space into plans of the whole graph."""
+
+    def __init__(self, space: Space, graph: Graph, short: Short, optimizer: str) -> None:
+        self.space = space
+        self.graph = graph
+        self.short = short
+        self.optimizer = optimizer
+        self._ops: dict[tuple[str, int], PlannedOp] = {}
+        self._transfers: dict[object, list[Transfer]] = {}
+        self._like = {op.name: op for op in space.model.graph.ops}
+
+    @cached_property
+    def _words(self) -> dict[int, str]:
+        return dimension_names(self.space.model.graph, self.space.model.analysis)
+
+    @cached_property
+    def _node(self) -> dict[str, int | None]:
+        """The node of every operator and parameter in whole assignments."""
+        places = self.space.places
+        found = {
+            op.name: self._whole(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
+        }
+        first = self.space.first_parameter
+        own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
+        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+            found[leaf.name] = self._whole(leaf.name, own[self._rep(leaf.name)])
+        return found
+
+    def _rep(self, name: str) -> str:
+        return self.short.stands_for.get(name, name)
+
+    def _whole(self, name: str, node: int | None) -> int | None:
+        """Where the decision of `name` stands whose like in the short graph has `node`."""
+        folded = self.space.folded
+        if node is None or not folded.runs:
+            return node
+        if name in self.short.copy_of:
+            number, copy = self.short.copy_of[name]
+            copy += 1  # the second copy of the graph is the run's first
+        else:
+            number, copy = self._second.get(name, (-1, 0))
+            if number < 0:
+                return node
+        run, places = folded.runs[number], folded.places(number)
+        if node == run.entry and copy > 0:
+            return int(places[copy - 1, run.nodes.index(run.exit)])
+        return int(places[copy, run.nodes.index(node)]) if node in run.nodes else node
+
+    @cached_property
+    def _second(self) -> dict[str, tuple[int, int]]:
+        """What belongs to the second copy of a repeat, which is the first of its run."""
+        graph = self.space.model.graph
+        parameters = {leaf.name for leaf in self.space.parameters}
+        found = {}
+        for number, repeat in enumerate(self.short.repeats):
+            span = repeat.copy(1)
+            ops = [graph.ops[i] for i in span]
+            inside = {op.name for op in ops}
+            for op in ops:
+                found[op.name] = number, 0
+                for name in op.operands:
+                    readers = graph.consumers[name]
+                    if name in parameters and all(reader.name in inside for reader in readers):
+                        found[name] = number, 0
+        return found
+
+    def peaks(self, points: list[Point]) -> list[Bytes]:
+        """Peak memory per rank of each point: what adds up, what is always there, the workspace."""
+        workspaces = self.space.workspaces
+        first = np.cumsum([0, *(len(w) for w in workspaces[:-1])])[self.space.folded.node_tables()]
+        choices = np.array([point.choice for point in points], np.int64).reshape(len(points), -1)
+        transient = np.concatenate(workspaces)[first + choices].max(axis=1)
+        fixed = fixed_bytes(self.graph)
+        return [
+            Bytes(point.memory + fixed + extra)
+            for point, extra in zip(points, transient.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def least_overhead(self) -> int:
+        """Bytes that every plan needs beside what adds up."""
+        least = (int(workspace.min()) for workspace in self.space.workspaces)
+        return fixed_bytes(self.graph) + max(least)
+
+    def plan(
+        self, point: Point, peak: Bytes, bound: float, name: str, notes: tuple[str, ...]
+    ) -> Plan:
+        """The plan of a point; nothing within its memory is faster than `bound` seconds."""
+        ops, transfers = self._operators(point.choice)
+        leaves = self.graph.leaves_of(LeafKind.INPUT)
+        tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
+        return Plan(
+            fingerprint=self.graph.fingerprint,
+            machine=self.space.model.machine.name,
+            mesh=self.space.model.mesh,
+            optimizer=self.optimizer,
+            step_seconds=Seconds(point.time),
+            peak_bytes=peak,
+            lower_bound_seconds=Seconds(min(bound, point.time)),
+            inputs=tuple(InputSpec(key, t.shape, t.dtype) for key, t in tensors),
+            constants=self.graph.constants,
+            parameters=tuple(self._parameters(point.choice)),
+            ops=tuple(ops),
+            transfers=tuple(transfers),
+            name=name,
+            notes=notes,
+        )
+
+    def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
+        space, model = self.space, self.space.model
+        ops: list[PlannedOp] = []
+        transfers: list[Transfer] = []
+        lies: dict[str, int] = {leaf: code for leaf, code, _ in self._stored(choice)}
+        shared = {
+            (reading.value, op.name): reading.readers[0].name
+            for reading in space.readings
+            for op in reading.readers
+        }
+        for op in self.graph.ops:
+            like = self._like[self._rep(op.name)]
+            node, place = self._node[op.name], space.places[like.name]
+            k = int(place.options[0 if node is None else choice[node]])
+            options = model.options(like)
+            for value in dict.fromkeys(op.operands):
+                rep = like.operands[op.operands.index(value)]
+                if shared.get((rep, like.name), like.name) != like.name:
+                    continue  # another operator has brought it here
+                positions = [i for i, name in enumerate(op.operands) if name == value]
+                wants = dict.fromkeys(
+                    (int(options.operands[i][k]), int(options.grads[i][k])) for i in positions
+                )
+                for want in wants:
+                    transfers += self._moved(op, like, value, rep, lies.get(value, 0), want)
+            for i, value in enumerate(op.outputs):
+                lies[value] = int(options.results[i][k])
+            ops.append(self._operator(op, like, k))
+        return ops, transfers
+
+    def _operator(self, op: Op, like: Op, k: int) -> PlannedOp:
+        if (like.name, k) not in self._ops:
+            model = self.space.model
+            rule, table = model.analysis.rules[like.name], model.operator(like)
+            tiling = model.options(like).tiling(rule, k)
+            self._ops[like.name, k] = PlannedOp(
+                name=like.name,
+                target=like.target,
+                source=like.source,
+                tiling=tiling_text(tiling),
+                splits=split_words(rule, tiling, self._words),
+                layout=model.layout(like.outputs[0], int(model.options(like).results[0][k])),
+                seconds=Seconds(float(table.seconds[k])),
+                saved_bytes=Bytes(int(table.bytes[k])),
+            )
+        known = self._ops[like.name, k]
+        if op.name == like.name:
+            return known
+        return PlannedOp(
+            op.name,
+            op.target,
+            op.source,
+            known.tiling,
+            known.splits,
+            known.layout,
+            known.seconds,
+            known.saved_bytes,
+        )
+
+    def _moved(
+        self, op: Op, like: Op, value: str, rep: str, source: int, want: tuple[int, int]
+    ) -> Iterator[Transfer]:
+        key = (rep, like.name, source, want)
+        if key not in self._transfers:
+            moved = source != want[0]
+            if not moved and self.space.model.has_gradient(rep, like):
+                axes = len(self.space.model.mesh.axes)
+                moved = int(duals(np.array([source]), axes)[0]) != want[1]
+            found = self.space.model.transfers(rep, source, want, like) if moved else []
+            self._transfers[key] = found
+        for t in self._transfers[key]:
+            yield Transfer(value, op.name, t.backward, t.collectives, t.bytes, t.seconds)
+
+    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
+        """Every parameter, the code of its storage, and its place among the short graph's."""
+        own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
+        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+            number, node = own[self._rep(leaf.name)], self._node[leaf.name]
+            assert node is not None
+            yield leaf.name, int(self.space.storage_codes[number][choice[node]]), number
+
+    def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
+        model = self.space.model
+        for name, code, number in self._stored(choice):
+            leaf = self.space.parameters[number]
+            seconds, held = model.parameter(leaf, _only(code))
+            layout = model.layout(leaf.name, code)
+            yield PlannedParameter(name, layout, Bytes(int(held[0])), Seconds(float(seconds[0])))
+
+
+def _only(code: int) -> Ints:
+    return np.array([code], np.int64)

@@ -1,0 +1,67 @@
+"""Graphs of repeated layers, written by hand: capture and torch are not needed to search."""
+
+from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Source, Tensor, verify
+
+BATCH, WIDTH, INNER = 4096, 1024, 4096  # as large as real layers: costs are not all latency
+
+
+class Writer:
+    """A graph while it is written; every call adds one operator and returns its result's name."""
+
+    def __init__(self):
+        self.leaves, self.ops, self.values = [], [], []
+        self.shapes = {}
+
+    def leaf(self, name, kind, *shape):
+        self.leaves.append(Leaf(name, kind, (name,)))
+        self._value(name, shape, kind is LeafKind.PARAMETER)
+        return name
+
+    def weight(self, name, *shape):
+        return self.leaf(name, LeafKind.PARAMETER, *shape)
+
+    def call(self, name, target, shape, *args, saves=(), **kwargs):
+        refs = tuple(Ref(a) if isinstance(a, str) else a for a in args)
+        source = Source(name.rpartition(".")[0], "model.py", 1)
+        self.ops.append(
+            Op(name, f"aten.{target}", refs, tuple(kwargs.items()), (name,), source, tuple(saves))
+        )
+        self._value(name, shape, True)
+        return name
+
+    def linear(self, name, value, rows, width):
+        weight = self.weight(f"{name}.weight", width, self.shapes[value][-1])
+        return self.call(
+            name, "linear.default", (rows, width), value, weight, saves=(value, weight)
+        )
+
+    def _value(self, name, shape, grad):
+        self.shapes[name] = tuple(shape)
+        self.values.append(Tensor(name, tuple(shape), "float32", grad))
+
+    def graph(self, output):
+        graph = Graph(tuple(self.leaves), tuple(self.ops), (output,), tuple(self.values))
+        verify(graph)
+        return graph
+
+
+def residual_layers(count, *, inner=lambda layer: INNER, tied=False):
+    """`count` layers x + down(tanh(relu(left(x) * right(x)))) between two linear layers; a sum."""
+    w = Writer()
+    x = w.leaf("x", LeafKind.INPUT, BATCH, WIDTH)
+    x = w.linear("first", x, BATCH, WIDTH)
+    shared = w.weight("scale", WIDTH) if tied else None
+    for i in range(count):
+        at, size = f"layers.{i}", inner(i)
+        y = w.call(f"{at}.scaled", "mul.Tensor", (BATCH, WIDTH), x, shared) if tied else x
+        left = w.linear(f"{at}.left", y, BATCH, size)
+        right = w.linear(f"{at}.right", y, BATCH, size)
+        both = w.call(f"{at}.both", "mul.Tensor", (BATCH, size), left, right, saves=(left, right))
+        hidden = w.call(
+            f"{at}.hidden", "relu.default", (BATCH, size), both, saves=(f"{at}.hidden",)
+        )
+        soft = w.call(f"{at}.soft", "tanh.default", (BATCH, size), hidden, saves=(f"{at}.soft",))
+        down = w.linear(f"{at}.down", soft, BATCH, WIDTH)
+        x = w.call(f"{at}.sum", "add.Tensor", (BATCH, WIDTH), x, down)
+    last = w.linear("last", x, BATCH, WIDTH)
+    return w.graph(w.call("loss", "sum.default", (), last))
