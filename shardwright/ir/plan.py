@@ -220,9 +220,11 @@ class Plan:
         return explain(self)
 
     def __str__(self) -> str:
+        peak = self.peak_bytes / 2**20
+        size = f"{peak / 1024:.2f} GiB" if peak >= 1024 else f"{peak:.4g} MiB"
         return (
             f"{self.name}: {self.mesh} on {self.machine}, {self.step_seconds * 1e3:.2f} ms/step,"
-            f" {self.peak_bytes / 2**20:.4g} MiB/rank"
+            f" {size}/rank"
         )
 
 
