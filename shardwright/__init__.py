@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
     from shardwright.ir.frontier import Frontier
     from shardwright.ir.plan import Plan
+    from shardwright.rules.stated import rule
     from shardwright.runtime.machine import Machine
     from shardwright.train.job import Job
 
@@ -22,6 +23,7 @@ __all__ = [
     "capture",
     "parallelize",
     "plan",
+    "rule",
     "search",
     "verify",
 ]
@@ -31,6 +33,7 @@ _HOMES = {
     "Job": "shardwright.train.job",
     "Machine": "shardwright.runtime.machine",
     "Plan": "shardwright.ir.plan",
+    "rule": "shardwright.rules.stated",
 }
 
 

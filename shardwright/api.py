@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
 from shardwright.search.planner import Progress, search
@@ -41,7 +41,7 @@ def capture(
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    return capture_call(model, args, kwargs).graph
+    return capture_with_rules(model, args, kwargs).graph
 
 
 def plan(

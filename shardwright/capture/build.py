@@ -18,8 +18,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.call import CaptureError
+from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
+from shardwright.capture.kernels import UNIFORM
 from shardwright.capture.operators import call_op
 from shardwright.capture.renumber import renumbered
 from shardwright.ir.graph import (
@@ -35,8 +37,16 @@ from shardwright.ir.graph import (
     verify,
 )
 
-DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this dropout in the graph
+DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_QUIET = (  # of the operators that may draw random numbers: taken apart where they do
+    UNIFORM,
+    "aten.scaled_dot_product_attention.default",
+    "aten.lstm.input",
+    "aten.gru.input",
+    "aten.rnn_tanh.input",
+    "aten.rnn_relu.input",
+)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _PREFIX = "model."  # FlatCall holds the user's model under this name
@@ -51,7 +61,7 @@ class Captured:
     output_keys: tuple[str, ...]
 
 
-def build(program: ExportedProgram, call: FlatCall) -> Captured:
+def build(program: ExportedProgram, call: FlatCall, note: str = "") -> Captured:
     """The graph of an exported program; raises `CaptureError` for what it cannot express."""
     builder = _Builder(call.model)
     constants = builder.add_leaves(program, call)
@@ -66,8 +76,9 @@ def build(program: ExportedProgram, call: FlatCall) -> Captured:
         values=tuple(builder.tensors.values()),
         updates=updates,
         constants=tuple(call.constants.items()),
+        note=note,
     )
-    graph, names = renumbered(_without_dead_code(without_causal_masks(graph)))
+    graph, names = renumbered(_without_dead_code(canonical(without_causal_masks(graph))))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     return Captured(graph, constants, call.returned.keys)
@@ -83,7 +94,7 @@ class _Builder:
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[fx.Node, str | tuple[str, ...]] = {}  # a list of results is a tuple
         self.facts: dict[Any, Facts] = {}
-        self.dropouts = 0
+        self.draws = 0  # of random numbers
 
     def add_leaves(self, program: ExportedProgram, call: FlatCall) -> dict[str, torch.Tensor]:
         aliases = _all_names(self.model)
@@ -136,10 +147,19 @@ class _Builder:
         if target == "aten.native_dropout.default":
             self._add_dropout(node)
             return
+        if torch.Tag.nondeterministic_seeded in node.target.tags and target not in _QUIET:
+            raise CaptureError(
+                f"{_source(node)}: {target} draws random numbers of its own, which no two ranks"
+                " could agree on; draw with torch.rand, randn, randint, bernoulli or dropout"
+            )
         values = node.meta["val"]
         several = isinstance(values, tuple | list)
+        _require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
         args = tuple(self._arg(a) for a in _parts_with_elements(node))
+        if target == UNIFORM:
+            args = (args[0], self.draws)
+            self.draws += 1
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
         op = Op(node.name, target, args, kwargs, results, _source(node))
         self._add(op, values if several else (values,))
@@ -158,9 +178,12 @@ class _Builder:
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 updates.append((str(spec.target).removeprefix(_PREFIX), name))
             else:
+                inputs = {n.name: self.names.get(n, n.name) for n in program.graph.nodes}
+                target = str(spec.target)
+                changed = inputs.get(target, target.removeprefix(_PREFIX))
                 raise CaptureError(
-                    f"the model changes its input or parameter {spec.target} in place; work on a"
-                    " copy (x = x.clone()) instead"
+                    f"{_source(value)}: the model changes {changed} in place, which is no buffer;"
+                    " work on a copy (x = x.clone()) instead"
                 )
         return tuple(outputs), tuple(updates)
 
@@ -186,12 +209,12 @@ class _Builder:
         op = Op(
             node.name,
             DROPOUT,
-            (Ref(name), float(probability), self.dropouts),  # type: ignore[arg-type]
+            (Ref(name), float(probability), self.draws),  # type: ignore[arg-type]
             (),
             (node.name,),
             _source(node),
         )
-        self.dropouts += 1
+        self.draws += 1
         source = self.tensors[name]
         mask_bytes = source.num_elements if source.requires_grad else 0
         self.tensors[node.name] = replace(source, name=node.name, alias_of="")
@@ -228,15 +251,8 @@ class _Builder:
     def _describe(self, name: str, value: Any, grad: bool = False, alias_of: str = "") -> None:
         if not isinstance(value, torch.Tensor):
             raise CaptureError(f"%{name} is a {type(value).__name__}; only tensors can be planned")
-        shape = []
-        for size in value.shape:
-            if not isinstance(size, int):
-                raise CaptureError(
-                    f"%{name} has a size that depends on the data ({value.shape}); make it fixed"
-                )
-            shape.append(size)
         dtype = str(value.dtype).removeprefix("torch.")
-        self.tensors[name] = Tensor(name, tuple(shape), dtype, grad, alias_of)
+        self.tensors[name] = Tensor(name, tuple(value.shape), dtype, grad, alias_of)
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, fx.Node):
@@ -264,6 +280,26 @@ class _Builder:
         name = self.names[node.args[0]]  # type: ignore[index]
         assert isinstance(name, str)
         return str(node.target) == "aten.detach.default" and self.tensors[name].requires_grad
+
+
+def _require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError(
+                f"{_source(node)}: {node.target} takes a number out of a tensor, which depends on"
+                " the data; keep it a tensor, without .item()"
+            )
+        shape = tuple(getattr(value, "shape", ()))
+        if not all(isinstance(size, int) for size in shape):
+            raise CaptureError(
+                f"{_source(node)}: {node.target} gives a tensor of {_words(shape)}, as many as the"
+                " data say; give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has"
+                " not"
+            )
+
+
+def _words(shape: tuple[Any, ...]) -> str:
+    return " x ".join(str(size) if isinstance(size, int) else "?" for size in shape) + " elements"
 
 
 _SYMBOLS: dict[str, type] = {
@@ -321,7 +357,7 @@ def _source(node: fx.Node) -> Source:
         module = path
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     ours = str(Path(__file__).parent)
-    users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, ours))]
+    users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, ours, "<"))]
     file, line = users[-1] if users else ("", 0)
     file = _importable(file)
     module = re.sub(r"@\d+$", "", module)

@@ -23,4 +23,5 @@ def capture_call(
     """
     tensors, constants = split_call(args, kwargs or {})
     call = FlatCall(model, tensors, constants)
-    return build(export(call, tensors), call)
+    program, how = export(call, tensors)
+    return build(program, call, how)

@@ -61,7 +61,8 @@ def _is_causal(graph: Graph, mask: str) -> bool:
         if matrix.stride(0) != 0 and matrix.shape[0] > 1:
             return False
         matrix = matrix[0]
-    return bool(torch.equal(matrix, torch.ones(rows, columns, dtype=torch.bool).tril()))
+    causal = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
+    return bool(torch.equal(matrix, causal))
 
 
 def _ancestors(graph: Graph, value: str) -> list[Op] | None:

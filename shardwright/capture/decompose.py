@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.capture import batchnorm, draws, recurrent
+
 aten: Any = torch.ops.aten
 
 _MEAN, _SUM = 1, 2  # ATen's Reduction enum
@@ -126,6 +128,15 @@ def _attention(
     return torch.matmul(weights, value)
 
 
+def _type_as(x: Tensor, other: Tensor) -> Tensor:
+    return x.to(other.dtype)
+
+
+def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What functionalisation makes of `x[...] = y`; autograd has no derivative for the operator."""
+    return source.to(into.dtype).expand(into.shape)
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
     losses = {
@@ -144,4 +155,6 @@ def table() -> dict[Any, Callable[..., Any]]:
     found[aten.cross_entropy_loss.default] = _cross_entropy
     found[aten.nll_loss_nd.default] = _nll_loss
     found[aten.scaled_dot_product_attention.default] = _attention
-    return found
+    found[aten.type_as.default] = _type_as
+    found[aten.copy.default] = _copy
+    return {**found, **batchnorm.table(), **draws.table(), **recurrent.table()}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Mapping
@@ -45,26 +49,76 @@ class FlatCall(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, tensors, strict=True))})
+        before = dict(self.model.named_buffers())
         self.returned.keys, outputs = select_outputs(self.model(*args, **kwargs))
+        _update_in_place(self.model, before)
         return tuple(outputs)
 
 
-def export(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """The call as one functional graph of ATen operators; nothing is computed."""
+def _update_in_place(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    """A buffer that was assigned anew gets its new content as an update, which export sees."""
+    for name, new in dict(model.named_buffers()).items():
+        old = before.get(name)
+        if old is None or old is new:
+            continue
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise CaptureError(
+                f"the model makes its buffer {name}, {old.dtype} of {tuple(old.shape)}, one of"
+                f" {new.dtype} and {tuple(new.shape)}; keep its shape and dtype"
+            )
+        old.copy_(new.detach())
+        path, _, last = name.rpartition(".")
+        setattr(model.get_submodule(path), last, old)
+
+
+def export(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> tuple[ExportedProgram, str]:
+    """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
+
+    First the model's Python runs as it is. What that cannot follow, the strict
+    mode may, which reads the bytecode.
+    """
     first = next(call.model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     # Fresh tensors: two arguments that are one tensor would become one input.
     example = tuple(torch.empty_like(t, device=device) for t in tensors.values())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(call, example, strict=False)
-            functional: ExportedProgram = program.run_decompositions(decompose.table())
-            return functional
+        return _export(call, example, strict=False), ""
     except CaptureError:
         raise
     except Exception as e:
-        raise CaptureError(_explain(call.model, e)) from e
+        reason = _explain(call.model, e)
+        try:
+            program = _export(call, example, strict=True)
+        except Exception:  # the first error is about the user's code, this one about bytecode
+            raise CaptureError(reason) from e
+        if not _is_of_tensors(program):
+            raise CaptureError(reason) from e
+        return program, f"captured in strict mode, since {reason}"
+
+
+def _export(call: FlatCall, example: tuple[torch.Tensor, ...], *, strict: bool) -> ExportedProgram:
+    quiet, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)  # what goes wrong is said once, in the error
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            warnings.simplefilter("ignore")
+            program = torch.export.export(call, example, strict=strict)
+            functional: ExportedProgram = program.run_decompositions(decompose.table())
+    finally:
+        logging.disable(quiet)
+    print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
+    return functional
+
+
+def _is_of_tensors(program: ExportedProgram) -> bool:
+    """Whether no number is taken from a tensor's value: strict mode keeps such as unknowns."""
+    values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
+    kinds = (torch.Tensor, tuple, list, type(None))
+    return all(isinstance(value, kinds) for value in values)
 
 
 def _explain(model: nn.Module, error: Exception) -> str:

@@ -9,19 +9,19 @@ import torch
 from torch import fx, nn
 
 from shardwright.capture.operators import operator_of, to_torch
-from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute
+from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute, Uniform
 
 
 def to_module(
     program: Program,
     device: torch.device,
-    make: Callable[[Redistribute | Dropout], nn.Module],
+    make: Callable[[Redistribute | Dropout | Uniform], nn.Module],
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
     Parameters are given as local tiles in their atoms' shape, everything else
     whole. It returns the outputs, then the new contents of updated buffers.
-    `make` gives the modules that redistribute and drop out.
+    `make` gives the modules that redistribute, drop out and draw.
     """
     root, graph = nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {
@@ -31,19 +31,18 @@ def to_module(
     for number, instruction in enumerate(program.instructions):
         if isinstance(instruction, Load):
             leaf = nodes[instruction.leaf]
-            node = graph.call_method("view", (leaf, *instruction.shape))
+            node = graph.call_method("view", (leaf, instruction.shape))
             nodes[instruction.result] = node
         elif isinstance(instruction, Redistribute):
             name = f"redistribute_{number}"
             root.add_module(name, make(instruction))
             node = graph.call_module(name, (nodes[instruction.value],))
             nodes[instruction.result] = node
-        elif isinstance(instruction, Dropout):
-            name = f"dropout_{number}"
+        elif isinstance(instruction, Dropout | Uniform):
+            name = f"{instruction.op.kind}_{number}"
             root.add_module(name, make(instruction))
-            (operand,) = instruction.op.operands
-            node = graph.call_module(name, (nodes[operand], random_state))
-            nodes[instruction.op.outputs[0]] = node
+            given = (*(nodes[operand] for operand in instruction.op.operands), random_state)
+            nodes[instruction.op.outputs[0]] = graph.call_module(name, given)
         else:
             _compute(graph, instruction, nodes, device)
     results = [*program.outputs, *(value for _, value in program.updates)]

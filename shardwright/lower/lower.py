@@ -20,6 +20,7 @@ from shardwright.lower.program import (
     Load,
     Program,
     Redistribute,
+    Uniform,
     flat,
     moves,
 )
@@ -27,6 +28,12 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.placing import Placing, place
 from shardwright.rules.rule import Tiling
+
+# Operators whose numbers depend on where in the whole tensor a tile lies.
+_DRAWS: dict[str, type[Dropout] | type[Uniform]] = {
+    "shardwright.dropout.default": Dropout,
+    "shardwright.uniform.default": Uniform,
+}
 
 
 def lower(
@@ -128,9 +135,9 @@ class _Writer:
         for name, layout in zip(op.outputs, placing.results, strict=True):
             self.layouts[name] = layout
             self.names[name] = name
-        if op.target == "shardwright.dropout.default":
+        if op.target in _DRAWS:
             positions = self.positions(op.outputs[0], placing.results[0])
-            self.instructions.append(Dropout(local, positions))
+            self.instructions.append(_DRAWS[op.target](local, positions))
         else:
             self.instructions.append(Compute(local, tuple(shapes)))
 

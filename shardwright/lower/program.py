@@ -92,6 +92,17 @@ class Dropout:
 
 
 @dataclass(frozen=True, slots=True)
+class Uniform:
+    """Random numbers in [0, 1) for a tile; `positions` as in `Dropout`."""
+
+    op: Op
+    positions: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A parameter, stored as its atoms, in the shape that operators take it in."""
 
@@ -103,7 +114,7 @@ class Load:
         return f"%{self.result} = load(%{self.leaf}): {list(self.shape)}"
 
 
-Instruction = Redistribute | Compute | Dropout | Load
+Instruction = Redistribute | Compute | Dropout | Uniform | Load
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ class Analysis:
     * `atoms`: per value name, the atom sizes of each of its dimensions;
     * `rules`: per operator name, its rule at the atoms' resolution: the rule's
       operands and results have exactly the atoms of the values they stand for;
-    * `unknown`: names of operators that no rule is written for; their rule has
-      only whole factors, so they are computed replicated;
+    * `discovered`: names of operators that no rule is written for, whose rule
+      was found by experiment or stated by the user;
+    * `unknown`: names of those that have none either; their rule has only whole
+      factors, so they are computed replicated;
     * `dims`: per value name, the id of the atom at each place of `atoms`: equal
       ids are the same dimension of the model.
     """
@@ -31,14 +33,18 @@ class Analysis:
     rules: Mapping[str, Rule]
     unknown: tuple[str, ...] = ()
     dims: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    discovered: tuple[str, ...] = ()
 
 
 def analyze(graph: Graph) -> Analysis:
     """Unify the dimensions of `graph` and give every operator its rule."""
-    notations, unknown = {}, []
+    notations, discovered, unknown = {}, [], []
     for op in graph.ops:
         notation = notation_of(graph, op)
-        if notation is None:
+        if notation is None and op.rule:
+            notation = _carried(Call(graph, op))
+            discovered.append(op.name)
+        elif notation is None:
             unknown.append(op.name)
             notation = _opaque(Call(graph, op))
         notations[op.name] = notation
@@ -58,14 +64,14 @@ def analyze(graph: Graph) -> Analysis:
         leaves = [dim.atoms() if dim is not None else [] for dim in value]
         atoms[name] = tuple(tuple(atom.size for atom in one) for one in leaves)
         dims[name] = tuple(tuple(numbers[atom] for atom in one) for one in leaves)
-    return Analysis(atoms, rules, tuple(unknown), dims)
+    return Analysis(atoms, rules, tuple(unknown), dims, tuple(discovered))
 
 
 def notation_of(graph: Graph, op: Op) -> Notation | None:
     """The written rule of a call, or None where there is none for it."""
     call, kind = Call(graph, op), op.kind
     try:
-        if op.target.split(".")[0] not in ("aten", "shardwright"):
+        if op.target.split(".")[0] not in table.NAMESPACES:
             return None
         if kind in table.BUILDERS:
             return table.BUILDERS[kind](call)
@@ -86,6 +92,17 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
     except NotationError as e:
         raise NotationError(f"{op}: {e}") from e
     return None
+
+
+def _carried(call: Call) -> Notation:
+    """The rule that the operator carries; raises `ValueError` for one that does not fit it."""
+    try:
+        return parse(call.op.rule, call.operands, call.results)
+    except (NotationError, ValueError) as e:
+        raise ValueError(
+            f"the rule {call.op.rule!r} of {call.op.target} does not fit operands of shapes"
+            f" {call.operands} and results of {call.results}: {e}"
+        ) from e
 
 
 def _opaque(call: Call) -> Notation:

@@ -74,6 +74,22 @@ def _convolution(op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Seq
     return _at(op, 6, groups) if len(op.args) > 6 else op
 
 
+def _group_norm(
+    op: Op, results: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]
+) -> Op:
+    """As many groups as the tile has channels for."""
+    groups = op.args[1]
+    assert isinstance(groups, int)
+    return _at(op, 1, operands[0][1] * groups // results[0][1])
+
+
+def _transposed_convolution(
+    op: Op, _r: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
+) -> Op:
+    groups = local[0][1] // operands[1][1]
+    return _at(op, 6, groups) if len(op.args) > 6 else op
+
+
 _REWRITES: dict[str, Callable[..., Op]] = {
     "view": _as_reshape,
     "_unsafe_view": _as_reshape,
@@ -96,4 +112,9 @@ _REWRITES: dict[str, Callable[..., Op]] = {
     "conv1d": _convolution,
     "conv2d": _convolution,
     "conv3d": _convolution,
+    "conv_transpose1d": _transposed_convolution,
+    "conv_transpose2d": _transposed_convolution,
+    "conv_transpose3d": _transposed_convolution,
+    "group_norm": _group_norm,
+    "uniform": _shape_argument(0),
 }

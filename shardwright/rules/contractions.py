@@ -51,6 +51,26 @@ def convolution(call: Call) -> Notation | None:
     return parse(text, call.operands, call.results, sizes=sizes, work=work)
 
 
+def transposed_convolution(call: Call) -> Notation | None:
+    """`conv_transpose1d/2d/3d`: its weight is (input channels, output channels per group, ...)."""
+    spatial = len(call.operands[1]) - 2
+    if len(call.operands[0]) != spatial + 2:
+        return None
+    groups = call.arg(6, "groups", 1)
+    kernel, inside, outside = (
+        " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
+    )
+    assert isinstance(groups, int)
+    text = f"b (g c) {inside}, (g c) o {kernel}, +(g o) -> b (g o) {outside}"
+    work = f"b g c o {kernel} {inside}".replace("!", "")
+    return parse(text, call.operands, call.results, sizes={"g": groups}, work=work)
+
+
+def bilinear(call: Call) -> Notation:
+    """`xᵀ W y + b` over leading dimensions."""
+    return parse("... i, ... j, o i j, +o -> ... o", call.operands, call.results, work="... i j o")
+
+
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
@@ -79,6 +99,35 @@ def attention(call: Call) -> Notation | None:
 
 
 def embedding(call: Call) -> Notation:
-    """Rows of a table; the whole table at every place, its columns may be split."""
-    indices = " ".join(f"i{d}" for d in range(len(call.operands[1])))
+    """Rows of a table; the whole table at every place, its columns may be split.
+
+    Gradients that are scaled by how often a row is looked up need all look-ups.
+    """
+    whole = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
+    indices = " ".join(f"i{d}{whole}" for d in range(len(call.operands[1])))
     return parse(f"v! h, {indices} -> {indices} h", call.operands, call.results)
+
+
+def grouped_mm(call: Call) -> Notation | None:
+    """Each expert multiplies its own run of tokens: columns are parallel, the inner side is summed.
+
+    Which tokens are whose only the offsets know, so tokens and experts stay whole.
+    """
+    if [len(shape) for shape in call.operands] != [2, 3, 1]:
+        return None
+    return parse("t! k, e! k n, e! -> t! n", call.operands, call.results, work="t k n")
+
+
+def aligned_grouped_mm(call: Call) -> Notation | None:
+    """The same by torch's kernel, which wants rows of whole 16 bytes: tiles of 16 elements."""
+    if [len(shape) for shape in call.operands] != [2, 3, 1]:
+        return None
+    inner, outer = call.operands[1][1:]
+    k, n = ("(k a!)" if inner % 16 == 0 else "k!"), ("(n b!)" if outer % 16 == 0 else "n!")
+    return parse(
+        f"t! {k}, e! {k} {n}, e! -> t! {n}",
+        call.operands,
+        call.results,
+        sizes={"a": 16, "b": 16},
+        work="t k a n b",
+    )

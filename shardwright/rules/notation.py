@@ -121,7 +121,7 @@ class _Reader:
             names.append(name)
         open_names = [name for name in names if name not in self.sizes]
         known = prod(self.sizes[name] for name in names if name in self.sizes)
-        if len(open_names) > 1 or size % known:
+        if len(open_names) > 1 or (open_names and size % known):
             raise NotationError(f"{self.text!r}: sizes of {word!r} are not known, of {size}")
         if open_names:
             self.sizes[open_names[0]] = size // known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.rules.call import Call
-from shardwright.rules.notation import Notation, elementwise
+from shardwright.rules.notation import Notation, elementwise, parse
 
 
 def add(call: Call) -> Notation:
@@ -44,6 +44,13 @@ def where(call: Call) -> Notation:
 def dropout(call: Call) -> Notation:
     """A mask times a tensor: linear in the tensor."""
     return elementwise(call.operands, call.results[0], linear=[[0]] if call.floating else [])
+
+
+def prelu(call: Call) -> Notation | None:
+    """A slope per channel, which is dimension 1."""
+    if len(call.operands[0]) < 2:
+        return None
+    return parse("n c ..., c -> n c ...", call.operands, call.results)
 
 
 def fill_shape(call: Call) -> Notation:

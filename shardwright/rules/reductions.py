@@ -37,7 +37,9 @@ def _reduced(call: Call, *, summed: bool) -> Notation:
 
 def along_dim(call: Call) -> Notation:
     """Operators that keep the shape and mix along given dimensions."""
-    given = call.arg(2 if call.op.kind == "roll" else 1, "dim", -1)
+    given = call.arg(1, "dim", -1)
+    if call.op.kind == "roll":  # without dimensions, of the tensor as one row
+        given = call.arg(2, "dims") or None
     rank = len(call.operands[0])
     if isinstance(given, tuple):
         chosen = [int(d) % rank for d in given]  # type: ignore[arg-type]
@@ -59,6 +61,22 @@ def layer_norm(call: Call) -> Notation:
     return parse(text, call.operands, call.results)
 
 
+def group_norm(call: Call) -> Notation:
+    """Norms over each group of channels and all positions, sample by sample."""
+    groups = call.op.args[1]
+    assert isinstance(groups, int)
+    positions = " ".join(f"s{i}!" for i in range(len(call.operands[0]) - 2))
+    text = f"n (g c!) {positions}, (g c!), (g c!) -> n (g c!) {positions}"
+    return parse(text, call.operands, call.results, sizes={"g": groups})
+
+
+def extremum(call: Call) -> Notation:
+    """`min` and `max`, of one tensor over dimensions or of two element by element."""
+    if len(call.operands) == 2:
+        return elementwise(call.operands, call.results[0])
+    return reduction(call)
+
+
 def cross_entropy(call: Call) -> Notation | None:
     """Summed or unreduced cross entropy: classes stay whole, samples are summed."""
     logits, target = call.operands[:2]
@@ -71,7 +89,8 @@ def cross_entropy(call: Call) -> Notation | None:
 
 
 def elementwise_loss(call: Call) -> Notation:
-    """A loss between tensors of one shape, summed or per element."""
-    shape = max(call.operands, key=len)
-    one = elementwise(call.operands, shape)
+    """A loss between tensors that broadcast, summed or per element."""
+    rank = max(len(shape) for shape in call.operands)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in call.operands]
+    one = elementwise(call.operands, tuple(map(max, *padded)))
     return one if call.results[0] else replace(one, results=((),))

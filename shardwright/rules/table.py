@@ -8,13 +8,15 @@ local.
 
 from __future__ import annotations
 
-from shardwright.rules import contractions, pointwise, reductions, views
+from shardwright.rules import contractions, indexing, pointwise, recurrent, reductions, views
 from shardwright.rules.call import Builder
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+NAMESPACES = ("aten", "shardwright", "transformers")  # whose operators the tables name
 
 # `kind -> (notation, indices of the multiply-adds)`
 TEXT: dict[str, tuple[str, str]] = {
@@ -33,19 +35,32 @@ TEXT: dict[str, tuple[str, str]] = {
     "adaptive_avg_pool2d": ("... y! x! -> ... q! p!", ""),
     "adaptive_avg_pool3d": ("... z! y! x! -> ... r! q! p!", ""),
     "_adaptive_avg_pool2d": ("... y! x! -> ... q! p!", ""),
+    "max_pool2d_with_indices": ("... y! x! -> ... q! p!, ... q! p!", ""),
+    "adaptive_max_pool1d": ("... x! -> ... p!, ... p!", ""),
+    "adaptive_max_pool2d": ("... y! x! -> ... q! p!, ... q! p!", ""),
+    "upsample_nearest1d": ("... x! -> ... p!", ""),
+    "upsample_linear1d": ("... x! -> ... p!", ""),
     "upsample_nearest2d": ("... y! x! -> ... q! p!", ""),
     "upsample_bilinear2d": ("... y! x! -> ... q! p!", ""),
+    "upsample_bicubic2d": ("... y! x! -> ... q! p!", ""),
+    "upsample_nearest3d": ("... z! y! x! -> ... r! q! p!", ""),
+    "upsample_trilinear3d": ("... z! y! x! -> ... r! q! p!", ""),
+    "tril": ("... y! x! -> ... y! x!", ""),
+    "triu": ("... y! x! -> ... y! x!", ""),
+    "centered_square_sum": ("n c ..., c -> c", ""),
+    "normalize": ("n c ..., c, c, c, c -> n c ...", ""),
 }
 
 # Elementwise with broadcasting; nothing of them lets partial sums through.
 ELEMENTWISE = _names("""
     abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
     clamp_max clamp_min copysign cos cosh elu eq erf erfc exp exp2 expm1 floor floor_divide fmod
-    ge gelu glu_backward gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu log
+    ge gelu gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu log
     log10 log1p log2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish
     ne pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh
     softplus sqrt square tan tanh threshold trunc zeros_like ones_like full_like
-    _to_copy masked_fill log_sigmoid fill
+    _to_copy masked_fill log_sigmoid fill __and__ __or__ __xor__ empty_like lerp addcmul
+    addcdiv xlogy erfinv lgamma digamma logaddexp nan_to_num softshrink hardshrink
     """)
 
 # Elementwise and linear in their first operand.
@@ -59,7 +74,7 @@ LOSSES = _names("""
 
 # Reductions over given dimensions that are no sum: those dimensions stay whole.
 REDUCTIONS = _names("""
-    amax amin all any argmax argmin logsumexp max min mean prod std var std_mean var_mean
+    amax amin all any argmax argmin logsumexp mean prod std var std_mean var_mean
     """)
 
 # Operators that keep the shape but mix along the dimension in their argument `dim`.
@@ -78,6 +93,7 @@ BUILDERS: dict[str, Builder] = {
     "transpose": views.transpose,
     "t": views.transpose,
     "expand": views.expand,
+    "broadcast_tensors": views.broadcast_tensors,
     "full": pointwise.fill_shape,
     "zeros": pointwise.fill_shape,
     "ones": pointwise.fill_shape,
@@ -86,7 +102,10 @@ BUILDERS: dict[str, Builder] = {
     "new_ones": pointwise.fill_shape,
     "new_full": pointwise.fill_shape,
     "scalar_tensor": pointwise.fill_shape,
+    "uniform": pointwise.fill_shape,
     "arange": pointwise.arange,
+    "linspace": pointwise.arange,
+    "eye": pointwise.arange,
     "slice": views.slice_,
     "split": views.split,
     "split_with_sizes": views.split,
@@ -98,13 +117,40 @@ BUILDERS: dict[str, Builder] = {
     "cat": views.cat,
     "stack": views.stack,
     "repeat": views.repeat,
+    "repeat_interleave": views.repeat_interleave,
+    "pixel_shuffle": views.pixel_shuffle,
+    "glu": views.glu,
+    "prelu": pointwise.prelu,
+    "min": reductions.extremum,
+    "max": reductions.extremum,
     "sum": reductions.sum_,
     "layer_norm": reductions.layer_norm,
     "rms_norm": reductions.layer_norm,
+    "group_norm": reductions.group_norm,
     "embedding": contractions.embedding,
+    "index": indexing.index,
+    "index_put": indexing.index_put,
+    "index_select": indexing.index_select,
+    "gather": indexing.gather,
+    "scatter": indexing.scatter,
+    "scatter_add": indexing.scatter,
+    "topk": indexing.topk,
+    "slice_scatter": indexing.slice_scatter,
+    "select_scatter": indexing.select_scatter,
+    "histc": indexing.histogram,
+    "lstm": recurrent.layers,
+    "gru": recurrent.layers,
+    "rnn_tanh": recurrent.layers,
+    "rnn_relu": recurrent.layers,
     "conv1d": contractions.convolution,
     "conv2d": contractions.convolution,
     "conv3d": contractions.convolution,
+    "conv_transpose1d": contractions.transposed_convolution,
+    "conv_transpose2d": contractions.transposed_convolution,
+    "conv_transpose3d": contractions.transposed_convolution,
+    "bilinear": contractions.bilinear,
+    "grouped_mm_fallback": contractions.grouped_mm,
+    "_grouped_mm": contractions.aligned_grouped_mm,
     "matmul": contractions.matmul,
     "addmm": contractions.addmm,
     "baddbmm": contractions.baddbmm,

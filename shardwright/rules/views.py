@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import gcd
 
 from shardwright.rules.call import Call
-from shardwright.rules.notation import Notation, Shape, elementwise, reshape
+from shardwright.rules.notation import Notation, Shape, elementwise, parse, reshape
 
 
 def view(call: Call) -> Notation:
@@ -51,6 +51,12 @@ def _moved(call: Call, order: Sequence[int]) -> Notation:
 def expand(call: Call) -> Notation:
     """Dimensions of size one, or new ones, repeated."""
     return elementwise(call.operands, call.results[0])
+
+
+def broadcast_tensors(call: Call) -> Notation:
+    """Several tensors, each repeated to the shape of all."""
+    one = elementwise(call.operands, call.results[0])
+    return replace(one, results=one.results * len(call.results))
 
 
 def slice_(call: Call) -> Notation:
@@ -171,6 +177,30 @@ def repeat(call: Call) -> Notation:
         result.append(tuple(n for n in (f"r{d}", f"d{d}") if n in sizes))
     whole = frozenset(n for n in sizes if n.startswith("r"))
     return Notation((tuple(operand),), (tuple(result),), sizes, whole)
+
+
+def repeat_interleave(call: Call) -> Notation | None:
+    """Each element of a dimension, which becomes (old, repeats), several times over."""
+    dim = call.arg(2, "dim")
+    if not isinstance(call.arg(1, "repeats"), int) or not isinstance(dim, int):
+        return None
+    dim %= len(call.operands[0])
+    before = " ".join(f"d{d}" for d in range(len(call.operands[0])))
+    after = before.replace(f"d{dim}", f"(d{dim} r!)")
+    return parse(f"{before} -> {after}", call.operands, call.results, linear=[[0]])
+
+
+def pixel_shuffle(call: Call) -> Notation:
+    """Channels to pixels."""
+    factor = call.op.args[1]
+    assert isinstance(factor, int)
+    text = "... (c r! s!) y x -> ... c (y r) (x s)"
+    return parse(text, call.operands, call.results, sizes={"r": factor, "s": factor})
+
+
+def glu(call: Call) -> Notation:
+    """One half of a dimension gates the other, so it is whole."""
+    return _opaque(call, call.dim(1, "dim", -1))
 
 
 def pad(call: Call) -> Notation:

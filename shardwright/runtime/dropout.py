@@ -1,7 +1,7 @@
-"""Dropout whose mask is a function of seed, step, operator and global element index.
+"""Random numbers that are a function of seed, step, operator and global element index.
 
 One device, any plan and any resumed run draw the same numbers, whichever rank
-computes an element: the mask is a hash of where the element is, not of what
+computes an element: they are a hash of where the element is, not of what
 was drawn before. The hash is the 32-bit finaliser "lowbias32" (Wellons, 2018,
 found by search for low bias), applied to the row's and the column's key and
 once more to their combination.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from shardwright.lower.program import Dropout
+from shardwright.capture.operators import to_torch
+from shardwright.lower.program import Dropout, Uniform
 
 
 def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
@@ -20,20 +21,22 @@ def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([seed, step], dtype=torch.int64, device=device)
 
 
-class GlobalDropout(nn.Module):
-    """One `Dropout` instruction. In eval mode it does nothing."""
+class _Draws(nn.Module):
+    """32 random bits per element of a tile."""
 
     rows: torch.Tensor
     columns: torch.Tensor
 
-    def __init__(self, instruction: Dropout, device: torch.device) -> None:
+    def __init__(
+        self,
+        number: int,
+        positions: tuple[tuple[tuple[int, int, int], ...], ...],
+        device: torch.device,
+    ) -> None:
         super().__init__()
-        probability, number = instruction.op.args[1:3]
-        assert isinstance(probability, float) and isinstance(number, int)
-        self.probability = probability
         self.number = number
-        indices = [_indices(atoms, device) for atoms in instruction.positions]
-        sizes = [_size(atoms) for atoms in instruction.positions]
+        indices = [_indices(atoms, device) for atoms in positions]
+        sizes = [_size(atoms) for atoms in positions]
         rows = torch.zeros((), dtype=torch.int64, device=device)
         for index, size in zip(indices[:-1], sizes[:-1], strict=True):
             rows = rows.unsqueeze(-1) * size + index
@@ -41,12 +44,8 @@ class GlobalDropout(nn.Module):
         self.register_buffer("rows", _to_int32(rows), persistent=False)
         self.register_buffer("columns", _mix(_to_int32(columns)), persistent=False)
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Zero each element with the given probability, scale the others by 1 / (1 - p)."""
-        if not self.training:
-            return x
-        if self.probability >= 1.0:
-            return x * 0.0
+    def bits(self, state: torch.Tensor) -> torch.Tensor:
+        """int32, one per element, the last dimension's positions along the last dimension."""
         key = _mix(_to_int32(state[0] + 0x9E3779B9 * (self.number + 1)))
         key = _mix(key ^ _to_int32(state[1]))
         rows = _mix(self.rows ^ key)
@@ -55,11 +54,48 @@ class GlobalDropout(nn.Module):
         bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF))
         bits.mul_(_signed(0x846CA68B))
         bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
-        keep = bits >= _threshold(self.probability)
+        return bits
+
+
+class GlobalDropout(_Draws):
+    """One `Dropout` instruction. In eval mode it does nothing."""
+
+    def __init__(self, instruction: Dropout, device: torch.device) -> None:
+        probability, number = instruction.op.args[1:3]
+        assert isinstance(probability, float) and isinstance(number, int)
+        super().__init__(number, instruction.positions, device)
+        self.probability = probability
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Zero each element with the given probability, scale the others by 1 / (1 - p)."""
+        if not self.training:
+            return x
+        if self.probability >= 1.0:
+            return x * 0.0
+        keep = self.bits(state) >= _threshold(self.probability)
         return torch.where(keep.view(x.shape), x * (1.0 / (1.0 - self.probability)), 0.0)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, number={self.number}"
+
+
+class GlobalUniform(_Draws):
+    """One `Uniform` instruction: multiples of 2^-24 in [0, 1), whatever the precision."""
+
+    def __init__(self, instruction: Uniform, device: torch.device) -> None:
+        size, number = instruction.op.args
+        assert isinstance(size, tuple) and isinstance(number, int)
+        super().__init__(number, instruction.positions, device)
+        self.size = tuple(to_torch(size, {}, device))
+        self.dtype: torch.dtype = to_torch(dict(instruction.op.kwargs)["dtype"], {}, device)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """The numbers of this step."""
+        drawn = (self.bits(state) >> 8).bitwise_and_(0xFFFFFF)
+        return (drawn.view(self.size).double() * 2.0**-24).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, number={self.number}"
 
 
 def _threshold(probability: float) -> int:

@@ -13,17 +13,17 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, flatten, rebuild_outputs, unflatten
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh, atom_range, local_atoms, shape_of
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
-from shardwright.lower.program import Dropout, Redistribute, flat, flat_dim
+from shardwright.lower.program import Dropout, Redistribute, Uniform, flat, flat_dim
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
-from shardwright.runtime.dropout import GlobalDropout, random_state
+from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.redistribute import Redistribution
 
 
@@ -47,7 +47,7 @@ def parallelize(
             " load it on a real device before parallelize"
         )
     args, kwargs = example_call(plan.inputs, plan.constants)
-    captured = capture_call(model, args, kwargs)
+    captured = capture_with_rules(model, args, kwargs)
     analysis = analyze(captured.graph)
     tilings, storage = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
@@ -105,9 +105,9 @@ def default_device() -> torch.device:
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     world = dist.get_world_size() if dist.is_initialized() else 0
     if world != mesh.size:
-        started = f"{world} processes" if world else "no process group"
+        started = f"are {world} processes" if world else "is no process group"
         raise PlanError(
-            f"the plan is for {mesh.size} devices ({mesh}) but there are {started}; start it with"
+            f"the plan is for {mesh.size} devices ({mesh}) but there {started}; start it with"
             f" torchrun --nproc-per-node {mesh.size}, or plan for {world or 1}"
         )
     return init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.names)
@@ -146,9 +146,11 @@ class ParallelModule(nn.Module):
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
         program = lower(graph, analysis, mesh, tilings, storage, rank)
 
-        def make(instruction: Redistribute | Dropout) -> nn.Module:
+        def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
             if isinstance(instruction, Dropout):
                 return GlobalDropout(instruction, device)
+            if isinstance(instruction, Uniform):
+                return GlobalUniform(instruction, device)
             return Redistribution(instruction, device_mesh)
 
         self._sw_program = to_module(program, device, make)
@@ -192,7 +194,9 @@ class ParallelModule(nn.Module):
                     else parameter
                 )
             elif kind is LeafKind.BUFFER:
-                leaves.append(self.get_buffer(key))
+                buffer = self.get_buffer(key)
+                # Autograd may keep what it read of a buffer that is updated in place below.
+                leaves.append(buffer.clone() if key in self._sw_updates else buffer)
             elif kind is LeafKind.CONSTANT:
                 leaves.append(self._sw_constants[key])
             else:
@@ -201,8 +205,8 @@ class ParallelModule(nn.Module):
         results = self._sw_program(*leaves, state)
         outputs = results[: len(results) - len(self._sw_updates)]
         with torch.no_grad():
-            for buffer, value in zip(self._sw_updates, results[len(outputs) :], strict=True):
-                self.get_buffer(buffer).copy_(value)
+            for name, value in zip(self._sw_updates, results[len(outputs) :], strict=True):
+                self.get_buffer(name).copy_(value)
             if self.training:
                 # Not in place: what autograd keeps of this step may still read the old one.
                 self._sw_random = state + state.new_tensor([0, 1])

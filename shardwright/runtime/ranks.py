@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
+
+_LAUNCHER = "torch/distributed/elastic/"
 
 
 class RanksError(RuntimeError):
@@ -39,5 +42,8 @@ def run_ranks(module: str, args: Sequence[str], processes: int, *, timeout: floa
     except subprocess.TimeoutExpired as e:
         raise RanksError(f"{processes} ranks of {module} did not finish in {timeout:.0f} s") from e
     if done.returncode:
-        tail = "\n".join(done.stdout.splitlines()[-40:])
+        lines = done.stdout.splitlines()
+        # The launcher sums up at the end that a rank failed; why is what the rank said before.
+        ours = list(takewhile(lambda line: _LAUNCHER not in line, lines))
+        tail = "\n".join((ours or lines)[-40:])
         raise RanksError(f"{processes} ranks of {module} failed ({done.returncode}):\n{tail}")

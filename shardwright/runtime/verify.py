@@ -19,11 +19,11 @@ from torch import nn
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import flatten, select_outputs, unflatten
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import Graph, LeafKind, Source, to_json
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
+from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.parallel import ParallelModule, read_plan
 from shardwright.runtime.ranks import run_ranks
@@ -91,7 +91,7 @@ def verify(
     `args` and `kwargs` are a batch with real values. Raises `PlanError` if the
     plan is not for this model and batch.
     """
-    captured = capture_call(model, args, kwargs or {})
+    captured = capture_with_rules(model, args, kwargs or {})
     read_plan(plan, captured.graph, analyze(captured.graph))
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
@@ -234,6 +234,8 @@ def _capture_error(
     """Module against graph, both without dropout, in the module's own precision."""
     if captured.graph.updates:
         return float("nan")  # running the module would change its buffers
+    if any(op.kind == "uniform" for op in captured.graph.ops):
+        return float("nan")  # the module would draw other numbers
     args, kwargs = unflatten({**dict(captured.graph.constants), **batch})
     payload = {
         "weights": dict(model.named_parameters()),

@@ -10,6 +10,7 @@ PUBLIC = [
     "capture",
     "parallelize",
     "plan",
+    "rule",
     "search",
     "verify",
 ]

@@ -1,0 +1,74 @@
+"""One form for what is traced differently on every kind of device.
+
+A fused attention kernel lays its result out so that bringing the heads back
+beside each other costs nothing; where there is none, as on the meta device,
+the trace has a copy there. Whether a size is written as -1 differs too. A plan
+made on the meta device must fit the model on a GPU, so both go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.ir.graph import Arg, Graph, Op, Ref
+
+_ATTENTION = "scaled_dot_product_attention"
+_RESHAPES = ("view", "_unsafe_view", "reshape")  # the lowered program reshapes in any case
+_VIEWS = (*_RESHAPES, "transpose", "permute", "t", "squeeze", "unsqueeze")
+
+
+def canonical(graph: Graph) -> Graph:
+    """`graph` with sizes written out and without copies of what attention returned."""
+    names: dict[str, str] = {}  # of a copy that goes -> what it copies
+    ops: list[Op] = []
+    producer: dict[str, Op] = {}
+    for op in graph.ops:
+        op = _renamed(op, names)
+        if op.kind == "clone" and _from_attention(op.operands[0], producer):
+            names[op.outputs[0]] = op.operands[0]
+            continue
+        op = _sized(op, graph.tensor[op.outputs[0]].shape)
+        producer.update((name, op) for name in op.outputs)
+        ops.append(op)
+    return replace(
+        graph,
+        ops=tuple(ops),
+        outputs=tuple(names.get(name, name) for name in graph.outputs),
+        updates=tuple((buffer, names.get(name, name)) for buffer, name in graph.updates),
+        values=tuple(
+            replace(value, alias_of=names.get(value.alias_of, value.alias_of))
+            for value in graph.values
+            if value.name not in names
+        ),
+    )
+
+
+def _from_attention(name: str, producer: dict[str, Op]) -> bool:
+    """Whether a value is attention's result, or a view of it."""
+    while name in producer and producer[name].kind in _VIEWS:
+        name = producer[name].operands[0]
+    return name in producer and producer[name].kind == _ATTENTION
+
+
+def _sized(op: Op, shape: tuple[int, ...]) -> Op:
+    if len(op.args) < 2 or not isinstance(op.args[1], tuple):
+        return op
+    if op.kind in _RESHAPES:
+        return replace(op, target="aten.view.default", args=(op.args[0], shape))
+    return replace(op, args=(op.args[0], shape, *op.args[2:])) if op.kind == "expand" else op
+
+
+def _renamed(op: Op, names: dict[str, str]) -> Op:
+    def rewrite(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names.get(arg.name, arg.name))
+        if isinstance(arg, tuple):
+            return tuple(rewrite(a) for a in arg)
+        return arg
+
+    return replace(
+        op,
+        args=tuple(rewrite(a) for a in op.args),
+        kwargs=tuple((key, rewrite(value)) for key, value in op.kwargs),
+        saves=tuple(dict.fromkeys(names.get(name, name) for name in op.saves)),
+    )

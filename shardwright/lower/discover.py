@@ -1,0 +1,103 @@
+"""Graphs whose every operator has a rule, as far as one can be found.
+
+Where no rule is written the user may have stated one; else the operator is run
+to find one out. Findings are kept in memory and, for torch's own operators, on
+disk: an operator of the user's may be another tomorrow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.capture.build import Captured
+from shardwright.capture.capture import capture_call
+from shardwright.capture.experiment import discover
+from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.rules.analysis import notation_of
+from shardwright.rules.stated import stated
+
+_found: dict[str, str] = {}  # operator and argument pattern -> notation, empty if there is none
+
+
+def capture_with_rules(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Captured:
+    """The captured call; operators without a written rule carry what was stated or found out."""
+    captured = capture_call(model, args, kwargs)
+    return replace(captured, graph=with_rules(captured.graph))
+
+
+def with_rules(graph: Graph) -> Graph:
+    """`graph` with `Op.rule` filled in where no rule is written."""
+    unwritten = {op.name for op in graph.ops if notation_of(graph, op) is None}
+    if not unwritten:
+        return graph
+    ops = tuple(
+        replace(op, rule=_rule(graph, op)) if op.name in unwritten else op for op in graph.ops
+    )
+    return replace(graph, ops=ops)
+
+
+def _rule(graph: Graph, op: Op) -> str:
+    if (text := stated(op.target)) is not None:
+        return text
+    key = _pattern(graph, op)
+    if key not in _found:
+        ours = op.target.startswith("aten.")
+        known = _read() if ours else {}
+        if key in known:
+            _found[key] = known[key]
+        else:
+            _found[key] = discover(op, graph) or ""
+            if ours:
+                _write({**known, key: _found[key]})
+    return _found[key]
+
+
+def _pattern(graph: Graph, op: Op) -> str:
+    """The call with its values replaced by dtype and shape."""
+    position = {name: i for i, name in enumerate(dict.fromkeys(op.operands))}
+
+    def text(arg: Arg) -> str:
+        if isinstance(arg, Ref):
+            return f"%{position[arg.name]}"
+        if isinstance(arg, tuple):
+            return f"[{', '.join(map(text, arg))}]"
+        return str(arg)
+
+    given = [text(a) for a in op.args] + [f"{key}={text(value)}" for key, value in op.kwargs]
+    operands = [str(graph.tensor[name]) for name in position]
+    return f"{op.target}({', '.join(given)}) of {', '.join(operands)}"
+
+
+def _file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "shardwright" / f"rules-torch-{torch.__version__}.json"
+
+
+def _read() -> dict[str, str]:
+    try:
+        found = json.loads(_file().read_text())
+    except (OSError, ValueError):  # none yet, or one that was cut short: found out again
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(findings: Mapping[str, str]) -> None:
+    """Whole or not at all, since other processes read and write it too."""
+    path = _file()
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(findings, indent=1))
+        part.replace(path)
+    except OSError:  # a cache that cannot be kept costs time, not correctness
+        part.unlink(missing_ok=True)

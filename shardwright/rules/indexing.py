@@ -1,0 +1,135 @@
+"""Rules of look-ups at places that only the data knows: index, gather, scatter, top-k.
+
+What is looked up in must be whole along the indexed dimensions; where the
+look-ups are made may be split, and so may everything that is carried along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.ir.graph import Ref
+from shardwright.rules.call import Call
+from shardwright.rules.notation import Notation, Shape, elementwise, parse
+
+
+def index(call: Call) -> Notation | None:
+    """`x[i, :, j]`: the dimensions of the index tensors are the look-ups."""
+    places = _indexed(call)
+    if places is None:
+        return None
+    looked_up, result = _looked_up(call, places, call.operands[1:], whole="")
+    indices = [_aligned(shape, "i") for shape in call.operands[1:]]
+    text = f"{looked_up}, {', '.join(indices)} -> {result}"
+    return parse(text, call.operands, call.results)
+
+
+def index_put(call: Call) -> Notation | None:
+    """`x[i, :, j] = values`: later look-ups may hit the same place, so they stay together."""
+    places = _indexed(call)
+    if places is None:
+        return None
+    into, values = _looked_up(call, places, call.operands[1:-1], whole="!")
+    indices = [_aligned(shape, "i", "!") for shape in call.operands[1:-1]]
+    given = " ".join(values.split()[-len(call.operands[-1]) :]) if call.operands[-1] else ""
+    return parse(f"{into}, {', '.join(indices)}, {given} -> {into}", call.operands, call.results)
+
+
+def _indexed(call: Call) -> list[int] | None:
+    """Dimensions that have an index tensor; None for masks, which look up as many as they hold."""
+    given = call.op.args[1]
+    assert isinstance(given, tuple)
+    if any(call.graph.tensor[a.name].dtype == "bool" for a in given if isinstance(a, Ref)):
+        return None
+    return [d for d, arg in enumerate(given) if isinstance(arg, Ref)]
+
+
+def _looked_up(call: Call, places: list[int], indices: list[Shape], whole: str) -> tuple[str, str]:
+    """Words of the tensor that is looked up in, and of what is found there."""
+    rank = len(call.operands[0])
+    words = [f"v{d}!" if d in places else f"d{d}" for d in range(rank)]
+    kept = [f"d{d}" for d in range(rank) if d not in places]
+    together = places == list(range(places[0], places[0] + len(places)))
+    at = places[0] if together else 0
+    look_ups = [f"i{k}{whole}" for k in reversed(range(max(map(len, indices))))]
+    return " ".join(words), " ".join([*kept[:at], *look_ups, *kept[at:]])
+
+
+def _aligned(shape: Shape, letter: str, whole: str = "") -> str:
+    """Words of a tensor that broadcasts with others: numbered from its right end."""
+    return " ".join(f"{letter}{k}{whole}" for k in reversed(range(len(shape))))
+
+
+def gather(call: Call) -> Notation:
+    """`gather(x, dim, index)`: other dimensions go together where they are equally long."""
+    source, found = _facing(call, call.dim(1), whole="")
+    return parse(f"{source}, {found} -> {found}", call.operands, call.results)
+
+
+def scatter(call: Call) -> Notation:
+    """`scatter(x, dim, index, values)` and its sums: whole along `dim`."""
+    into, hits = _facing(call, call.dim(1), whole="!")
+    parts = [into, hits]
+    if len(call.operands) > 2:
+        pairs = zip(hits.split(), call.operands[1], call.operands[2], strict=True)
+        parts.append(" ".join(w if n == m else f"s{d}!" for d, (w, n, m) in enumerate(pairs)))
+    return parse(f"{', '.join(parts)} -> {into}", call.operands, call.results)
+
+
+def _facing(call: Call, dim: int, whole: str) -> tuple[str, str]:
+    """Words of a tensor and of an index tensor of the same rank, which may be smaller."""
+    words, places = [], []
+    for d, (n, m) in enumerate(zip(call.operands[0], call.operands[1], strict=True)):
+        shared = n == m and d != dim
+        words.append(f"d{d}" if shared else f"v{d}!")
+        places.append(f"d{d}" if shared else f"i{d}{whole}" if d == dim else f"i{d}!")
+    return " ".join(words), " ".join(places)
+
+
+def index_select(call: Call) -> Notation:
+    """Rows, or slices along another dimension, by a vector of places."""
+    dim = call.dim(1)
+    rank = len(call.operands[0])
+    source = [f"v{d}!" if d == dim else f"d{d}" for d in range(rank)]
+    found = ["i" if d == dim else f"d{d}" for d in range(rank)]
+    places = "i" if call.operands[1] else ""
+    return parse(f"{' '.join(source)}, {places} -> {' '.join(found)}", call.operands, call.results)
+
+
+def topk(call: Call) -> Notation:
+    """The largest along one dimension, which is whole and gets a new length."""
+    dim = call.dim(2, "dim", -1)
+    rank = len(call.operands[0])
+    before = " ".join(f"v{d}!" if d == dim else f"d{d}" for d in range(rank))
+    after = " ".join(f"k{d}!" if d == dim else f"d{d}" for d in range(rank))
+    return parse(f"{before} -> {after}, {after}", call.operands, call.results)
+
+
+def slice_scatter(call: Call) -> Notation:
+    """Part of one dimension replaced; that dimension is whole."""
+    dim = call.dim(2)
+    rank = len(call.operands[0])
+    into = " ".join(f"v{d}!" if d == dim else f"d{d}" for d in range(rank))
+    part = " ".join(f"p{d}!" if d == dim else f"d{d}" for d in range(rank))
+    return parse(f"{into}, {part} -> {into}", call.operands, call.results)
+
+
+def select_scatter(call: Call) -> Notation:
+    """One slice along a dimension, which is whole, replaced."""
+    dim = call.dim(2)
+    one = elementwise([call.operands[0]], call.operands[0], whole=[dim])
+    kept = tuple(names for d, names in enumerate(one.operands[0]) if d != dim)
+    return replace(one, operands=(one.operands[0], kept))
+
+
+def histogram(call: Call) -> Notation:
+    """Counts per bin: everything whole."""
+    one = elementwise(call.operands, call.operands[0], whole=range(len(call.operands[0])))
+    bins = call.results[0][0]
+    known = {"bins": bins} if bins > 1 else {}
+    return replace(
+        one,
+        results=((tuple(known),),),
+        sizes={**one.sizes, **known},
+        whole=one.whole | frozenset(known),
+    )

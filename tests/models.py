@@ -1,0 +1,200 @@
+"""Small models with a batch each, as users write them; nothing in them knows of devices.
+
+Sizes are odd on purpose, so that tiles are uneven: a vocabulary of 37, three heads, a batch of
+five, seven tokens, and labels that the loss ignores.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCABULARY, BATCH, LENGTH = 37, 5, 7
+
+
+def gpt2(*, layers=1, dropout=0.1, hidden=30, heads=3, batch=BATCH, length=LENGTH):
+    """Hugging Face's GPT-2: fused QKV, tied embeddings, dropout; its loss is in float32."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=length,
+        n_layer=layers,
+        n_embd=hidden,
+        n_head=heads,
+        bos_token_id=0,
+        eos_token_id=0,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+    )
+    return GPT2LMHeadModel(config), _tokens(batch, length)
+
+
+def llama(*, layers=1, batch=BATCH, length=LENGTH):
+    """Hugging Face's Llama: two queries to each of three key-value heads, rotary positions."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        num_hidden_layers=layers,
+        hidden_size=24,
+        intermediate_size=21,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+    )
+    return LlamaForCausalLM(config), _tokens(batch, length)
+
+
+def _tokens(batch, length):
+    ids = _integers(VOCABULARY, batch, length)
+    labels = ids.clone()
+    labels[0, : length - 2] = -100  # the first sample has few labels, so means are uneven
+    return {"input_ids": ids, "labels": labels}
+
+
+# Batches have values also where a model is made on the meta device.
+
+
+def _integers(below, *shape):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(below, shape, generator=generator, device="cpu")
+
+
+def _numbers(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), device="cpu")
+
+
+class OwnLoss(nn.Module):
+    """A language model with its loss computed in the precision of its logits."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, labels):
+        logits = self.model(input_ids=input_ids).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+class VGG(nn.Module):
+    """Convolutions, ReLU in place, pools, dropout and linear layers, with its loss."""
+
+    def __init__(self, channels, norm):
+        super().__init__()
+        first, second = channels
+        self.features = nn.Sequential(
+            nn.Conv2d(3, first, 3, padding=1),
+            *([nn.BatchNorm2d(first)] if norm else []),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3),
+            nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d((2, 2)),
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(),
+            nn.Linear(4 * second, 15),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(15, 11),
+        )
+
+    def forward(self, images, classes):
+        scores = self.classifier(torch.flatten(self.features(images), 1))
+        return F.cross_entropy(scores, classes)
+
+
+def cnn(*, channels=(7, 9), norm=False, batch=BATCH):
+    torch.manual_seed(0)
+    classes = _integers(11, batch)
+    classes[1] = -100
+    return VGG(channels, norm), {"images": _numbers(batch, 3, 12, 12), "classes": classes}
+
+
+class MLP(nn.Module):
+    """Two layers and a mean squared error; keeps a running mean of what it hides."""
+
+    def __init__(self, hidden=11):
+        super().__init__()
+        self.up = nn.Linear(6, hidden)
+        self.down = nn.Linear(hidden, 3, bias=False)
+        self.register_buffer("running", torch.zeros(hidden))
+
+    def forward(self, x, y):
+        hidden = torch.tanh(self.up(x))
+        self.running.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return F.mse_loss(self.down(hidden), y)
+
+
+def mlp(*, hidden=11, batch=BATCH):
+    torch.manual_seed(0)
+    return MLP(hidden), {"x": _numbers(batch, 6), "y": _numbers(batch, 3).sin()}
+
+
+class Traps(nn.Module):
+    """What a naive parallelizer falls into, in one model."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 12)
+        self.places = nn.Embedding(LENGTH, 12)
+        self.mix = nn.Linear(12, 12)
+        self.head = nn.Linear(12, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(12), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, ids, padding, labels):
+        places = torch.arange(ids.shape[1], device=ids.device)  # made from nothing
+        x = self.embed(ids) + self.places(places)
+        one, other = x.view(5, 7, 4, 3), x.view(5, 7, 3, 4)  # 12 = 4·3 = 3·4, of one tensor
+        x = (one * 2).flatten(2) + (other.softmax(-1) + 1).flatten(2)
+        keep = ~padding[:, None, :, None]  # (batch, 1, time, 1)
+        heads = self.mix(x).unflatten(-1, (3, 4)).transpose(1, 2)  # (batch, 3, time, 4)
+        heads = torch.where(keep, heads, 0.0)
+        first, rest = heads.split([1, 2], 1)  # unequal pieces
+        x = torch.cat([rest, first], 1).transpose(1, 2).flatten(2) * self.scale
+        x = self.drop(torch.stack(x.unbind(1)[::-1], 1))  # time runs backwards
+        x = x - x.mean(-1, keepdim=True)
+        lengths = keep.sum((1, 2, 3)).to(x.dtype)  # whole numbers, of a mask
+        loss = F.cross_entropy(self.head(x).transpose(1, 2), labels, ignore_index=3)
+        return loss + (x.square().sum((1, 2)) / lengths).mean()
+
+
+def traps():
+    torch.manual_seed(0)
+    ids = _integers(VOCABULARY, BATCH, LENGTH)
+    padding = _numbers(BATCH, LENGTH) < -0.5
+    return Traps(), {"ids": ids, "padding": padding, "labels": ids.roll(1, 1) % 7}
+
+
+class NoLoss(nn.Module):
+    """Returns a dict, or a tuple, of tensors, one of them of whole numbers."""
+
+    def __init__(self, as_tuple=False):
+        super().__init__()
+        self.as_tuple = as_tuple
+        self.layer = nn.Linear(6, 9)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        scores, best = torch.sigmoid(hidden), hidden.argmax(-1)
+        return (scores, best) if self.as_tuple else {"scores": scores, "best": best}
+
+
+def no_loss(*, as_tuple=False, batch=BATCH):
+    torch.manual_seed(0)
+    return NoLoss(as_tuple), {"x": _numbers(batch, 6)}
+
+
+EXAMPLES = {"gpt2": gpt2, "llama": llama, "cnn": cnn, "mlp": mlp}
+
+
+def double(model, batch):
+    """The same model and batch in float64."""
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    return model.double(), wide

@@ -1,0 +1,117 @@
+"""Laws 7 and 8: what is written as JSON reads back equal, and is written again as equal bytes."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.ir.graph import (
+    Graph,
+    Leaf,
+    LeafKind,
+    Op,
+    Ref,
+    Source,
+    Symbol,
+    Tensor,
+    from_json,
+    to_json,
+)
+from shardwright.ir.layout import REPLICATE, Layout, Shard
+from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from tests.property.test_layout_laws import meshes, names
+
+text = st.text(max_size=8)
+counts = st.integers(0, 2**40)
+seconds = st.floats(0, 1e9)
+numbers = st.floats(allow_nan=False)
+plain = st.none() | st.booleans() | st.integers() | numbers | text
+symbols = st.builds(Symbol, st.sampled_from(["dtype", "layout", "memory_format", "device"]), names)
+arguments = st.recursive(
+    plain | names.map(Ref) | symbols, lambda inner: st.lists(inner, max_size=3).map(tuple)
+)
+sources = st.builds(Source, text, text, st.integers(0, 9999))
+shapes = st.lists(st.integers(0, 99), max_size=3).map(tuple)
+
+
+def some(strategy, **kwargs):
+    return st.lists(strategy, max_size=3, **kwargs).map(tuple)
+
+
+graphs = st.builds(
+    Graph,
+    leaves=some(st.builds(Leaf, names, st.sampled_from(LeafKind), some(text))),
+    ops=some(
+        st.builds(
+            Op,
+            name=names,
+            target=st.just("aten.mm.default"),
+            args=some(arguments),
+            kwargs=some(st.tuples(names, arguments)),
+            outputs=some(names),
+            source=sources,
+            saves=some(names),
+            extra_saved=counts,
+        )
+    ),
+    outputs=some(names),
+    values=some(
+        st.builds(Tensor, names, shapes, st.sampled_from(["float32", "int64"]), st.booleans(), text)
+    ),
+    updates=some(st.tuples(names, names)),
+    constants=some(st.tuples(text, plain)),
+)
+
+
+@given(graphs)
+def test_graphs_read_back_equal(graph):
+    again = from_json(to_json(graph))
+    assert again == graph
+    assert repr(again) == repr(graph), "1 is not 1.0 is not True"
+    assert to_json(again) == to_json(graph)
+    assert again.fingerprint == graph.fingerprint
+
+
+@st.composite
+def plans(draw):
+    mesh = draw(meshes)
+    placement = st.just(REPLICATE) | st.builds(Shard, st.integers(0, 3), st.integers(0, 3))
+    layouts = st.lists(placement, min_size=len(mesh.axes), max_size=len(mesh.axes)).map(
+        lambda found: Layout(mesh, tuple(found))
+    )
+    tilings = st.tuples(*[st.sampled_from(["-", "m", "b0", "+1"]) for _ in mesh.axes])
+    splits = st.tuples(*[st.sampled_from(["whole", "batch", "features (sum)"]) for _ in mesh.axes])
+    collectives = st.sampled_from([("all_reduce dp",), ("slice tp", "all_gather dp")])
+    return draw(
+        st.builds(
+            Plan,
+            fingerprint=text,
+            machine=text,
+            mesh=st.just(mesh),
+            optimizer=text,
+            step_seconds=seconds,
+            peak_bytes=st.integers(),
+            lower_bound_seconds=seconds,
+            inputs=some(st.builds(InputSpec, text, shapes, text)),
+            constants=some(st.tuples(text, plain)),
+            parameters=some(st.builds(PlannedParameter, text, layouts, counts, seconds)),
+            ops=some(
+                st.builds(PlannedOp, text, text, sources, tilings, splits, layouts, seconds, counts)
+            ),
+            transfers=some(
+                st.builds(Transfer, text, text, st.booleans(), collectives, counts, seconds)
+            ),
+            name=text,
+            notes=some(text),
+        )
+    )
+
+
+@given(plans())
+def test_plans_read_back_equal(plan):
+    written = plan.to_json()
+    again = Plan.from_json(written)
+    assert again == plan
+    assert repr(again) == repr(plan)
+    assert again.to_json() == written
+    assert json.loads(written)["format"] >= 1

@@ -1,0 +1,131 @@
+"""Law 5: every written rule, run on tiles, gives the serial result, and the serial gradients.
+
+Ranks are simulated: each runs its own lowered instruction on its own tiles, and what they return
+is put together as the rule says.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardwright.capture.operators import call_op
+from shardwright.ir.layout import Mesh
+from shardwright.lower.lower import lower
+from shardwright.lower.program import Compute, Dropout, Uniform
+from shardwright.rules import table
+from shardwright.rules.analysis import analyze
+from shardwright.rules.placing import place, tiling_text, tilings
+from shardwright.rules.rule import FactorKind
+from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from tests.property.operators import CALLS
+from tests.property.simulated_ranks import gather, scatter
+
+MESHES = [Mesh.parse(text) for text in ("a=2", "a=3", "a=2 b=2")]
+CPU = torch.device("cpu")
+MADE_UP = ("empty", "empty_like")  # of these only the shape is defined
+GOLDEN = Path(__file__).parents[1] / "golden" / "rules.txt"
+
+
+def test_every_rule_is_called():
+    written = {
+        *table.TEXT,
+        *table.BUILDERS,
+        *table.ELEMENTWISE,
+        *table.LINEAR,
+        *table.LOSSES,
+        *table.REDUCTIONS,
+        *table.ALONG_DIM,
+    }
+    assert {one.op.kind for one in CALLS} == written
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("one", CALLS, ids=lambda one: one.name)
+def test_tiled_equals_serial(one, mesh):
+    analysis = analyze(one.graph)
+    assert not analysis.unknown
+    rule = analysis.rules["y"]
+    found = list(tilings(rule, mesh))
+    expected = _run(one, analysis, Mesh.parse("a=1"), (None,))
+    for tiling, _ in found:
+        tiled = _run(one, analysis, mesh, tiling)
+        for key, value in expected.items():
+            torch.testing.assert_close(
+                tiled[key],
+                value,
+                rtol=1e-5 if value.dtype == torch.float32 else 1e-9,
+                atol=1e-5 if value.dtype == torch.float32 else 1e-9,
+                equal_nan=True,
+                msg=lambda text, key=key, tiling=tiling: (
+                    f"{key} of {rule} under {' '.join(tiling_text(tiling))} on {mesh}: {text}"
+                ),
+            )
+
+
+def test_what_may_be_split_matches_the_golden_page():
+    """A rule that loses a factor is still right, so the laws do not notice."""
+    page = "".join(f"{one.name}\n    {_describe(one)}\n" for one in CALLS)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(page)
+    assert page == GOLDEN.read_text(), "rerun with UPDATE_GOLDEN=1 and read the diff"
+
+
+def _describe(one):
+    rule = analyze(one.graph).rules["y"]
+    split = " ".join(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)
+    partial = " ".join(f"{sorted(operands)}" for operands in rule.linear)
+    return f"{rule}; splits: {split or 'nothing'}; passes partial sums of: {partial or 'nothing'}"
+
+
+def _run(one, analysis, mesh, tiling):
+    """Results and gradients of a call whose ranks each have their tiles."""
+    op, rule = one.op, analysis.rules["y"]
+    placing = place(rule, tiling, mesh)
+    generator = torch.Generator().manual_seed(1)
+    operands = [
+        [
+            tile.detach().clone().requires_grad_(one.values[name].requires_grad)
+            for tile in scatter(one.values[name].detach(), analysis.atoms[name], layout, generator)
+        ]
+        for name, layout in zip(op.operands, placing.operands, strict=True)
+    ]
+    results = [
+        _run_rank(one, analysis, mesh, tiling, rank, [tiles[rank] for tiles in operands])
+        for rank in range(mesh.size)
+    ]
+    found = {}
+    for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
+        tiles = [result[k] for result in results]
+        if op.kind in MADE_UP:
+            tiles = [torch.zeros_like(tile) for tile in tiles]
+        found[name] = gather([t.detach() for t in tiles], analysis.atoms[name], layout)
+        assert found[name].shape == one.results[k].shape
+        if tiles[0].requires_grad:
+            wanted = torch.randn(
+                found[name].shape, generator=torch.Generator().manual_seed(k), dtype=torch.float64
+            )
+            grads = scatter(wanted, analysis.atoms[name], layout.dual(), generator)
+            for tile, grad in zip(tiles, grads, strict=True):
+                tile.backward(grad.to(tile.dtype), retain_graph=True)
+    for tiles, name, layout in zip(operands, op.operands, placing.operand_grads, strict=True):
+        if tiles[0].grad is not None:
+            grad = gather([tile.grad for tile in tiles], analysis.atoms[name], layout)
+            found[f"gradient of {name}"] = found.get(f"gradient of {name}", 0) + grad
+    return found
+
+
+def _run_rank(one, analysis, mesh, tiling, rank, tiles):
+    program = lower(one.graph, analysis, mesh, {"y": tiling}, {}, rank)
+    (instruction,) = (i for i in program.instructions if isinstance(i, Compute | Dropout | Uniform))
+    if isinstance(instruction, Dropout):
+        dropout = GlobalDropout(instruction, CPU)
+        return [dropout(tiles[0], random_state(1, 2, CPU))]
+    if isinstance(instruction, Uniform):
+        return [GlobalUniform(instruction, CPU)(random_state(1, 2, CPU))]
+    # An operand named twice is one value: the first of its tiles.
+    values = dict(zip(reversed(instruction.op.operands), reversed(tiles), strict=True))
+    results = call_op(instruction.op, values, CPU)
+    assert tuple(tuple(r.shape) for r in results) == instruction.shapes
+    return results

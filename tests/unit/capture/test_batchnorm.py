@@ -1,0 +1,113 @@
+"""Batch norm as sums and a normalisation equals torch's, buffers and gradients included."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardwright.capture import kernels
+from shardwright.capture.capture import capture_call
+from tests.zoo.tilings import Subject, worst
+
+
+class Normed(nn.Module):
+    def __init__(self, norm, layer=None):
+        super().__init__()
+        self.layer = layer or nn.Conv2d(3, 4, 3)
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(self.layer(x)).square().sin().sum()
+
+
+def _differ(model, x):
+    """The worst error of the captured graph against the module, in training or eval mode."""
+    one = Subject(model.double(), {"x": x.double()})
+    alone = copy.deepcopy(one.model)
+    loss = alone(**one.batch)
+    loss.backward()
+    expected = {"loss": loss.detach()}
+    expected |= {f"gradient of {key}": p.grad for key, p in alone.named_parameters()}
+    expected |= {f"buffer {key}": alone.get_buffer(key) for key, _ in one.graph.updates}
+    found = one.run(one.one_device())
+    return worst(expected, {key: found[key] for key in expected})[0], one.graph
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, momentum=0.3, eps=1e-2),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.GroupNorm(2, 4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_norm_equals_torch(norm, training):
+    torch.manual_seed(0)
+    model = Normed(copy.deepcopy(norm)).train(training)
+    for _ in range(2):  # buffers that are not what they started as
+        model(torch.randn(5, 3, 6, 6))
+    error, _ = _differ(model, torch.randn(5, 3, 6, 6))
+    assert error < 1e-12
+
+
+def test_buffers_are_updated_with_the_unbiased_variance():
+    model = Normed(nn.BatchNorm1d(4), nn.Linear(3, 4))
+    error, graph = _differ(model, torch.randn(5, 3))
+    assert error < 1e-12
+    assert [key for key, _ in graph.updates] == [
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
+
+
+def test_statistics_keep_their_digits_far_from_zero():
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 1e4
+    mean = x.mean(0)
+    variance = kernels.centered_square_sum(x, mean, 1.0 / 64)
+    expected = x.double().var(0, unbiased=False)
+    torch.testing.assert_close(variance.double(), expected, rtol=1e-3, atol=0.0)
+
+
+def test_half_precision_keeps_statistics_in_single():
+    model = Normed(nn.BatchNorm2d(4), nn.Conv2d(3, 4, 3).bfloat16())
+    with torch.device("meta"):
+        x = torch.empty(5, 3, 6, 6, dtype=torch.bfloat16)
+    graph = capture_call(model.to("meta"), (x,)).graph
+    (op,) = (op for op in graph.ops if op.kind == "normalize")
+    assert [graph.tensor[name].dtype for name in op.operands[:3]] == [
+        "bfloat16",
+        "float32",
+        "float32",
+    ]
+    assert graph.tensor[op.outputs[0]].dtype == "bfloat16"
+
+
+def test_autograd_keeps_the_input_once():
+    with torch.device("meta"):
+        graph = capture_call(Normed(nn.BatchNorm2d(4)), (torch.empty(5, 3, 6, 6),)).graph
+    kept = {
+        op.kind: op.saves for op in graph.ops if op.kind in ("centered_square_sum", "normalize")
+    }
+    (convolution,) = (op for op in graph.ops if op.kind == "conv2d")
+    large = {name for saves in kept.values() for name in saves if graph.tensor[name].bytes > 1000}
+    assert large == set(convolution.outputs)
+
+
+def test_kernels_have_right_gradients():
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+    mean, weight, bias = torch.randn(3, 3, dtype=torch.float64).requires_grad_().unbind()
+    variance = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    operands = (x, mean, variance, weight, bias, 1e-3)
+    assert torch.autograd.gradcheck(kernels.normalize, operands)
+    assert torch.autograd.gradcheck(kernels.centered_square_sum, (x, mean, 0.5))
+    expected = F.batch_norm(x, mean.detach(), variance.detach(), weight, bias, eps=1e-3)
+    torch.testing.assert_close(kernels.normalize(*operands), expected)

@@ -1,0 +1,158 @@
+"""Plan files: written whole or not at all, read as data, refused in one line that says why."""
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.ir.plan import FORMAT, Plan, PlanError
+from tests import plans
+
+PLAN = plans.transformer()
+TEXT = PLAN.to_json()
+
+
+def edited(**fields):
+    return json.dumps({**json.loads(TEXT), **fields})
+
+
+def row(table, index, value):
+    """The plan's JSON with one field of the first row of a table replaced."""
+    rows = json.loads(TEXT)[table]
+    rows[0][index] = value
+    return edited(**{table: rows})
+
+
+def test_a_plan_file_is_the_plan(tmp_path):
+    PLAN.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == PLAN
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_file_has_a_row_per_line_to_be_read_and_compared():
+    lines = TEXT.splitlines()
+    for op in PLAN.ops:
+        assert sum(line.startswith(f'  ["{op.name}", "{op.target}"') for line in lines) == 1
+
+
+def test_what_is_asked_of_a_plan():
+    assert PLAN.devices == 4
+    assert PLAN.layouts["embed.weight"] == plans.layout("dp:S(0) tp:R")
+    assert PLAN.layouts["linear_0"] == plans.layout("dp:S(0) tp:S(1)")
+    assert PLAN.tilings["linear_0"] == ("m", "n")
+    assert str(PLAN) == "searched: dp=2 tp=2 on 4xcpu, 45.63 ms/step, 150 MiB/rank"
+
+
+CASES = {
+    "empty": ("", "is not JSON (Expecting value"),
+    "no JSON": ("plan: 1", "it is corrupt or cut short, plan again"),
+    "truncated": (TEXT[: len(TEXT) // 2], "it is corrupt or cut short, plan again"),
+    "nested too deeply": ("[" * 10**5, "is not JSON"),
+    "a number too long": ("1" * 5000, "is not JSON"),
+    "another kind of file": ('{"a": 1}', "has no format number; give a file that `plan` wrote"),
+    "a list": ("[1, 2]", "has no format number; give a file that `plan` wrote"),
+    "newer": (
+        edited(format=FORMAT + 1),
+        f"has format {FORMAT + 1}, this version reads up to {FORMAT}; upgrade shardwright or plan"
+        " again",
+    ),
+    "no mesh": (
+        json.dumps({k: v for k, v in json.loads(TEXT).items() if k != "mesh"}),
+        "lacks the field 'mesh'; it is damaged, plan again",
+    ),
+    "mesh of no sizes": (edited(mesh="dp"), "'dp' is not name=size, as in 'dp=2 tp=4'"),
+    "mesh that is a number": (edited(mesh=4), "4 where a str is needed"),
+    "other axes": (edited(mesh="dp=4"), "must name the axes of mesh dp=4, in order"),
+    "placement": (row("parameters", 1, "dp:S(0) tp:X"), "placement 'X' is none of R, P, S(dim)"),
+    "layout that is no text": (row("parameters", 1, 3), "3 where a str is needed"),
+    "tiling": (row("ops", 2, "m"), "['m'] for mesh dp=2 tp=2 of 2 axes); edit it back"),
+    "negative time": (edited(step_seconds=-1), "-1 where a number of at least 0 is needed"),
+    "time that is no number": (edited(step_seconds=float("nan")), "nan where a number"),
+    "time that is too large": (edited(step_seconds=10**400), "has a field of the wrong form"),
+    "bytes that are text": (edited(peak_bytes="1GiB"), "'1GiB' where a int is needed"),
+    "shape": (row("inputs", 1, [8, "x"]), "'x' where a int is needed"),
+    "short row": (edited(ops=[["relu"]]), "has a field of the wrong form (not enough values"),
+    "constant": (edited(constants=[["kwargs.f", {"a": 1}]]), "where a plain constant is needed"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_no_plan_is_refused_in_one_line(name, tmp_path):
+    text, message = CASES[name]
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError) as refused:
+        Plan.load(path)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith(f"plan {path}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "binary"])
+def test_a_file_that_cannot_be_read_is_refused(content, tmp_path):
+    path = tmp_path / "plan.json"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"cannot read plan .*plan\.json: .*give a file that"):
+        Plan.load(path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+)
+
+
+@given(st.data())
+def test_a_plan_edited_anywhere_is_read_or_refused(data):
+    """Whatever stands in a field, the answer is a plan or a `PlanError`."""
+    tree = json.loads(TEXT)
+    at, key = tree, data.draw(st.sampled_from(sorted(tree)))
+    while isinstance(at[key], list) and at[key] and data.draw(st.booleans()):
+        at, key = at[key], data.draw(st.integers(0, len(at[key]) - 1))
+    at[key] = data.draw(json_values)
+    try:
+        Plan.from_json(json.dumps(tree))
+    except PlanError as e:
+        assert str(e)
+
+
+@given(st.integers(0, len(TEXT)))
+def test_a_plan_cut_anywhere_is_refused(length):
+    if length < len(TEXT):
+        with pytest.raises(PlanError):
+            Plan.from_json(TEXT[:length])
+
+
+def test_reading_a_plan_runs_nothing(tmp_path):
+    """No import, no file, no process, whatever its texts say."""
+    code = "__import__('os').system('false')"
+    harmful = edited(name=code, notes=[code], machine=code)
+    harmful = harmful.replace("aten.linear.default", code).replace("searched", "!!python/object")
+    path = tmp_path / "plan.json"
+    path.write_text(harmful)
+    seen = []
+    watching = True
+
+    def watch(event, args):
+        if watching:
+            seen.append((event, args))
+
+    sys.addaudithook(watch)
+    try:
+        plan = Plan.load(path)
+    finally:
+        watching = False
+    assert plan.ops[1].target == code
+    assert [(event, args[0]) for event, args in seen] == [("open", str(path))]
+
+
+def test_a_plan_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(PlanError, match=r"cannot write plan .*: No such file or directory; choose"):
+        PLAN.save(tmp_path / "missing" / "plan.json")
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(PlanError, match=r"cannot write plan .*plan\.json"):
+        PLAN.save(tmp_path / "plan.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
