@@ -1,0 +1,78 @@
+"""Local ranks for tests: gloo processes that meet in a file, so no port can clash."""
+
+import os
+import pickle
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+# The server imports once what every rank needs and forks the ranks off, in milliseconds.
+_PRELOAD = [
+    "torch.distributed.tensor",
+    "torch.export",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+]
+
+
+def run_ranks(world, function, *args, timeout=240):
+    """`function(*args)` on `world` ranks; what each returned, by rank.
+
+    `function` must be importable: a top-level function of a test file. An error on one rank ends
+    the others and is raised here with that rank's traceback; so does `timeout`, in seconds.
+    """
+    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = mp.start_processes(
+            _rank,
+            (world, folder, timeout, function, args),
+            nprocs=world,
+            join=False,
+            start_method="forkserver",
+        )
+        end = time.monotonic() + timeout
+        try:
+            while not ranks.join(timeout=max(0.0, end - time.monotonic())):
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"{world} ranks of {function} ran for {timeout} s")
+        finally:
+            for process in ranks.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+        return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world)]
+
+
+def _rank(rank, world, folder, timeout, function, args):
+    torch.set_num_threads(1)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # models are made of configurations alone
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+    try:
+        returned = function(*args)
+        dist.barrier()  # none leaves while another still sends
+    finally:
+        dist.destroy_process_group()
+    _result(folder, rank).write_bytes(pickle.dumps(returned))
+
+
+def _result(folder, rank):
+    return Path(folder) / f"rank{rank}.pickle"
+
+
+def whole(tensor):
+    """A parameter or gradient, of one device or of a parallel module, as one plain tensor."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()

@@ -1,0 +1,59 @@
+"""`torch.compile` takes a parallel module whole, and what it makes trains with the same losses."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import shardwright as sw
+from tests import models
+from tests.ranks.harness import run_ranks
+
+STEPS = 4
+CASES = {  # model, plan, backend
+    "gpt2": (lambda: models.gpt2(heads=2, hidden=12), "tensor parallel", "aot_eager"),
+    "mlp": (models.mlp, "fully sharded", "inductor"),
+}
+has_compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gpt2", marks=pytest.mark.hf),
+        pytest.param("mlp", marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler")),
+    ],
+)
+def test_a_compiled_module_trains_with_the_same_losses(name):
+    example, choice, _ = CASES[name]
+    model, batch = example()
+    frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
+    plan = {plan.name: plan for plan in frontier.baselines}[choice]
+    run_ranks(2, _compare, name, plan.to_json())
+
+
+def _compare(name, text):
+    example, _, backend = CASES[name]
+    eager = _train(*example(), text, lambda module: module)
+    compiled = _train(
+        *example(), text, lambda module: torch.compile(module, backend=backend, fullgraph=True)
+    )
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=0.0)
+    assert len(set(eager)) == STEPS
+    assert counters["stats"]["unique_graphs"] == 1, "compiled again after the first step"
+
+
+def _train(model, batch, text, wrap):
+    module = wrap(sw.parallelize(model, sw.Plan.from_json(text), seed=3))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(**batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,33 @@
+"""Models of the zoo under random tilings: loss, gradients, buffers, one step of an optimizer."""
+
+import pytest
+
+from tests.ranks.harness import run_ranks
+from tests.zoo import ZOO
+from tests.zoo.huggingface import HUGGING_FACE
+from tests.zoo.tilings import capture_error, random_tilings
+
+# One of each kind of trouble; `scripts/coverage_models.py` runs them all.
+OFTEN = ("u-net", "lstm lm", "efficientnet_b0", "clip", "mixtral", "segformer")
+CASES = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.ranks]
+        + ([pytest.mark.hf] if name in HUGGING_FACE else [])
+        + ([] if name in OFTEN else [pytest.mark.slow]),
+    )
+    for name in ZOO
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_tilings_equal_one_device(name):
+    error, where = run_ranks(2, random_tilings, name, ["a=2"], 2)[0]
+    assert error <= 1e-8, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_is_what_the_module_computes(name):
+    error, where = capture_error(name)
+    assert error <= 1e-5, where

@@ -1,0 +1,124 @@
+"""Fifty steps of AdamW under any plan follow the curve of one device, by the public API alone."""
+
+import pytest
+import torch
+
+import shardwright as sw
+from tests import models
+from tests.ranks.harness import run_ranks
+
+STEPS, RATE = 50, 3e-3
+PURE, MIXED = ["data parallel", "tensor parallel"], ["data x tensor parallel"]
+
+
+def language_model(dropout):
+    """In float64 throughout: Hugging Face's own loss would cast the logits to float32."""
+    model, batch = models.gpt2(heads=4, hidden=24, dropout=dropout)
+    return models.double(models.OwnLoss(model), batch)
+
+
+# name: (a model and its batch, relative tolerance, the plain module is the reference)
+EXAMPLES = {
+    "gpt2": (lambda: language_model(0.0), 1e-10, True),
+    "gpt2 with dropout": (lambda: language_model(0.1), 1e-10, False),
+    "cnn with dropout": (lambda: models.double(*models.cnn(channels=(8, 10))), 1e-10, False),
+    "gpt2 in float32": (lambda: models.gpt2(heads=4, hidden=24, dropout=0.0), 1e-4, True),
+}
+# world size: plans to run each model under, of the search or picked by hand
+RUNS = {
+    2: {
+        "gpt2": ["fastest"],
+        "gpt2 with dropout": ["fastest", "smallest", *PURE],
+        "cnn with dropout": ["fastest", *PURE],
+        "gpt2 in float32": ["fastest", *PURE],
+    },
+    4: {
+        "gpt2": MIXED,
+        "gpt2 with dropout": ["fastest", *MIXED],
+        "cnn with dropout": MIXED,
+        "gpt2 in float32": ["fastest", *MIXED],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def serial():
+    """The curve of one device, by model."""
+    plain = {name: _train_plain(name) for name, (_, _, is_plain) in EXAMPLES.items() if is_plain}
+    planned = [(name, _frontier(name, 1)[0].to_json()) for name in EXAMPLES if name not in plain]
+    (curves,) = run_ranks(1, _train_all, planned)
+    return plain | dict(zip((name for name, _ in planned), curves, strict=True))
+
+
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.slow
+@pytest.mark.parametrize("world", RUNS)
+def test_every_plan_follows_the_curve_of_one_device(serial, world):
+    runs = [(name, plan) for name in RUNS[world] for plan in _plans(name, world)]
+    jobs = [(name, plan.to_json()) for name, plan in runs]
+    by_rank = run_ranks(world, _train_all, jobs)
+    for curves in by_rank:
+        for (name, plan), curve in zip(runs, curves, strict=True):
+            tolerance = EXAMPLES[name][1]
+            assert curve[-1] < 0.9 * curve[0], f"{name} does not learn under {plan}"
+            torch.testing.assert_close(
+                torch.tensor(curve, dtype=torch.float64),
+                torch.tensor(serial[name], dtype=torch.float64),
+                rtol=tolerance,
+                atol=0.0,
+                msg=lambda text, name=name, plan=plan: f"{name} under {plan}: {text}",
+            )
+
+
+def _plans(name, world):
+    frontier = _frontier(name, world)
+    known = {plan.name: plan for plan in frontier.baselines}
+    known |= {"fastest": frontier.fastest(), "smallest": frontier.smallest()}
+    picked = [known[plan] for plan in RUNS[world][name]]
+    assert all(plan.devices == world for plan in picked)
+    return picked
+
+
+def _frontier(name, devices):
+    model, batch = EXAMPLES[name][0]()
+    graph = sw.capture(model, (), batch)
+    return sw.search(graph, sw.Machine.preset(f"{devices}xcpu"), optimizer="adamw")
+
+
+def _train_all(jobs):
+    """The loss curve of each of `jobs`, pairs of a model's name and a plan; run on every rank."""
+    curves = []
+    for name, text in jobs:
+        model, batch = EXAMPLES[name][0]()
+        module = sw.parallelize(model, sw.Plan.from_json(text), seed=5)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
+        batches = _batches(batch)
+        curves.append([module.train_step(optimizer, b).item() for b in batches])
+    return curves
+
+
+def _train_plain(name):
+    model, batch = EXAMPLES[name][0]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    curve = []
+    for given in _batches(batch):
+        optimizer.zero_grad()
+        returned = model(**given)
+        loss = returned if isinstance(returned, torch.Tensor) else returned.loss
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def _batches(batch):
+    """A batch per step, three of them in turn, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(2)
+
+    def shuffled(value):
+        order = torch.randperm(value.numel(), generator=generator)
+        return value.flatten()[order].view(value.shape)
+
+    three = [batch, *({key: shuffled(value) for key, value in batch.items()} for _ in range(2))]
+    return [three[step % 3] for step in range(STEPS)]

@@ -1,0 +1,126 @@
+"""Law 6: any assignment of tilings, however silly, gives what one device gives.
+
+Every operator draws one of its tilings and every parameter one of its storage layouts. Loss,
+every gradient and every updated buffer are compared in float64: the captured graph is widened,
+because a Hugging Face loss casts its logits to float32 whatever the model's precision.
+"""
+
+import random
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardwright.capture.capture import capture_call
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.widen import widen
+from shardwright.rules.analysis import analyze
+from shardwright.rules.placing import tiling_text, tilings
+from shardwright.runtime.parallel import ParallelModule
+from shardwright.search.space import storage_layouts
+from tests import models
+from tests.ranks.harness import run_ranks, whole
+
+ASSIGNMENTS = 25
+TOLERANCE = 1e-9
+MESHES = {2: ["a=2"], 3: ["a=3"], 4: ["a=4", "a=2 b=2"]}
+EXAMPLES = {
+    **models.EXAMPLES,
+    "batch norm": lambda: models.cnn(norm=True),
+    "traps": models.traps,
+}
+RUNS = [(name, world) for name in models.EXAMPLES for world in MESHES]
+RUNS += [("batch norm", 2), ("traps", 4)]
+CASES = [
+    pytest.param(name, world, marks=pytest.mark.hf if name in ("gpt2", "llama") else ())
+    for name, world in RUNS
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name, world", CASES)
+def test_any_assignment_of_tilings_equals_one_device(name, world):
+    run_ranks(world, _compare_assignments, name, MESHES[world])
+
+
+def _compare_assignments(name, meshes):
+    model, batch = models.double(*EXAMPLES[name]())
+    one = Widened(model, batch)
+    serial = one.run(one.one_device())
+    for text in meshes:
+        mesh = Mesh.parse(text)
+        device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+        draw = random.Random(f"{name} {text}")
+        options = {
+            op.name: [tiling for tiling, _ in tilings(one.analysis.rules[op.name], mesh)]
+            for op in one.graph.ops
+        }
+        layouts = {
+            leaf.name: storage_layouts(one.analysis.atoms[leaf.name], mesh)
+            for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+        }
+        for number in range(ASSIGNMENTS):
+            chosen = {key: draw.choice(found) for key, found in options.items()}
+            storage = {key: draw.choice(found) for key, found in layouts.items()}
+            parallel = one.run(one.module(mesh, chosen, storage, device_mesh))
+            assert serial.keys() == parallel.keys()
+            errors = {key: _error(serial[key], parallel[key]) for key in serial}
+            worst = max(errors, key=errors.get)
+            tiled = {key: " ".join(tiling_text(tiling)) for key, tiling in chosen.items()}
+            stored = {key: str(layout) for key, layout in storage.items()}
+            assert errors[worst] <= TOLERANCE, (
+                f"{name} on {text}, assignment {number}: {worst} is {errors[worst]:.1e} off under"
+                f" {tiled} and {stored}"
+            )
+
+
+class Widened:
+    """A model's graph in float64, and what it takes to run it on one device or on many."""
+
+    def __init__(self, model, batch):
+        captured = capture_call(model, (), batch)
+        self.graph = widen(captured.graph)
+        self.captured = type(captured)(self.graph, captured.constants, captured.output_keys)
+        self.analysis = analyze(self.graph)
+        self.model, self.batch = model, batch
+
+    def one_device(self):
+        mesh = Mesh.parse("a=1")
+        chosen = {op.name: (None,) for op in self.graph.ops}
+        storage = {leaf.name: Layout.replicated(mesh) for leaf in self.graph.leaves}
+        return self.module(mesh, chosen, storage, None)
+
+    def module(self, mesh, chosen, storage, device_mesh):
+        return ParallelModule(
+            self.captured,
+            self.analysis,
+            mesh,
+            chosen,
+            storage,
+            weights=dict(self.model.named_parameters(remove_duplicate=False)),
+            buffers=dict(self.model.named_buffers(remove_duplicate=False)),
+            persistent=frozenset(),
+            device_mesh=device_mesh,
+            device=torch.device("cpu"),
+            seed=3,
+        )
+
+    def run(self, module):
+        """Loss, gradients and updated buffers after one forward and backward."""
+        loss = module(**self.batch)
+        loss.backward()
+        found = {"loss": loss.detach()}
+        for key, parameter in module.named_parameters():
+            found[f"gradient of {key}"] = whole(parameter.grad)
+        for key, _ in self.graph.updates:
+            found[f"buffer {key}"] = module.get_buffer(key).clone()
+        return found
+
+
+def _error(serial, parallel):
+    if serial is None or parallel is None:
+        return 0.0 if serial is parallel else float("inf")
+    difference = (serial.reshape(parallel.shape) - parallel).abs().max().item()
+    return difference if difference == difference else float("inf")

@@ -1,0 +1,127 @@
+"""`verify` says yes to plans that are right, and no when one side computes something else."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.ir.graph import from_json, to_json
+from shardwright.ir.plan import PlanError
+from shardwright.runtime import verify as verify_module
+from shardwright.runtime.ranks import RanksError
+from tests import models
+
+pytestmark = pytest.mark.ranks
+
+
+def planned(model, batch, choice="fully sharded", optimizer="adamw"):
+    frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"), optimizer)
+    return {plan.name: plan for plan in frontier.baselines}[choice]
+
+
+@pytest.mark.hf
+def test_a_right_plan_is_verified():
+    model, batch = models.gpt2(heads=2, hidden=12)
+    before = [p.detach().clone() for p in model.parameters()]
+    report = sw.verify(model, planned(model, batch, "tensor parallel"), (), batch)
+    assert report.ok
+    assert report.devices == 2
+    errors = report.loss_error, report.max_gradient_error, report.max_parameter_error
+    assert all(0 <= error < 1e-9 for error in errors)
+    assert report.capture_error < 1e-5
+    assert "the plan on 2 ranks equals one device" in str(report)
+    assert model.training, "the module is as it was"
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_module_without_loss_is_verified():
+    model, batch = models.no_loss()
+    assert sw.verify(model, planned(model, batch, optimizer="sgd"), (), batch).ok
+
+
+def corrupt(monkeypatch, change):
+    """The serial side has run when the payload is written that the ranks read: change that."""
+
+    def save(payload, path):
+        change(payload)
+        torch.serialization.save(payload, path)
+
+    monkeypatch.setattr(verify_module.torch, "save", save)
+
+
+def replace_graph(payload, **changes):
+    graph = replace(from_json(payload["graph"]), **changes)
+    payload["graph"], payload["fingerprint"] = to_json(graph), graph.fingerprint
+
+
+def test_another_weight_on_the_ranks_is_found(monkeypatch):
+    def change(payload):
+        payload["weights"]["up.weight"][2, 1] += 1e-3
+
+    corrupt(monkeypatch, change)
+    report = verify_of_mlp()
+    assert not report.ok
+    assert report.loss_error > 1e-8
+    assert 1e-4 < report.max_parameter_error < 1e-2
+    assert "DIFFERS" in str(report)
+
+
+def test_a_lost_gradient_is_found_and_named(monkeypatch):
+    """One parameter gets no gradient on the ranks: `worst` says which, and who reads it."""
+
+    def change(payload):
+        values = from_json(payload["graph"]).values
+        frozen = [replace(v, requires_grad=False) if v.name == "up.bias" else v for v in values]
+        replace_graph(payload, values=tuple(frozen))
+
+    corrupt(monkeypatch, change)
+    report = verify_of_mlp()
+    assert not report.ok
+    assert report.loss_error < 1e-9
+    assert report.max_gradient_error == float("inf")
+    assert report.worst.tensor == "up.bias"
+    assert report.worst.source.module == "up"
+    assert re.fullmatch(r"up\.bias \(read by linear, up \(.*:\d+\)\)", str(report.worst))
+
+
+def verify_of_mlp():
+    model, batch = models.mlp()
+    return sw.verify(model, planned(model, batch, "data parallel"), (), batch)
+
+
+class Scaled(models.VGG):
+    def forward(self, images, classes):
+        return super().forward(images, classes) * 1.01
+
+
+def test_a_graph_that_is_not_what_the_module_computes_is_found(monkeypatch):
+    """Both sides run the captured graph, so the module itself is asked too."""
+    model, batch = models.cnn()
+    other = Scaled((7, 9), norm=False)
+    capture = verify_module.capture_call
+    monkeypatch.setattr(verify_module, "capture_call", lambda _, *call: capture(other, *call))
+    report = sw.verify(model, planned(other, batch), (), batch)
+    assert not report.ok
+    assert report.capture_error > 1e-3
+    assert report.max_gradient_error < 1e-9
+
+
+def test_verify_refuses_what_it_cannot_run():
+    model, batch = models.mlp()
+    plan = planned(model, batch)
+    with pytest.raises(PlanError, match="made for another model or other shapes"):
+        sw.verify(*models.mlp(batch=4)[:1], plan, (), models.mlp(batch=4)[1])
+    with pytest.raises(PlanError, match="verify needs a model with weights"):
+        sw.verify(model.to("meta"), plan, (), {k: v.to("meta") for k, v in batch.items()})
+
+
+def test_ranks_that_fail_say_why(monkeypatch):
+    """And not what the launcher has to say about it."""
+    corrupt(monkeypatch, lambda payload: payload.update(fingerprint="of another"))
+    with pytest.raises(RanksError) as failed:
+        verify_of_mlp()
+    assert "2 ranks of shardwright.runtime.verify_worker failed" in str(failed.value)
+    assert "PlanError: the plan was made for another model" in str(failed.value)
+    assert "elastic" not in str(failed.value)
