@@ -70,6 +70,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
     placement can only change while the inner one does not hold that atom: the
     inner tile is gathered first and cut again afterwards.
 
+    >>> from shardwright.ir.layout import Mesh
     >>> mesh = Mesh.parse("dp=2 tp=4")
     >>> src, dst = Layout.parse("dp:S(0) tp:P", mesh), Layout.parse("dp:S(0) tp:R", mesh)
     >>> [step.collective.value for step in steps_between(src, dst)]

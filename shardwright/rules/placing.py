@@ -59,7 +59,7 @@ def tiling_text(tiling: Tiling) -> tuple[str, ...]:
     """One word per axis: a factor's name, `+i` for partial sums passed through, `-` for neither.
 
     >>> tiling_text((None, None))
-    ("-", "-")
+    ('-', '-')
     """
     return tuple("-" if choice is None else str(choice) for choice in tiling)
 
