@@ -20,7 +20,7 @@ _PRELOAD = [
 ]
 
 
-def run_ranks(world, function, *args, timeout=240):
+def run_ranks(world, function, *args, timeout=420):
     """`function(*args)` on `world` ranks; what each returned, by rank.
 
     `function` must be importable: a top-level function of a test file. An error on one rank ends
