@@ -3,23 +3,17 @@
 import pytest
 
 from tests.ranks.harness import run_ranks
-from tests.zoo import ZOO
 from tests.zoo.huggingface import HUGGING_FACE
 from tests.zoo.tilings import capture_error, random_tilings
 
-# One of each kind of trouble; `scripts/coverage_models.py` runs them all.
+# One of each kind of trouble; `scripts/coverage_models.py` runs the whole zoo.
 OFTEN = ("u-net", "lstm lm", "efficientnet_b0", "clip", "mixtral", "segformer")
 CASES = [
-    pytest.param(
-        name,
-        marks=[pytest.mark.ranks]
-        + ([pytest.mark.hf] if name in HUGGING_FACE else [])
-        + ([] if name in OFTEN else [pytest.mark.slow]),
-    )
-    for name in ZOO
+    pytest.param(name, marks=[pytest.mark.hf] if name in HUGGING_FACE else []) for name in OFTEN
 ]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", CASES)
 def test_random_tilings_equal_one_device(name):
     error, where = run_ranks(2, random_tilings, name, ["a=2"], 2)[0]

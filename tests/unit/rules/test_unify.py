@@ -122,6 +122,22 @@ def test_a_view_that_cannot_be_reconciled_stays_alone_with_its_trouble():
     assert sizes == [5]
 
 
+class ReshapedThenAdded(nn.Module):
+    def forward(self, x, y):
+        return x.view(5, 4, 6).exp().sum() + y.view(5, 6, 4).exp().sum() + (x + y).exp().sum()
+
+
+def test_plain_equalities_come_before_views_wherever_they_stand():
+    """The two views disagree, but what is added is one dimension: only a view pays for it."""
+    x = torch.ones(5, 24)
+    graph = capture_call(ReshapedThenAdded(), (x, x)).graph
+    analysis = analyze(graph)
+    (add,) = (op for op in graph.ops if op.kind == "add" and len(graph.tensor[op.name].shape) > 1)
+    rule = analysis.rules[add.name]
+    assert sorted(rule.factor[name].size for name in splittable(rule)) == [4, 5, 6]
+    assert analysis.dims["args.0"] == analysis.dims["args.1"]
+
+
 def test_every_value_has_the_atoms_its_readers_see():
     """Rules have exactly the atoms of the values that they stand for."""
     for example in (models.cnn, models.mlp, models.traps):
