@@ -20,6 +20,14 @@ def example(name):
     """A model and its batch, in float64 where that does not depend on a Hugging Face loss."""
     if name == "tied":
         return models.gpt2(heads=2, hidden=12, dropout=0.0)
+    if name == "running mean":
+        return models.double(*models.mlp())
+    if name == "batch norm":
+        model, batch = models.cnn(channels=(4, 6), norm=True)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+        return models.double(model, batch)
     if name == "dropout":
         return models.double(*models.cnn(channels=(4, 6)))
     return models.double(*models.no_loss(as_tuple=name == "tuple"))
@@ -69,6 +77,25 @@ def _drop_in(text):
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(whole(tied).reshape(37, 12), model.lm_head.weight.detach())
+
+
+@pytest.mark.parametrize("name", ["running mean", "batch norm"])
+def test_buffers_follow_those_of_the_module(name):
+    run_ranks(2, _buffers, name, planned(name, "data parallel"))
+
+
+def _buffers(name, text):
+    model, batch, module = parallel(name, text)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, module)]
+    for _ in range(3):
+        for one, optimizer in zip((model, module), optimizers, strict=True):
+            optimizer.zero_grad()
+            one(**batch).backward()
+            optimizer.step()
+    assert list(module.state_dict()) == list(model.state_dict())
+    for key, buffer in model.named_buffers():
+        assert buffer.any(), "it changes"
+        torch.testing.assert_close(module.get_buffer(key), buffer, rtol=1e-10, atol=1e-10)
 
 
 def test_a_rank_may_bring_only_its_part_of_the_batch():
