@@ -100,8 +100,8 @@ def test_a_graph_that_is_not_what_the_module_computes_is_found(monkeypatch):
     """Both sides run the captured graph, so the module itself is asked too."""
     model, batch = models.cnn()
     other = Scaled((7, 9), norm=False)
-    capture = verify_module.capture_call
-    monkeypatch.setattr(verify_module, "capture_call", lambda _, *call: capture(other, *call))
+    capture = verify_module.capture_with_rules
+    monkeypatch.setattr(verify_module, "capture_with_rules", lambda _, *call: capture(other, *call))
     report = sw.verify(model, planned(other, batch), (), batch)
     assert not report.ok
     assert report.capture_error > 1e-3
