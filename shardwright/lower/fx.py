@@ -9,19 +9,32 @@ import torch
 from torch import fx, nn
 
 from shardwright.capture.operators import operator_of, to_torch
-from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute, Uniform
+from shardwright.lower.program import (
+    Compute,
+    Dropout,
+    Fetch,
+    Instruction,
+    Load,
+    Program,
+    Redistribute,
+    Reduce,
+    Uniform,
+    reads,
+    writes,
+)
+
+Special = Redistribute | Dropout | Uniform | Fetch | Reduce  # those that need a module each
 
 
 def to_module(
-    program: Program,
-    device: torch.device,
-    make: Callable[[Redistribute | Dropout | Uniform], nn.Module],
+    program: Program, device: torch.device, make: Callable[[Special], nn.Module]
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
-    Parameters are given as local tiles in their atoms' shape, everything else
-    whole. It returns the outputs, then the new contents of updated buffers.
-    `make` gives the modules that redistribute, drop out and draw.
+    Parameters are given as they are stored, in their atoms' shape (without
+    `Fetch`: as local tiles), everything else whole. It returns the outputs,
+    then the new contents of updated buffers. `make` gives the modules of the
+    instructions that are no operators.
     """
     root, graph = nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {
@@ -29,22 +42,19 @@ def to_module(
     }
     random_state = graph.placeholder("random_state")
     for number, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Compute):
+            _compute(graph, instruction, nodes, device)
+            continue
         if isinstance(instruction, Load):
             leaf = nodes[instruction.leaf]
-            node = graph.call_method("view", (leaf, instruction.shape))
-            nodes[instruction.result] = node
-        elif isinstance(instruction, Redistribute):
-            name = f"redistribute_{number}"
-            root.add_module(name, make(instruction))
-            node = graph.call_module(name, (nodes[instruction.value],))
-            nodes[instruction.result] = node
-        elif isinstance(instruction, Dropout | Uniform):
-            name = f"{instruction.op.kind}_{number}"
-            root.add_module(name, make(instruction))
-            given = (*(nodes[operand] for operand in instruction.op.operands), random_state)
-            nodes[instruction.op.outputs[0]] = graph.call_module(name, given)
-        else:
-            _compute(graph, instruction, nodes, device)
+            nodes[instruction.result] = graph.call_method("view", (leaf, instruction.shape))
+            continue
+        name = f"{type(instruction).__name__.lower()}_{number}"
+        root.add_module(name, make(instruction))
+        given = [nodes[name] for name in reads(instruction)]
+        if isinstance(instruction, Dropout | Uniform):
+            given.append(random_state)
+        _name(graph, graph.call_module(name, tuple(given)), instruction, nodes)
     results = [*program.outputs, *(value for _, value in program.updates)]
     graph.output(tuple(nodes[name] for name in results))
     graph.lint()
@@ -58,8 +68,19 @@ def _compute(
     args = tuple(to_torch(a, nodes, device) for a in op.args)
     kwargs = {key: to_torch(value, nodes, device) for key, value in op.kwargs}
     node = graph.call_function(operator_of(op.target), args, kwargs)
-    if len(op.outputs) == 1 and op.outputs[0] == op.name:
-        nodes[op.name] = node
+    _name(graph, node, instruction, nodes)
+
+
+def _name(
+    graph: fx.Graph, node: fx.Node, instruction: Instruction, nodes: dict[str, fx.Node]
+) -> None:
+    """Note which node has which of the values that an instruction defines."""
+    names = writes(instruction)
+    together = isinstance(instruction, Fetch | Reduce)
+    if isinstance(instruction, Compute):
+        together = names != (instruction.op.name,)
+    if not together:
+        nodes[names[0]] = node
         return
-    for i, name in enumerate(op.outputs):
+    for i, name in enumerate(names):
         nodes[name] = graph.call_function(operator.getitem, (node, i))

@@ -23,6 +23,8 @@ from shardwright.lower.program import (
     Uniform,
     flat,
     moves,
+    reads,
+    writes,
 )
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
@@ -204,19 +206,13 @@ def verify(program: Program) -> None:
     """Raise `VerifyError` if an instruction reads what is not there or moves do not fit shapes."""
     defined = set(program.leaves)
     for instruction in program.instructions:
-        if isinstance(instruction, Redistribute):
-            reads, writes = [instruction.value], [instruction.result]
-        elif isinstance(instruction, Load):
-            reads, writes = [instruction.leaf], [instruction.result]
-        else:
-            reads, writes = list(instruction.op.operands), list(instruction.op.outputs)
-        for name in reads:
+        for name in reads(instruction):
             if name not in defined:
                 raise VerifyError(f"{instruction}: reads %{name} before it is defined")
-        for name in writes:
+        for name in writes(instruction):
             if name in defined:
                 raise VerifyError(f"{instruction}: defines %{name} twice")
-        defined.update(writes)
+        defined.update(writes(instruction))
     for name in (*program.outputs, *(value for _, value in program.updates)):
         if name not in defined:
             raise VerifyError(f"%{name} is returned but never defined")

@@ -114,7 +114,39 @@ class Load:
         return f"%{self.result} = load(%{self.leaf}): {list(self.shape)}"
 
 
-Instruction = Redistribute | Compute | Dropout | Uniform | Load
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Several loads as one, so that their gradients arrive together.
+
+    `works` names a list in which a `Reduce` leaves the communication that the
+    gradients have to wait for. `copied` says of each part whether its gradient
+    may be another value's too, and has to be copied.
+    """
+
+    parts: tuple[Load, ...]
+    works: str
+    copied: tuple[bool, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Several parameters as they are, whose gradients are summed over `axes` in one buffer.
+
+    The sums are on their way when the backward pass goes on; `works` as in `Fetch`.
+    """
+
+    parts: tuple[Redistribute, ...]
+    works: str
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
+
+
+Instruction = Redistribute | Compute | Dropout | Uniform | Load | Fetch | Reduce
 
 
 @dataclass(frozen=True)
@@ -134,6 +166,30 @@ class Program:
         lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
         lines.append("return " + ", ".join(f"%{name}" for name in self.outputs))
         return "\n".join(lines)
+
+
+def reads(instruction: Instruction) -> tuple[str, ...]:
+    """Names of the values that an instruction takes, in order, repeats included."""
+    if isinstance(instruction, Redistribute):
+        return (instruction.value,)
+    if isinstance(instruction, Load):
+        return (instruction.leaf,)
+    if isinstance(instruction, Fetch):
+        return tuple(part.leaf for part in instruction.parts)
+    if isinstance(instruction, Reduce):
+        return (*(part.value for part in instruction.parts), instruction.works)
+    return instruction.op.operands
+
+
+def writes(instruction: Instruction) -> tuple[str, ...]:
+    """Names of the values that an instruction defines."""
+    if isinstance(instruction, Redistribute | Load):
+        return (instruction.result,)
+    if isinstance(instruction, Fetch):
+        return (*(part.result for part in instruction.parts), instruction.works)
+    if isinstance(instruction, Reduce):
+        return tuple(part.result for part in instruction.parts)
+    return instruction.op.outputs
 
 
 def flat(atoms: Atoms) -> Shape:

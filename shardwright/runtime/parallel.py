@@ -12,23 +12,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
-from shardwright.capture.call import example_call, flatten, rebuild_outputs, unflatten
+from shardwright.capture.call import example_call, rebuild_outputs, unflatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind
-from shardwright.ir.layout import Atoms, Layout, Mesh, atom_range, local_atoms, shape_of
+from shardwright.ir.layout import Atoms, Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
-from shardwright.lower.fx import to_module
+from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import input_layouts, lower
-from shardwright.lower.program import Dropout, Redistribute, Uniform, flat, flat_dim
+from shardwright.lower.passes import prepared
+from shardwright.lower.program import Dropout, Fetch, Reduce, Uniform, flat, flat_dim
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
+from shardwright.runtime.batch import BatchError, cut, local_inputs
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution
-
-
-class BatchError(ValueError):
-    """A batch that is not what the module was captured with."""
 
 
 def parallelize(
@@ -37,7 +36,9 @@ def parallelize(
     """The part of `model` that this rank runs under `plan`.
 
     Call it on every rank of an initialised process group of `plan.devices`
-    processes, with the same weights everywhere. `seed` is what dropout masks
+    processes, with the same weights everywhere. A plan for one device needs no
+    process group; its parameters are plain tensors then, which cost less than
+    DTensors. `seed` is what dropout masks
     are drawn from. Parameters move to `device` (the current accelerator if the
     process group uses one, else the CPU).
     """
@@ -102,8 +103,10 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     world = dist.get_world_size() if dist.is_initialized() else 0
+    if mesh.size == 1 and not world:
+        return None
     if world != mesh.size:
         started = f"are {world} processes" if world else "is no process group"
         raise PlanError(
@@ -118,7 +121,7 @@ class ParallelModule(nn.Module):
 
     Parameters keep their names and are DTensors in their atoms' shape, which
     depends on the model and never on the plan. Without a device mesh it is the
-    one-device program on plain tensors.
+    one-device program, and its parameters are plain tensors of that shape.
     """
 
     def __init__(
@@ -144,24 +147,30 @@ class ParallelModule(nn.Module):
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
-        program = lower(graph, analysis, mesh, tilings, storage, rank)
+        program = prepared(lower(graph, analysis, mesh, tilings, storage, rank), graph)
 
-        def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
+        def make(instruction: Special) -> nn.Module:
             if isinstance(instruction, Dropout):
                 return GlobalDropout(instruction, device)
             if isinstance(instruction, Uniform):
                 return GlobalUniform(instruction, device)
+            if isinstance(instruction, Fetch):
+                return Loading(instruction)
+            if isinstance(instruction, Reduce):
+                assert device_mesh is not None
+                return Reduction(instruction, device_mesh)
             return Redistribution(instruction, device_mesh)
 
         self._sw_program = to_module(program, device, make)
-        self._sw_leaves: list[tuple[LeafKind, str]] = []
+        # Kind, key, and for parameters and buffers the module that holds them and their name there.
+        self._sw_leaves: list[tuple[LeafKind, str, nn.Module, str]] = []
         self._sw_constants: dict[str, torch.Tensor] = {}
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         for leaf in graph.leaves:
-            self._sw_leaves.append((leaf.kind, leaf.keys[0]))
+            first = leaf.keys[0]
             if leaf.kind is LeafKind.PARAMETER:
                 parameter = self._sw_parameter(
-                    weights[leaf.keys[0]],
+                    weights[first],
                     graph.tensor[leaf.name].requires_grad,
                     analysis.atoms[leaf.name],
                     storage[leaf.name],
@@ -172,29 +181,27 @@ class ParallelModule(nn.Module):
                     container, name = _container(self, key)
                     container.register_parameter(name, parameter)
             elif leaf.kind is LeafKind.BUFFER:
-                value = buffers[leaf.keys[0]].detach().to(device).clone()
+                value = buffers[first].detach().to(device).clone()
                 for key in leaf.keys:
                     container, name = _container(self, key)
                     container.register_buffer(name, value, persistent=key in persistent)
             elif leaf.kind is LeafKind.CONSTANT:
-                self._sw_constants[leaf.keys[0]] = captured.constants[leaf.name].to(device)
+                self._sw_constants[first] = captured.constants[leaf.name].to(device)
+            held = leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER)
+            at, name = _container(self, first) if held else (self, "")
+            self._sw_leaves.append((leaf.kind, first, at, name))
         self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
         self.train(training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or what the module returned; every rank passes the same global batch."""
         given = self._sw_local_inputs(args, kwargs)
-        leaves = []
-        for kind, key in self._sw_leaves:
+        leaves: list[torch.Tensor] = []
+        for kind, key, at, name in self._sw_leaves:
             if kind is LeafKind.PARAMETER:
-                parameter = self.get_parameter(key)
-                leaves.append(
-                    parameter.to_local(grad_placements=parameter.placements)
-                    if isinstance(parameter, DTensor)
-                    else parameter
-                )
+                leaves.append(getattr(at, name))
             elif kind is LeafKind.BUFFER:
-                buffer = self.get_buffer(key)
+                buffer = getattr(at, name)
                 # Autograd may keep what it read of a buffer that is updated in place below.
                 leaves.append(buffer.clone() if key in self._sw_updates else buffer)
             elif kind is LeafKind.CONSTANT:
@@ -237,15 +244,7 @@ class ParallelModule(nn.Module):
     def _sw_local_inputs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        found = {}
-        given = flatten(args, kwargs)
-        for key, (atoms, layout) in self._sw_inputs.items():
-            if not isinstance(given.get(key), torch.Tensor):
-                raise BatchError(
-                    f"the batch has no tensor {key}; it needs {', '.join(self._sw_inputs)}"
-                )
-            found[key] = _cut_input(key, given[key], atoms, layout, self._sw_coordinate)
-        return found
+        return local_inputs(args, kwargs, self._sw_inputs, self._sw_coordinate)
 
     def _sw_parameter(
         self,
@@ -275,40 +274,11 @@ class ParallelModule(nn.Module):
         return nn.Parameter(tensor, requires_grad=requires_grad)
 
 
-def cut(
-    whole: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
-) -> torch.Tensor:
-    """The tile, at `coordinate`, of a tensor in its atoms' shape; a view."""
-    dim = 0
-    for d, sizes in enumerate(atoms):
-        for a, size in enumerate(sizes):
-            held = atom_range(size, (d, a), layout, coordinate)
-            if len(held) < size:
-                whole = whole.narrow(dim, held.start, len(held))
-            dim += 1
-    return whole
-
-
 def _inputs(
     graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout]
 ) -> dict[str, tuple[Atoms, Layout]]:
     leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
     return {leaf.keys[0]: (analysis.atoms[leaf.name], layouts[leaf.name]) for leaf in leaves}
-
-
-def _cut_input(
-    key: str, given: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
-) -> torch.Tensor:
-    tile = local_atoms(atoms, layout, coordinate)
-    if tuple(given.shape) == shape_of(atoms):
-        return cut(given.reshape(flat(atoms)), atoms, layout, coordinate).reshape(shape_of(tile))
-    if tuple(given.shape) == shape_of(tile):
-        return given
-    raise BatchError(
-        f"{key} has shape {tuple(given.shape)}; the plan is for a global batch of"
-        f" {shape_of(atoms)} (or this rank's part of it, {shape_of(tile)}): pad the batch, or plan"
-        " for its shape"
-    )
 
 
 def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:

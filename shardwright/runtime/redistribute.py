@@ -40,6 +40,10 @@ class Redistribution(nn.Module):
             return result
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
+    def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient's tile in the layout in which the value's producer wants it."""
+        return _run(grad, self.backward_moves, self.atoms_grad, self.before)
+
     def extra_repr(self) -> str:
         return self.text
 
@@ -52,8 +56,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        how = ctx.how
-        return _run(grads[0], how.backward_moves, how.atoms_grad, how.before), None
+        return ctx.how.sent_back(grads[0]), None
 
 
 def _with_meshes(

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
-from shardwright.runtime.parallel import BatchError
+from shardwright.runtime.batch import BatchError
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 

@@ -1,0 +1,109 @@
+"""Results written over operands that nobody needs any more.
+
+Capture makes every operator functional, `ReLU(inplace=True)` too. Where the
+operand dies and autograd keeps no copy of it, the operator's in-place form
+computes the same numbers without new memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from shardwright.ir.graph import Graph, Op, Ref
+from shardwright.lower.program import Compute, Instruction, Program, Uniform, reads, writes
+
+# Of the operators that are not elementwise, those whose result is never a view
+# of something inside them: autograd would pay more for writing to a view than a
+# new tensor costs. Of a linear layer or a `matmul` that holds for matrices only.
+_OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm", "cat")
+
+
+def in_place(program: Program, graph: Graph) -> Program:
+    """`program` with elementwise operators in place where nothing can tell the difference.
+
+    An operator `y = f(x, ...)` may overwrite x if, counting what shares x's
+    memory as x, x is no leaf and is read once here and never later nor
+    returned, no operator of the graph keeps it for the backward pass, and y
+    has its shape and dtype. What recomputes a part of the program has to count
+    what the part reads as kept.
+    """
+    memory = _memory(program, graph)
+    kept = {memory[name] for op in graph.ops for name in op.saves if name in memory}
+    last = _last_reads(program, memory)
+    made: dict[str, Compute] = {}
+    found: list[Instruction] = []
+    for at, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Compute):
+            form = _form(instruction, made, graph)
+            if form is not None:
+                over = form.operands[0]
+                same = [name for name in form.operands if memory[name] == memory[over]]
+                if len(same) == 1 and last[memory[over]] == at and memory[over] not in kept:
+                    instruction = replace(instruction, op=form)
+            made.update((name, instruction) for name in instruction.op.outputs)
+        found.append(instruction)
+    return replace(program, instructions=tuple(found))
+
+
+def _form(instruction: Compute, made: dict[str, Compute], graph: Graph) -> Op | None:
+    """The call in its in-place form, if there is one and its operand has the result's form."""
+    op = instruction.op
+    if not op.args or not isinstance(op.args[0], Ref) or len(op.outputs) != 1:
+        return None
+    name, result = op.args[0].name, op.outputs[0]
+    producer = made.get(name)
+    if producer is None or not _makes_its_own(producer, graph):
+        return None
+    if producer.shapes != instruction.shapes:
+        return None
+    if graph.tensor[name].dtype != graph.tensor[result].dtype:
+        return None
+    namespace, kind, overload = op.target.split(".")
+    if namespace != "aten" or not _is_pointwise(op):
+        return None
+    if overload not in getattr(getattr(torch.ops.aten, f"{kind}_", None), "overloads", list)():
+        return None
+    return replace(op, target=f"aten.{kind}_.{overload}")
+
+
+def _makes_its_own(instruction: Compute, graph: Graph) -> bool:
+    """Whether the one result is a tensor of its own for autograd, not a view."""
+    op = instruction.op
+    if len(op.outputs) != 1 or graph.tensor[op.outputs[0]].alias_of:
+        return False
+    if op.kind in ("linear", "matmul"):
+        return len(instruction.shapes[0]) == 2
+    return op.kind in _OWN_RESULT or _is_pointwise(op)
+
+
+def _is_pointwise(op: Op) -> bool:
+    namespace, kind, overload = op.target.split(".")
+    if namespace != "aten":
+        return False
+    return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, kind), overload).tags
+
+
+def _memory(program: Program, graph: Graph) -> dict[str, str]:
+    """For each value, the first of those that may share its memory."""
+    memory = {name: name for name in program.leaves}
+    for instruction in program.instructions:
+        if isinstance(instruction, Compute | Uniform):
+            for name in writes(instruction):
+                alias_of = graph.tensor[name].alias_of
+                memory[name] = memory[alias_of] if alias_of else name
+        else:  # a redistribution may have nothing to move, dropout nothing to drop
+            taken = (memory[name] for name in reads(instruction))
+            memory.update(zip(writes(instruction), taken, strict=True))
+    return memory
+
+
+def _last_reads(program: Program, memory: dict[str, str]) -> dict[str, int]:
+    """For each memory, where it is read last; beyond the end if it is a leaf's or returned."""
+    last: dict[str, int] = {}
+    for at, instruction in enumerate(program.instructions):
+        last.update((memory[name], at) for name in reads(instruction))
+    returned = (*program.outputs, *(value for _, value in program.updates))
+    last.update((memory[name], len(program.instructions)) for name in (*program.leaves, *returned))
+    return last

@@ -1,0 +1,24 @@
+"""What is done to a program before it runs: the same numbers, at less cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwright.ir.graph import Graph, VerifyError
+from shardwright.lower.buckets import bucketed
+from shardwright.lower.inplace import in_place
+from shardwright.lower.lower import verify
+from shardwright.lower.program import Program
+
+PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed)
+
+
+def prepared(program: Program, graph: Graph) -> Program:
+    """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
+    for rewrite in PASSES:
+        program = rewrite(program, graph)
+        try:
+            verify(program)
+        except VerifyError as e:
+            raise VerifyError(f"after {rewrite.__name__}: {e}") from e
+    return program

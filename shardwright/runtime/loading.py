@@ -1,0 +1,171 @@
+"""Parameters on their way into the program, and their gradients on the way back.
+
+Going through `DTensor.to_local` costs two nodes of the autograd graph for each
+parameter. Here a bucket of them is one node, and where gradients are summed
+over the mesh, so is the sum: one buffer, reduced while the backward pass goes
+on. Compilers fuse on their own, so under `torch.compile` each parameter goes
+its own way; so it does where the backward pass is differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardwright.lower.program import Fetch, Reduce
+from shardwright.runtime.redistribute import Redistribution
+
+Works = list[dist.Work]
+
+
+class Loading(nn.Module):
+    """One `Fetch` instruction."""
+
+    def __init__(self, instruction: Fetch) -> None:
+        super().__init__()
+        self.shapes = [part.shape for part in instruction.parts]
+        self.copied = instruction.copied
+        self.names = [part.leaf for part in instruction.parts]
+
+    def forward(self, *parameters: torch.Tensor) -> tuple[torch.Tensor | Works, ...]:
+        """This rank's tiles in the shapes operators take them in, and an empty list of works."""
+        works: Works = []
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            tiles = [
+                _local(p).view(shape) for p, shape in zip(parameters, self.shapes, strict=True)
+            ]
+            return (*tiles, works)
+        found: dict[int, torch.Tensor] = {}
+        trained = []
+        for i, (parameter, shape) in enumerate(zip(parameters, self.shapes, strict=True)):
+            plain = not isinstance(parameter, DTensor)
+            if plain and parameter.shape == shape:
+                found[i] = parameter
+            elif not parameter.requires_grad or (plain and not self.copied[i]):
+                found[i] = _local(parameter).view(shape)
+            else:
+                trained.append(i)
+        if trained:
+            shapes = [self.shapes[i] for i in trained]
+            copied = [self.copied[i] for i in trained]
+            given = (parameters[i] for i in trained)
+            tiles = _Load.apply(works, shapes, copied, *given)  # type: ignore[no-untyped-call]
+            found.update(zip(trained, tiles, strict=True))
+        return (*(found[i] for i in range(len(parameters))), works)
+
+    def extra_repr(self) -> str:
+        return ", ".join(self.names)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return parameter.to_local(grad_placements=parameter.placements)
+
+
+class _Load(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        works: Works,
+        shapes: list[tuple[int, ...]],
+        copied: list[bool],
+        *parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.works, ctx.copied = works, copied
+        local = [_local(p) for p in parameters]
+        ctx.stored = [
+            (tile.shape, _Placed(p) if isinstance(p, DTensor) else None)
+            for tile, p in zip(local, parameters, strict=True)
+        ]
+        return tuple(tile.view(shape) for tile, shape in zip(local, shapes, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        while ctx.works:
+            ctx.works.pop().wait()
+        found: list[torch.Tensor | None] = []
+        for grad, copied, stored in zip(grads, ctx.copied, ctx.stored, strict=True):
+            if grad is None:
+                found.append(None)
+                continue
+            local, placed = stored
+            # `.grad` takes it as its own, so it must be no other value's gradient.
+            tile = grad.reshape(local).contiguous()
+            if copied and tile.data_ptr() == grad.data_ptr():
+                tile = tile.clone()
+            found.append(tile if placed is None else placed.whole(tile))
+        return (None, None, None, *found)
+
+
+class _Placed:
+    """Where a DTensor lies, without the tensor."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self.mesh, self.placements = tensor.device_mesh, tensor.placements
+        self.shape, self.stride = tensor.shape, tensor.stride()
+
+    def whole(self, tile: torch.Tensor) -> DTensor:
+        return DTensor.from_local(
+            tile,
+            self.mesh,
+            self.placements,
+            run_check=False,
+            shape=self.shape,
+            stride=self.stride,
+        )
+
+
+class Reduction(nn.Module):
+    """One `Reduce` instruction on a device mesh."""
+
+    def __init__(self, instruction: Reduce, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Redistribution(part, mesh) for part in instruction.parts)
+        self.axes = [mesh[axis] for axis in instruction.axes]
+
+    def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
+        """The tiles as they are."""
+        *tiles, works = given
+        if torch.compiler.is_compiling():
+            return tuple(part(tile) for part, tile in zip(self.parts, tiles, strict=True))
+        if not torch.is_grad_enabled():
+            return tuple(tiles)
+        summed: tuple[torch.Tensor, ...] = _Sum.apply(self, works, *tiles)  # type: ignore[no-untyped-call]
+        return summed
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, how: Reduction, works: Works, *tiles: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.how, ctx.works = how, works
+        return tuple(tile.view_as(tile) for tile in tiles)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            parts = zip(ctx.how.parts, grads, strict=True)
+            return (None, None, *(None if g is None else part.sent_back(g) for part, g in parts))
+        found = list(grads)
+        for dtype in {grad.dtype: None for grad in grads if grad is not None}:
+            at = [i for i, grad in enumerate(grads) if grad is not None and grad.dtype == dtype]
+            shapes = [found[i].shape for i in at]  # type: ignore[union-attr]
+            buffer = torch.cat([found[i].flatten() for i in at])  # type: ignore[union-attr]
+            for axis in ctx.how.axes[:-1]:
+                dist.all_reduce(buffer, group=axis.get_group())
+            work = dist.all_reduce(buffer, group=ctx.how.axes[-1].get_group(), async_op=True)
+            ctx.works.append(work)
+            for i, shape, part in zip(
+                at, shapes, buffer.split([shape.numel() for shape in shapes]), strict=True
+            ):
+                found[i] = part.view(shape)
+        return (None, None, *found)
