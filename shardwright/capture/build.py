@@ -48,6 +48,7 @@ _QUIET = (  # of the operators that may draw random numbers: taken apart where t
     "aten.rnn_relu.input",
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_ATTENTION = "scaled_dot_product_attention"
 _TORCH = str(Path(torch.__file__).parent)
 _PREFIX = "model."  # FlatCall holds the user's model under this name
 
@@ -161,7 +162,7 @@ class _Builder:
             args = (args[0], self.draws)
             self.draws += 1
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
-        op = Op(node.name, target, args, kwargs, results, _source(node))
+        op = Op(node.name, target, args, kwargs, results, _source(node), part_of=_part_of(node))
         self._add(op, values if several else (values,))
         self.names[node] = results if several else results[0]
 
@@ -218,7 +219,7 @@ class _Builder:
         source = self.tensors[name]
         mask_bytes = source.num_elements if source.requires_grad else 0
         self.tensors[node.name] = replace(source, name=node.name, alias_of="")
-        self.ops.append(replace(op, extra_saved=mask_bytes))
+        self.ops.append(replace(op, extra_saved=mask_bytes, part_of=_part_of(node)))
         self.names[node] = (node.name, "")  # nothing reads the mask
 
     def _facts(self, op: Op, values: Any) -> Facts:
@@ -349,6 +350,13 @@ def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     for name, tensor in named:
         by_identity.setdefault(id(tensor), []).append(name)
     return {name: tuple(by_identity[id(tensor)]) for name, tensor in named}
+
+
+def _part_of(node: fx.Node) -> str:
+    """The call of attention that `node` is a part of, where it was computed by its formula."""
+    call, _ = node.meta.get("torch_fn") or ("", "")
+    whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
+    return call if call.startswith(_ATTENTION) and not whole else ""
 
 
 def _source(node: fx.Node) -> Source:

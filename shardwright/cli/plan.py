@@ -9,6 +9,7 @@ import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir import remarks
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
@@ -69,6 +70,7 @@ def content(
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "summary": summary(plan),
+        "remarks": remarks.as_json(plan),
         "file": output,
         "plan": json.loads(plan.to_json()),
     }
@@ -81,3 +83,7 @@ def print_choice(plan: Plan, frontier: Frontier, limit: int | None, objective: s
     click.echo(f"\nchosen: {summary(plan)}")
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
+    for line in remarks.lines(plan, WIDTH):
+        click.echo(line)
+    for note in plan.notes:
+        click.echo(textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  "))

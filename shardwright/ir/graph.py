@@ -137,7 +137,9 @@ class Op:
     `saves` are the operands and results that autograd keeps for the backward
     pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp).
     `rule` is its index notation where none is written, found out or stated by
-    the user; empty if there is none.
+    the user; empty if there is none. `part_of` names the call of the module's
+    that this operator is a part of, where that was taken apart in a way that
+    costs something; empty otherwise.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Op:
     saves: tuple[str, ...] = ()
     extra_saved: int = 0
     rule: str = ""
+    part_of: str = ""
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -299,6 +302,7 @@ def to_json(graph: Graph) -> str:
                     "saves": list(op.saves),
                     "extra_saved": op.extra_saved,
                     "rule": op.rule,
+                    "part_of": op.part_of,
                 }
                 for op in graph.ops
             ],
@@ -326,6 +330,7 @@ def from_json(text: str) -> Graph:
                 saves=tuple(op["saves"]),
                 extra_saved=op["extra_saved"],
                 rule=op["rule"],
+                part_of=op["part_of"],
             )
             for op in data["ops"]
         ),

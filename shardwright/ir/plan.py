@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
+from shardwright.ir.remarks import Remark
 
 FORMAT = 1  # of plan files; raised when an older reader would misread them
 
@@ -77,7 +78,8 @@ class Plan:
 
     `step_seconds` is one optimizer step, `peak_bytes` the memory of the worst
     rank, `lower_bound_seconds` a time that no plan of the same cost model
-    within the same memory can beat.
+    within the same memory can beat. `remarks` are on operators whose rule
+    nobody wrote and on those that were taken apart.
     """
 
     fingerprint: str
@@ -96,6 +98,7 @@ class Plan:
     stages: int = 1
     schedule: str = "none"
     notes: tuple[str, ...] = field(default=())
+    remarks: tuple[Remark, ...] = field(default=())
 
     @property
     def devices(self) -> int:

@@ -19,6 +19,7 @@ from shardwright.ir.plan import (
     PlannedParameter,
     Transfer,
 )
+from shardwright.ir.remarks import Remark, RemarkKind
 
 T = TypeVar("T")
 
@@ -39,6 +40,9 @@ def write(plan: Plan) -> str:
             "peak_bytes": plan.peak_bytes,
             "lower_bound_seconds": plan.lower_bound_seconds,
             "notes": list(plan.notes),
+            "remarks": [
+                [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
+            ],
             "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
             "parameters": [[p.name, str(p.layout), p.bytes, p.seconds] for p in plan.parameters],
@@ -110,6 +114,16 @@ def _read(data: dict[str, Any]) -> Plan:
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         notes=tuple(_is(note, str) for note in data["notes"]),
+        remarks=tuple(
+            Remark(
+                RemarkKind(kind),
+                _is(what, str),
+                _is(text, str),
+                tuple(_is(names, str).split()),
+                _is(count, int),
+            )
+            for kind, what, text, count, names in data.get("remarks", [])
+        ),
         inputs=tuple(
             InputSpec(_is(key, str), tuple(_is(n, int) for n in shape), _is(dtype, str))
             for key, shape, dtype in data["inputs"]
