@@ -36,6 +36,7 @@ from shardwright.ir.graph import (
     Tensor,
     verify,
 )
+from shardwright.ir.habits import EXACT, Habits
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
@@ -62,7 +63,9 @@ class Captured:
     output_keys: tuple[str, ...]
 
 
-def build(program: ExportedProgram, call: FlatCall, note: str = "") -> Captured:
+def build(
+    program: ExportedProgram, call: FlatCall, habits: Habits = EXACT, note: str = ""
+) -> Captured:
     """The graph of an exported program; raises `CaptureError` for what it cannot express."""
     builder = _Builder(call.model)
     constants = builder.add_leaves(program, call)
@@ -78,6 +81,7 @@ def build(program: ExportedProgram, call: FlatCall, note: str = "") -> Captured:
         updates=updates,
         constants=tuple(call.constants.items()),
         note=note,
+        habits=habits,
     )
     graph, names = renumbered(_without_dead_code(canonical(without_causal_masks(graph))))
     constants = {names[old]: value for old, value in constants.items() if old in names}

@@ -10,10 +10,14 @@ from torch import nn
 from shardwright.capture.build import Captured, build
 from shardwright.capture.call import split_call
 from shardwright.capture.export import FlatCall, export
+from shardwright.ir.habits import EXACT, Habits
 
 
 def capture_call(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    habits: Habits = EXACT,
 ) -> Captured:
     """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
 
@@ -23,5 +27,5 @@ def capture_call(
     """
     tensors, constants = split_call(args, kwargs or {})
     call = FlatCall(model, tensors, constants)
-    program, how = export(call, tensors)
-    return build(program, call, how)
+    program, how = export(call, tensors, habits)
+    return build(program, call, habits, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 
 import click
 
@@ -29,6 +30,7 @@ from shardwright.report.summary import summary
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
 @options.optimizer
+@options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
 def command(
@@ -39,12 +41,13 @@ def command(
     memory_limit: int | None,
     objective: str,
     optimizer: str | None,
+    habits: Mapping[str, str],
     output: str | None,
     as_json: bool,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine)
-    captured = planning.capture(target, batch, seq, optimizer)
+    captured = planning.capture(target, batch, seq, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
     plan, frontier = planning.choose(captured, known, objective, limit)
     if output:

@@ -105,6 +105,10 @@ def _head(plan: Plan) -> list[str]:
         lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
+    for name, text in plan.habits.lines():
+        lines += textwrap.wrap(
+            text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
+        )
     lines += remarks.lines(plan, WIDTH)
     for note in plan.notes:
         lines += [

@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes
 
 ITEM_BYTES = {
@@ -180,7 +181,8 @@ class Graph:
     `outputs` are the values returned; `updates` are pairs (buffer, value): the
     buffer's new content after the step. `constants` are the arguments of the
     call that are no tensors, by path. `note` says what was unusual about the
-    capture; empty if nothing was.
+    capture; empty if nothing was. `habits` are what the user chose to give up of
+    being exactly one device.
     """
 
     leaves: tuple[Leaf, ...]
@@ -190,6 +192,7 @@ class Graph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
     note: str = ""
+    habits: Habits = EXACT
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -220,6 +223,7 @@ class Graph:
         lines += [str(op) for op in self.ops]
         lines += [f"{value.name}: {value}" for value in self.values]
         lines += [" ".join(self.outputs), str(self.updates)]
+        lines += [] if self.habits == EXACT else [str(self.habits)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -310,6 +314,7 @@ def to_json(graph: Graph) -> str:
             "updates": [list(pair) for pair in graph.updates],
             "constants": [list(pair) for pair in graph.constants],
             "note": graph.note,
+            "habits": asdict(graph.habits),
         }
     )
 
@@ -339,6 +344,7 @@ def from_json(text: str) -> Graph:
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, value) for key, value in data["constants"]),
         note=data["note"],
+        habits=Habits(**data["habits"]),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.ir.graph import Source
+from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.remarks import Remark
 
@@ -79,7 +80,8 @@ class Plan:
     `step_seconds` is one optimizer step, `peak_bytes` the memory of the worst
     rank, `lower_bound_seconds` a time that no plan of the same cost model
     within the same memory can beat. `remarks` are on operators whose rule
-    nobody wrote and on those that were taken apart.
+    nobody wrote and on those that were taken apart, `habits` what the graph was
+    captured with.
     """
 
     fingerprint: str
@@ -99,6 +101,7 @@ class Plan:
     schedule: str = "none"
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
+    habits: Habits = EXACT
 
     @property
     def devices(self) -> int:

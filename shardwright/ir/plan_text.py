@@ -6,9 +6,11 @@ Reading checks every field and runs nothing.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from shardwright.ir.graph import Source
+from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.plan import (
     FORMAT,
@@ -39,6 +41,7 @@ def write(plan: Plan) -> str:
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
             "lower_bound_seconds": plan.lower_bound_seconds,
+            **asdict(plan.habits),
             "notes": list(plan.notes),
             "remarks": [
                 [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
@@ -113,6 +116,7 @@ def _read(data: dict[str, Any]) -> Plan:
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
+        habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(
             Remark(

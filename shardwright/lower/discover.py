@@ -21,6 +21,7 @@ from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
 from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.ir.habits import EXACT, Habits
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.stated import stated
 
@@ -28,10 +29,13 @@ _found: dict[str, str] = {}  # operator and argument pattern -> notation, empty 
 
 
 def capture_with_rules(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    habits: Habits = EXACT,
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""
-    captured = capture_call(model, args, kwargs)
+    captured = capture_call(model, args, kwargs, habits)
     return replace(captured, graph=with_rules(captured.graph))
 
 

@@ -9,19 +9,29 @@ import torch
 from torch import fx, nn
 
 from shardwright.capture.operators import operator_of, to_torch
-from shardwright.lower.program import Compute, Dropout, Load, Program, Redistribute, Uniform
+from shardwright.lower.program import (
+    Attention,
+    Compute,
+    Dropout,
+    Load,
+    Program,
+    Redistribute,
+    Uniform,
+)
+
+Made = Redistribute | Dropout | Uniform | Attention  # instructions that modules run
 
 
 def to_module(
     program: Program,
     device: torch.device,
-    make: Callable[[Redistribute | Dropout | Uniform], nn.Module],
+    make: Callable[[Made], nn.Module],
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
     Parameters are given as local tiles in their atoms' shape, everything else
     whole. It returns the outputs, then the new contents of updated buffers.
-    `make` gives the modules that redistribute, drop out and draw.
+    `make` gives the modules that redistribute and draw.
     """
     root, graph = nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {
@@ -38,7 +48,7 @@ def to_module(
             root.add_module(name, make(instruction))
             node = graph.call_module(name, (nodes[instruction.value],))
             nodes[instruction.result] = node
-        elif isinstance(instruction, Dropout | Uniform):
+        elif isinstance(instruction, Dropout | Uniform | Attention):
             name = f"{instruction.op.kind}_{number}"
             root.add_module(name, make(instruction))
             given = (*(nodes[operand] for operand in instruction.op.operands), random_state)

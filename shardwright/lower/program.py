@@ -103,6 +103,21 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention with dropout on a tile. `positions` are those of the tile of its scores.
+
+    `number` tells it from other operators that draw.
+    """
+
+    op: Op
+    number: int
+    positions: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A parameter, stored as its atoms, in the shape that operators take it in."""
 
@@ -114,7 +129,7 @@ class Load:
         return f"%{self.result} = load(%{self.leaf}): {list(self.shape)}"
 
 
-Instruction = Redistribute | Compute | Dropout | Uniform | Load
+Instruction = Redistribute | Compute | Dropout | Uniform | Attention | Load
 
 
 @dataclass(frozen=True)

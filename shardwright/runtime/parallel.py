@@ -17,14 +17,15 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh, atom_range, local_atoms, shape_of
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
-from shardwright.lower.fx import to_module
+from shardwright.lower.fx import Made, to_module
 from shardwright.lower.lower import input_layouts, lower
-from shardwright.lower.program import Dropout, Redistribute, Uniform, flat, flat_dim
+from shardwright.lower.program import Attention, Dropout, Redistribute, Uniform, flat, flat_dim
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
-from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.seeded import FastAttention, FastDropout
 
 
 class BatchError(ValueError):
@@ -47,7 +48,7 @@ def parallelize(
             " load it on a real device before parallelize"
         )
     args, kwargs = example_call(plan.inputs, plan.constants)
-    captured = capture_with_rules(model, args, kwargs)
+    captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
     tilings, storage = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
@@ -146,12 +147,18 @@ class ParallelModule(nn.Module):
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
         program = lower(graph, analysis, mesh, tilings, storage, rank)
 
-        def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
-            if isinstance(instruction, Dropout):
-                return GlobalDropout(instruction, device)
-            if isinstance(instruction, Uniform):
-                return GlobalUniform(instruction, device)
-            return Redistribution(instruction, device_mesh)
+        fast = graph.habits.rng == "fast"
+
+        def make(instruction: Made) -> nn.Module:
+            match instruction:
+                case Redistribute():
+                    return Redistribution(instruction, device_mesh)
+                case Dropout():
+                    return (FastDropout if fast else GlobalDropout)(instruction, device)
+                case Attention():
+                    return (FastAttention if fast else GlobalAttention)(instruction, device)
+                case Uniform():
+                    return GlobalUniform(instruction, device)
 
         self._sw_program = to_module(program, device, make)
         self._sw_leaves: list[tuple[LeafKind, str]] = []
@@ -178,7 +185,9 @@ class ParallelModule(nn.Module):
                     container.register_buffer(name, value, persistent=key in persistent)
             elif leaf.kind is LeafKind.CONSTANT:
                 self._sw_constants[leaf.keys[0]] = captured.constants[leaf.name].to(device)
-        self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
+        # Generators are seeded on the host, which would wait for a state on the device.
+        state = random_state(seed, 0, torch.device("cpu") if fast else device)
+        self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Report:
 
     `capture_error` is the difference between the module's own loss (or
     outputs) and the captured graph's, in the module's precision; NaN where the
-    module cannot be run alone.
+    module cannot be run alone. `notes` say what was compared in the place of what
+    differs from plan to plan.
     """
 
     ok: bool
@@ -72,6 +73,7 @@ class Report:
     worst: Worst
     capture_error: float
     devices: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         word = "equals" if self.ok else "DIFFERS from"
@@ -79,7 +81,7 @@ class Report:
             f"the plan on {self.devices} ranks {word} one device: loss error {self.loss_error:.1e},"
             f" gradients {self.max_gradient_error:.1e}, parameters after one optimizer step"
             f" {self.max_parameter_error:.1e}, module against graph {self.capture_error:.1e};"
-            f" worst: {self.worst}"
+            f" worst: {self.worst}" + "".join(f"\nnote: {note}" for note in self.notes)
         )
 
 
@@ -91,12 +93,12 @@ def verify(
     `args` and `kwargs` are a batch with real values. Raises `PlanError` if the
     plan is not for this model and batch.
     """
-    captured = capture_with_rules(model, args, kwargs or {})
+    captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
     read_plan(plan, captured.graph, analyze(captured.graph))
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
-    graph = widen(captured.graph)
+    graph = comparable(widen(captured.graph))
     payload: dict[str, Any] = {
         "graph": to_json(graph),
         "plan": plan.to_json(),
@@ -113,6 +115,21 @@ def verify(
         run_ranks(_WORKER, [folder], plan.devices)
         parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, serial, parallel, _capture_error(model, captured, batch))
+
+
+def comparable(graph: Graph) -> Graph:
+    """`graph` with the random numbers that one device and every plan have in common."""
+    return replace(graph, habits=replace(graph.habits, rng="exact"))
+
+
+def _notes(graph: Graph) -> tuple[str, ...]:
+    """What is compared instead of what the graph's habits make incomparable."""
+    if graph.habits.rng == "fast":
+        return (
+            "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
+            " dropped out the same elements here, those of rng='exact'",
+        )
+    return ()
 
 
 def build(
@@ -214,6 +231,7 @@ def _compare(graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error
         worst=Worst(worst, op.name if op else "nothing", op.source if op else Source()),
         capture_error=capture_error,
         devices=plan.devices,
+        notes=_notes(graph),
     )
 
 

@@ -138,6 +138,7 @@ class PlanWriter:
             name=name,
             notes=(*notes, self.graph.note) if self.graph.note else notes,
             remarks=self._remarks,
+            habits=self.graph.habits,
         )
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:

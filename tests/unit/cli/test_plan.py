@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from shardwright.ir.plan import Plan
@@ -80,9 +82,23 @@ def test_the_jobs_optimizer_is_planned_unless_another_is_named(api, target, as_j
     assert api.searched == [(2, "sgd"), (2, "adamw")]
 
 
+def test_the_jobs_habits_are_planned_unless_others_are_given(api, target, as_json):
+    def planned(*options):
+        found = as_json("plan", target, "--machine", "2xcpu", *options)["plan"]
+        return found["rng"]
+
+    assert planned() == "exact"
+    assert planned("--rng", "fast") == "fast"
+    file = Path(target.rpartition(":")[0])
+    file.write_text(file.read_text().replace("[batch], 3)", "[batch], 3, rng='fast')"))
+    assert planned() == "fast"
+    assert planned("--rng", "exact") == "exact"
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
+        (("--machine", "2xcpu", "--rng", "quick"), "'quick' is not one of 'exact', 'fast'"),
         (("--machine", "2xtoaster"), "no preset for 'toaster'; known kinds are"),
         (("--machine", "fast"), "machine 'fast' is not [HOSTSx]DEVICESxKIND"),
         (("--machine", "nowhere.toml"), "cannot read machine nowhere.toml"),
