@@ -39,16 +39,19 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     rng: str = "exact",
+    batch_norm: str = "exact",
 ) -> Graph:
     """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
 
     Nothing is computed and nothing is allocated. `rng="fast"` keeps torch's
     fused kernels for dropout and attention, whose random numbers depend on the
-    plan; by default every plan draws what one device draws. Raises `CaptureError`, a
+    plan; by default every plan draws what one device draws.
+    `batch_norm="local"` takes the statistics of each device's own part of the
+    batch, as DDP does; by default they are those of the whole batch. Raises `CaptureError`, a
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    return capture_with_rules(model, args, kwargs, Habits(rng)).graph
+    return capture_with_rules(model, args, kwargs, Habits(rng, batch_norm)).graph
 
 
 def plan(
@@ -60,11 +63,13 @@ def plan(
     optimizer: str = "adamw",
     memory_limit: str | int | None = None,
     rng: str = "exact",
+    batch_norm: str = "exact",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
-    `rng` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
+    `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
     that would do, if there is none.
     """
-    frontier = search(capture(model, args, kwargs, rng=rng), machine, optimizer)
+    graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
+    frontier = search(graph, machine, optimizer)
     return frontier.fastest(memory_limit)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.capture import batchnorm, draws, recurrent
+from shardwright.capture import batchnorm, draws, localnorm, recurrent
 from shardwright.capture.attention import attention
 from shardwright.ir.habits import EXACT, Habits
 
@@ -149,4 +149,5 @@ def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
         found[aten.scaled_dot_product_attention.default] = _attention
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
-    return {**found, **batchnorm.table(), **draws.table(), **recurrent.table()}
+    norms = {**batchnorm.table(), **localnorm.table(habits)}
+    return {**found, **norms, **draws.table(), **recurrent.table()}

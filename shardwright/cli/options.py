@@ -29,14 +29,19 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 
 def habits(function: F) -> F:
-    """`--rng`, as one parameter `habits`: those that were given, by name."""
+    """`--rng` and `--batch-norm`, as one parameter `habits`: those that were given, by name."""
 
     @functools.wraps(function)
-    def collected(*args: Any, rng: str | None, **kwargs: Any) -> Any:
-        given = {"rng": rng}
+    def collected(*args: Any, rng: str | None, batch_norm: str | None, **kwargs: Any) -> Any:
+        given = {"rng": rng, "batch_norm": batch_norm}
         chosen = {name: word for name, word in given.items() if word is not None}
         return function(*args, habits=chosen, **kwargs)
 
+    collected = click.option(
+        "--batch-norm",
+        type=click.Choice(CHOICES["batch_norm"]),
+        help="Statistics of the whole batch or of each rank's part; by default the target's.",
+    )(collected)
     return click.option(
         "--rng",
         type=click.Choice(CHOICES["rng"]),

@@ -14,8 +14,12 @@ _MEANING = {
         "fast: dropout and attention keep torch's fused kernels, seeded by seed, step, operator and"
         " tile; replicas of a tile draw the same numbers, another plan draws others"
     ),
+    ("batch_norm", "local"): (
+        "local: statistics are of each device's own part of the batch, as under DDP, so results"
+        " differ from those of one device; running buffers are the mean over the parts"
+    ),
 }
-CHOICES = {"rng": ("exact", "fast")}
+CHOICES = {"rng": ("exact", "fast"), "batch_norm": ("exact", "local")}
 
 
 class HabitError(ValueError):
@@ -24,15 +28,18 @@ class HabitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How random numbers are drawn.
+    """How random numbers are drawn, and over what batch norm takes its statistics.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
-      torch's fused kernels, whose numbers depend on the plan.
+      torch's fused kernels, whose numbers depend on the plan;
+    * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
+      each device's own part of it, without reducing anything.
 
     Raises `HabitError` for a word that is not known.
     """
 
     rng: str = "exact"
+    batch_norm: str = "exact"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
 from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.parallel import ParallelModule, read_plan
 from shardwright.runtime.ranks import run_ranks
 
@@ -94,7 +95,8 @@ def verify(
     plan is not for this model and batch.
     """
     captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
-    read_plan(plan, captured.graph, analyze(captured.graph))
+    analysis = analyze(captured.graph)
+    tilings, _ = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
@@ -109,27 +111,13 @@ def verify(
         "constants": {k: _wide(c) for k, c in captured.constants.items()},
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
-    serial = measure(one_device(graph, payload), plan.optimizer, payload["batch"])
+    alone = in_parts(graph, analysis, plan.mesh, tilings)
+    serial = measure(one_device(alone, payload), plan.optimizer, payload["batch"])
     with tempfile.TemporaryDirectory() as folder:
         torch.save(payload, Path(folder) / "payload.pt")
         run_ranks(_WORKER, [folder], plan.devices)
         parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, serial, parallel, _capture_error(model, captured, batch))
-
-
-def comparable(graph: Graph) -> Graph:
-    """`graph` with the random numbers that one device and every plan have in common."""
-    return replace(graph, habits=replace(graph.habits, rng="exact"))
-
-
-def _notes(graph: Graph) -> tuple[str, ...]:
-    """What is compared instead of what the graph's habits make incomparable."""
-    if graph.habits.rng == "fast":
-        return (
-            "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
-            " dropped out the same elements here, those of rng='exact'",
-        )
-    return ()
 
 
 def build(
@@ -231,7 +219,7 @@ def _compare(graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error
         worst=Worst(worst, op.name if op else "nothing", op.source if op else Source()),
         capture_error=capture_error,
         devices=plan.devices,
-        notes=_notes(graph),
+        notes=notes(graph),
     )
 
 

@@ -33,7 +33,8 @@ class Job:
     * `data`: global batches, equal on every rank, or a function that gives
       them; started anew when they end before `steps`;
     * `seed`: of the model's weights and of its dropout;
-    * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels.
+    * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
+    * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local".
     """
 
     model: Callable[[], nn.Module]
@@ -44,6 +45,7 @@ class Job:
     seed: int = 0
     name: str = ""
     rng: str = "exact"
+    batch_norm: str = "exact"
 
     def __post_init__(self) -> None:
         for field in ("model", "optimizer"):
@@ -64,7 +66,7 @@ class Job:
     @property
     def habits(self) -> Habits:
         """What the job gives up of being exactly one device."""
-        return Habits(self.rng)
+        return Habits(self.rng, self.batch_norm)
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model for the example batch."""
