@@ -93,9 +93,9 @@ def export(
         try:
             program = _export(call, example, habits, strict=True)
         except Exception:  # the first error is about the user's code, this one about bytecode
-            raise CaptureError(reason) from e
+            raise CaptureError(reason, _module_of(call.model, e)) from e
         if not _is_of_tensors(program):
-            raise CaptureError(reason) from e
+            raise CaptureError(reason, _module_of(call.model, e)) from e
         return program, f"captured in strict mode, since {reason}"
 
 
@@ -124,6 +124,15 @@ def _is_of_tensors(program: ExportedProgram) -> bool:
     values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
     kinds = (torch.Tensor, tuple, list, type(None))
     return all(isinstance(value, kinds) for value in values)
+
+
+def _module_of(model: nn.Module, error: Exception) -> str:
+    """The path of the innermost sub-module whose code was running; empty for the model itself."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found)
+    return found
 
 
 def _explain(model: nn.Module, error: Exception) -> str:

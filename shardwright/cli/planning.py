@@ -47,13 +47,17 @@ def capture(
     """
     with working(f"capturing {target}"):
         from shardwright import api
+        from shardwright.capture.opaque import WeightsNeededError
         from shardwright.train.target import build_model, load_job, optimizer_name
 
         job = load_job(target, batch, seq)
         args, kwargs = job.call()
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
-        graph = api.capture(build_model(job, meta=True), args, kwargs, **chosen)
+        try:
+            graph = api.capture(build_model(job, meta=True), args, kwargs, **chosen)
+        except WeightsNeededError:  # a sub-module has to be run to know what it returns
+            graph = api.capture(build_model(job), args, kwargs, **chosen)
         return Captured(job, graph, optimizer or optimizer_name(job), time.perf_counter() - start)
 
 

@@ -140,7 +140,8 @@ class Op:
     `rule` is its index notation where none is written, found out or stated by
     the user; empty if there is none. `part_of` names the call of the module's
     that this operator is a part of, where that was taken apart in a way that
-    costs something; empty otherwise.
+    costs something; empty otherwise. `flop` is what a module kept whole takes,
+    forward and backward; other operators' rules say that.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Op:
     extra_saved: int = 0
     rule: str = ""
     part_of: str = ""
+    flop: int = 0
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -307,6 +309,7 @@ def to_json(graph: Graph) -> str:
                     "extra_saved": op.extra_saved,
                     "rule": op.rule,
                     "part_of": op.part_of,
+                    "flop": op.flop,
                 }
                 for op in graph.ops
             ],
@@ -336,6 +339,7 @@ def from_json(text: str) -> Graph:
                 extra_saved=op["extra_saved"],
                 rule=op["rule"],
                 part_of=op["part_of"],
+                flop=op["flop"],
             )
             for op in data["ops"]
         ),

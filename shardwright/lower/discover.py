@@ -20,6 +20,7 @@ from torch import nn
 from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
+from shardwright.capture.opaque import OPAQUE
 from shardwright.ir.graph import Arg, Graph, Op, Ref
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.rules.analysis import notation_of
@@ -41,7 +42,9 @@ def capture_with_rules(
 
 def with_rules(graph: Graph) -> Graph:
     """`graph` with `Op.rule` filled in where no rule is written."""
-    unwritten = {op.name for op in graph.ops if notation_of(graph, op) is None}
+    unwritten = {
+        op.name for op in graph.ops if op.target != OPAQUE and notation_of(graph, op) is None
+    }
     if not unwritten:
         return graph
     ops = tuple(

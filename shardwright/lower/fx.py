@@ -16,10 +16,11 @@ from shardwright.lower.program import (
     Load,
     Program,
     Redistribute,
+    RunModule,
     Uniform,
 )
 
-Made = Redistribute | Dropout | Uniform | Attention  # instructions that modules run
+Made = Redistribute | Dropout | Uniform | Attention | RunModule  # instructions that modules run
 
 
 def to_module(
@@ -53,6 +54,13 @@ def to_module(
             root.add_module(name, make(instruction))
             given = (*(nodes[operand] for operand in instruction.op.operands), random_state)
             nodes[instruction.op.outputs[0]] = graph.call_module(name, given)
+        elif isinstance(instruction, RunModule):
+            name = f"module_{number}"
+            root.add_module(name, make(instruction))
+            given = (*(nodes[operand] for operand in instruction.op.operands), random_state)
+            node = graph.call_module(name, given)
+            for i, result in enumerate(instruction.op.outputs):
+                nodes[result] = graph.call_function(operator.getitem, (node, i))
         else:
             _compute(graph, instruction, nodes, device)
     results = [*program.outputs, *(value for _, value in program.updates)]

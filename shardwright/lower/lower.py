@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
@@ -22,6 +23,7 @@ from shardwright.lower.program import (
     Load,
     Program,
     Redistribute,
+    RunModule,
     Uniform,
     flat,
     moves,
@@ -143,6 +145,8 @@ class _Writer:
             self.instructions.append(_DRAWS[op.target](local, positions))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
             self.instructions.append(self.attention(op, local, placing))
+        elif op.target == OPAQUE:
+            self.instructions.append(RunModule(local, _AFTER_DRAWS + self.graph.ops.index(op)))
         else:
             self.instructions.append(Compute(local, tuple(shapes)))
 

@@ -118,6 +118,17 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class RunModule:
+    """A sub-module that is kept whole. `number` tells it from other operators that draw."""
+
+    op: Op
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A parameter, stored as its atoms, in the shape that operators take it in."""
 
@@ -129,7 +140,7 @@ class Load:
         return f"%{self.result} = load(%{self.leaf}): {list(self.shape)}"
 
 
-Instruction = Redistribute | Compute | Dropout | Uniform | Attention | Load
+Instruction = Redistribute | Compute | Dropout | Uniform | Attention | RunModule | Load
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.stated import stated
 
 _ATTENTION = "attention with dropout"
+_OPAQUE = "shardwright.opaque.default"
 _FUSED_INSTEAD = (
     "computed by its formula, since a fused kernel draws numbers of its own; rng='fast' keeps it"
 )
@@ -26,11 +27,12 @@ def remarks(
     ruled = [op for op in graph.ops if like(op.name) in discovered]
     mine = [op for op in ruled if stated(op.target) == op.rule]
     found = [op for op in ruled if stated(op.target) != op.rule]
-    whole = [op for op in graph.ops if like(op.name) in unknown]
+    whole = [op for op in graph.ops if like(op.name) in unknown and op.target != _OPAQUE]
     return (
         *_by_target(RemarkKind.DISCOVERED, found),
         *_by_target(RemarkKind.STATED, mine),
         *_by_target(RemarkKind.REPLICATED, whole),
+        *_kept_whole(graph),
         *_explicit_attention(graph),
     )
 
@@ -44,6 +46,17 @@ def _by_target(kind: RemarkKind, ops: Iterable[Op]) -> Iterable[Remark]:
         more = f" and {len(rules) - 1} more, by shape" if len(rules) > 1 else ""
         names = tuple(op.name for op in own)
         yield Remark(kind, target, rules[0] + more, names, len(own))
+
+
+def _kept_whole(graph: Graph) -> Iterable[Remark]:
+    by_class: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.target == _OPAQUE:
+            by_class.setdefault(str(op.args[2]), []).append(op)
+    for kind, own in by_class.items():
+        paths = dict.fromkeys(str(op.args[1]).partition("#")[0] for op in own)
+        names = tuple(op.name for op in own)
+        yield Remark(RemarkKind.OPAQUE, kind, f"({', '.join(paths)})", names, len(own))
 
 
 def _explicit_attention(graph: Graph) -> Iterable[Remark]:

@@ -19,13 +19,22 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import Made, to_module
 from shardwright.lower.lower import input_layouts, lower
-from shardwright.lower.program import Attention, Dropout, Redistribute, Uniform, flat, flat_dim
+from shardwright.lower.program import (
+    Attention,
+    Dropout,
+    Redistribute,
+    RunModule,
+    Uniform,
+    flat,
+    flat_dim,
+)
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.seeded import FastAttention, FastDropout
+from shardwright.runtime.whole import WholeModule
 
 
 class BatchError(ValueError):
@@ -157,6 +166,9 @@ class ParallelModule(nn.Module):
                     return (FastDropout if fast else GlobalDropout)(instruction, device)
                 case Attention():
                     return (FastAttention if fast else GlobalAttention)(instruction, device)
+                case RunModule():
+                    key = str(instruction.op.args[1])
+                    return WholeModule(instruction, captured.opaque[key], device, training)
                 case Uniform():
                     return GlobalUniform(instruction, device)
 

@@ -28,6 +28,7 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.parallel import ParallelModule, read_plan
 from shardwright.runtime.ranks import run_ranks
+from shardwright.runtime.shipping import pack
 
 TOLERANCE = 1e-8  # of float64 sums in another order, relative to a tensor's largest element
 _WORKER = "shardwright.runtime.verify_worker"
@@ -111,10 +112,14 @@ def verify(
         "constants": {k: _wide(c) for k, c in captured.constants.items()},
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
+    shipped = pack(captured.opaque)
     alone = in_parts(graph, analysis, plan.mesh, tilings)
-    serial = measure(one_device(alone, payload), plan.optimizer, payload["batch"])
+    serial = measure(
+        one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         torch.save(payload, Path(folder) / "payload.pt")
+        Path(folder, "modules.pkl").write_bytes(shipped)
         run_ranks(_WORKER, [folder], plan.devices)
         parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, serial, parallel, _capture_error(model, captured, batch))
@@ -134,7 +139,12 @@ def build(
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
     return ParallelModule(
-        Captured(graph, dict(payload["constants"]), tuple(payload["output_keys"])),
+        Captured(
+            graph,
+            dict(payload["constants"]),
+            tuple(payload["output_keys"]),
+            payload.get("opaque", {}),
+        ),
         analysis,
         mesh,
         tilings,
@@ -248,6 +258,7 @@ def _capture_error(
         "buffers": dict(model.named_buffers(remove_duplicate=False)),
         "constants": captured.constants,
         "output_keys": captured.output_keys,
+        "opaque": captured.opaque,
     }
     program = one_device(captured.graph, payload)
     modes = {module: module.training for module in model.modules()}
