@@ -9,6 +9,7 @@ from torch import nn
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
+from shardwright.ir.habits import Habits
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
@@ -33,15 +34,24 @@ __all__ = [
 
 
 def capture(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    rng: str = "exact",
+    batch_norm: str = "exact",
 ) -> Graph:
     """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
 
-    Nothing is computed and nothing is allocated. Raises `CaptureError`, a
+    Nothing is computed and nothing is allocated. `rng="fast"` keeps torch's
+    fused kernels for dropout and attention, whose random numbers depend on the
+    plan; by default every plan draws what one device draws.
+    `batch_norm="local"` takes the statistics of each device's own part of the
+    batch, as DDP does; by default they are those of the whole batch. Raises `CaptureError`, a
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    return capture_with_rules(model, args, kwargs).graph
+    return capture_with_rules(model, args, kwargs, Habits(rng, batch_norm)).graph
 
 
 def plan(
@@ -52,10 +62,14 @@ def plan(
     machine: Machine,
     optimizer: str = "adamw",
     memory_limit: str | int | None = None,
+    rng: str = "exact",
+    batch_norm: str = "exact",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
-    Raises `InfeasibleError`, naming the smallest memory that would do, if there is none.
+    `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
+    that would do, if there is none.
     """
-    frontier = search(capture(model, args, kwargs), machine, optimizer)
+    graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
+    frontier = search(graph, machine, optimizer)
     return frontier.fastest(memory_limit)

@@ -6,6 +6,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.remarks import Remark, RemarkKind
 
 MS, MIB = 1e-3, 2**20
 WORDS = {"-": "-", "m": "batch", "n": "features", "k": "features (sum)"}
@@ -93,7 +94,18 @@ def transformer():
         parameters=tuple(parameters),
         ops=tuple(ops),
         transfers=tuple(transfers),
-        notes=("computed whole, as no rule is known: foo.bar.default (blocks.0.up) <&>",),
+        notes=("the graph is too wide to search whole; pinned: blocks.0.up <&>",),
+        remarks=(
+            Remark(RemarkKind.DISCOVERED, "foo.bar.default", "f0 f1 -> f0 f1", ("relu_0",), 1),
+            Remark(RemarkKind.REPLICATED, "foo.baz.default", "", ("head", "relu_1"), 2),
+            Remark(
+                RemarkKind.EXPLICIT,
+                "attention with dropout",
+                "computed by its formula",
+                ("linear_0", "relu_2"),
+                1,
+            ),
+        ),
     )
 
 

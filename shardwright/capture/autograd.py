@@ -23,7 +23,8 @@ class Facts:
     * `requires_grad[i]`: result i needs a gradient;
     * `alias_of[i]`: the operand whose memory result i shares, or -1;
     * `saved_operands`, `saved_results`: what is kept for the backward pass;
-    * `extra_saved`: bytes kept besides.
+    * `extra_saved`: bytes kept besides;
+    * `flop`: of a module kept whole, forward and backward.
     """
 
     requires_grad: tuple[bool, ...]
@@ -31,6 +32,7 @@ class Facts:
     saved_operands: tuple[int, ...]
     saved_results: tuple[int, ...]
     extra_saved: int
+    flop: int = 0
 
 
 def observe(

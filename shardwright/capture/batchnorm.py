@@ -39,8 +39,8 @@ def _trained(
 ) -> Any:
     """`_native_batch_norm_legit_functional`: the new buffers are its last two results."""
     if not training:
-        frozen = _frozen(x, weight, bias, running_mean, running_var, momentum, eps)
-        return (*frozen, running_mean, running_var)
+        given = (x, weight, bias, running_mean, running_var, momentum, eps)
+        return (*frozen(*given), running_mean, running_var)
     mean, variance, count = _statistics(x)
     out = kernels.normalize(x, mean, variance, weight, bias, eps)
     unbiased = variance.detach().to(running_var.dtype) * (count / max(1, count - 1))
@@ -63,7 +63,7 @@ def _without_buffers(
     return out, mean, torch.rsqrt(variance + eps)
 
 
-def _frozen(
+def frozen(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -83,5 +83,5 @@ def table() -> dict[Any, Any]:
     return {
         aten._native_batch_norm_legit_functional.default: _trained,
         aten._native_batch_norm_legit.no_stats: _without_buffers,
-        aten._native_batch_norm_legit_no_training.default: _frozen,
+        aten._native_batch_norm_legit_no_training.default: frozen,
     }

@@ -7,14 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils.flop_counter import FlopCounterMode
 
 from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.call import CaptureError
@@ -22,6 +24,7 @@ from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
 from shardwright.capture.kernels import UNIFORM
+from shardwright.capture.opaque import OPAQUE, OpaqueCall, sample_like
 from shardwright.capture.operators import call_op
 from shardwright.capture.renumber import renumbered
 from shardwright.ir.graph import (
@@ -36,6 +39,7 @@ from shardwright.ir.graph import (
     Tensor,
     verify,
 )
+from shardwright.ir.habits import EXACT, Habits
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
@@ -48,22 +52,30 @@ _QUIET = (  # of the operators that may draw random numbers: taken apart where t
     "aten.rnn_relu.input",
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_ATTENTION = "scaled_dot_product_attention"
 _TORCH = str(Path(torch.__file__).parent)
 _PREFIX = "model."  # FlatCall holds the user's model under this name
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph with what only torch can hold: constants by leaf name, names of what it returns."""
+    """A graph with what only torch can hold: constants, names of outputs, modules kept whole."""
 
     graph: Graph
     constants: dict[str, torch.Tensor]
     output_keys: tuple[str, ...]
+    opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)  # by key
 
 
-def build(program: ExportedProgram, call: FlatCall, note: str = "") -> Captured:
+def build(
+    program: ExportedProgram,
+    call: FlatCall,
+    habits: Habits = EXACT,
+    note: str = "",
+    opaque: Mapping[str, OpaqueCall] = MappingProxyType({}),
+) -> Captured:
     """The graph of an exported program; raises `CaptureError` for what it cannot express."""
-    builder = _Builder(call.model)
+    builder = _Builder(call.model, opaque)
     constants = builder.add_leaves(program, call)
     for node in program.graph.nodes:
         if node.op == "call_function" and str(node.target) not in _DEAD:
@@ -77,18 +89,20 @@ def build(program: ExportedProgram, call: FlatCall, note: str = "") -> Captured:
         updates=updates,
         constants=tuple(call.constants.items()),
         note=note,
+        habits=habits,
     )
     graph, names = renumbered(_without_dead_code(canonical(without_causal_masks(graph))))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
-    return Captured(graph, constants, call.returned.keys)
+    return Captured(graph, constants, call.returned.keys, dict(opaque))
 
 
 class _Builder:
     """The graph while it grows, node by node."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, opaque: Mapping[str, OpaqueCall]) -> None:
         self.model = model
+        self.opaque = opaque
         self.leaves: list[Leaf] = []
         self.ops: list[Op] = []
         self.tensors: dict[str, Tensor] = {}
@@ -137,7 +151,7 @@ class _Builder:
             return
         target = str(node.target)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"{_source(node)}: {target} is no torch operator")
+            raise _error(node, f"{target} is no torch operator")
         if target == "aten.cat.default" and (only := self._only_part(node)) is not None:
             self.names[node] = only
             return
@@ -148,9 +162,10 @@ class _Builder:
             self._add_dropout(node)
             return
         if torch.Tag.nondeterministic_seeded in node.target.tags and target not in _QUIET:
-            raise CaptureError(
-                f"{_source(node)}: {target} draws random numbers of its own, which no two ranks"
-                " could agree on; draw with torch.rand, randn, randint, bernoulli or dropout"
+            raise _error(
+                node,
+                f"{target} draws random numbers of its own, which no two ranks could agree on; draw"
+                " with torch.rand, randn, randint, bernoulli or dropout",
             )
         values = node.meta["val"]
         several = isinstance(values, tuple | list)
@@ -161,7 +176,7 @@ class _Builder:
             args = (args[0], self.draws)
             self.draws += 1
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
-        op = Op(node.name, target, args, kwargs, results, _source(node))
+        op = Op(node.name, target, args, kwargs, results, _source(node), part_of=_part_of(node))
         self._add(op, values if several else (values,))
         self.names[node] = results if several else results[0]
 
@@ -196,7 +211,9 @@ class _Builder:
             self._describe(name, value, facts.requires_grad[i], alias)
         saves = [operands[i] for i in facts.saved_operands]
         saves += [op.outputs[i] for i in facts.saved_results]
-        self.ops.append(replace(op, saves=tuple(saves), extra_saved=facts.extra_saved))
+        self.ops.append(
+            replace(op, saves=tuple(saves), extra_saved=facts.extra_saved, flop=facts.flop)
+        )
 
     def _add_dropout(self, node: fx.Node) -> None:
         """Dropout as an operator of ours: its mask is a function of seed, step and global index."""
@@ -218,7 +235,7 @@ class _Builder:
         source = self.tensors[name]
         mask_bytes = source.num_elements if source.requires_grad else 0
         self.tensors[node.name] = replace(source, name=node.name, alias_of="")
-        self.ops.append(replace(op, extra_saved=mask_bytes))
+        self.ops.append(replace(op, extra_saved=mask_bytes, part_of=_part_of(node)))
         self.names[node] = (node.name, "")  # nothing reads the mask
 
     def _facts(self, op: Op, values: Any) -> Facts:
@@ -231,6 +248,8 @@ class _Builder:
             tuple((k, _renamed((v,), position)) for k, v in op.kwargs),
             tuple((t.shape, t.dtype, t.requires_grad) for t in described),
         )
+        if op.target == OPAQUE:
+            return self._opaque_facts(op, operands)
         if key not in self.facts:
             tensors = [
                 torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta").requires_grad_(
@@ -247,6 +266,39 @@ class _Builder:
                 facts = _fused_attention(facts, described, values[0])
             self.facts[key] = facts
         return self.facts[key]
+
+    def _opaque_facts(self, op: Op, operands: list[str]) -> Facts:
+        """What the sub-module keeps when it is run, on its weights and random numbers."""
+        key = op.args[1]
+        assert isinstance(key, str)
+        call, generator = self.opaque[key], torch.Generator(device="cpu").manual_seed(0)
+        own = [self._own(f"{call.path}.{name}") for name in call.names]
+        given = [self.tensors[name] for name in op.operands[len(own) :]]
+        drawn = [
+            sample_like(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta"),
+                        generator, own)
+            for t in given
+        ]  # fmt: skip
+        by_name = dict(zip(op.operands, [*own, *drawn], strict=True))
+        leaves = [
+            by_name[n].detach().requires_grad_(self.tensors[n].requires_grad) for n in operands
+        ]
+
+        def run(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            named = dict(zip(operands, values, strict=True))
+            return call([named[name] for name in op.operands])
+
+        with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+            facts = observe(run, leaves)
+        passes = 3 if any(facts.requires_grad) else 1  # the backward pass is worth two forward
+        return replace(facts, flop=passes * counter.get_total_flops())
+
+    def _own(self, key: str) -> torch.Tensor:
+        """A parameter or buffer of the model."""
+        path, _, name = key.rpartition(".")
+        found = getattr(self.model.get_submodule(path), name)
+        assert isinstance(found, torch.Tensor)
+        return found.detach()
 
     def _describe(self, name: str, value: Any, grad: bool = False, alias_of: str = "") -> None:
         if not isinstance(value, torch.Tensor):
@@ -285,17 +337,23 @@ class _Builder:
 def _require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
     for value in values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise CaptureError(
-                f"{_source(node)}: {node.target} takes a number out of a tensor, which depends on"
-                " the data; keep it a tensor, without .item()"
+            raise _error(
+                node,
+                f"{node.target} takes a number out of a tensor, which depends on the data; keep it"
+                " a tensor, without .item()",
             )
         shape = tuple(getattr(value, "shape", ()))
         if not all(isinstance(size, int) for size in shape):
-            raise CaptureError(
-                f"{_source(node)}: {node.target} gives a tensor of {_words(shape)}, as many as the"
-                " data say; give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has"
-                " not"
+            raise _error(
+                node,
+                f"{node.target} gives a tensor of {_words(shape)}, as many as the data say; give it"
+                " a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
             )
+
+
+def _error(node: fx.Node, message: str) -> CaptureError:
+    source = _source(node)
+    return CaptureError(f"{source}: {message}", source.module)
 
 
 def _words(shape: tuple[Any, ...]) -> str:
@@ -349,6 +407,13 @@ def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     for name, tensor in named:
         by_identity.setdefault(id(tensor), []).append(name)
     return {name: tuple(by_identity[id(tensor)]) for name, tensor in named}
+
+
+def _part_of(node: fx.Node) -> str:
+    """The call of attention that `node` is a part of, where it was computed by its formula."""
+    call, _ = node.meta.get("torch_fn") or ("", "")
+    whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
+    return call if call.startswith(_ATTENTION) and not whole else ""
 
 
 def _source(node: fx.Node) -> Source:

@@ -11,7 +11,14 @@ from shardwright.ir.plan import InputSpec
 
 
 class CaptureError(ValueError):
-    """A model or an example call that cannot be turned into a graph."""
+    """A model or an example call that cannot be turned into a graph.
+
+    `module` is the path of the sub-module in which it failed; empty for the model itself.
+    """
+
+    def __init__(self, message: str, module: str = "") -> None:
+        super().__init__(message)
+        self.module = module
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,20 +8,59 @@ from typing import Any
 from torch import nn
 
 from shardwright.capture.build import Captured, build
-from shardwright.capture.call import split_call
+from shardwright.capture.call import CaptureError, split_call
 from shardwright.capture.export import FlatCall, export
+from shardwright.capture.opaque import OpaqueModules
+from shardwright.ir.habits import EXACT, Habits
+
+_MOST_OPAQUE = 16  # attempts; beyond it a model is not one that is captured, but one that is run
 
 
 def capture_call(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    habits: Habits = EXACT,
 ) -> Captured:
     """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
 
     The model may live on any device, the meta device too; its mode (train or
-    eval) is captured as it is. Raises `CaptureError`, naming the user's line,
-    for what no fixed graph can express.
+    eval) is captured as it is. A sub-module that cannot be followed is kept
+    whole, as one operator. Raises `CaptureError`, naming the user's line, for
+    what no fixed graph can express.
     """
     tensors, constants = split_call(args, kwargs or {})
-    call = FlatCall(model, tensors, constants)
-    program, how = export(call, tensors)
-    return build(program, call, how)
+    opaque = OpaqueModules(model)
+    first: CaptureError | None = None
+    for _ in range(_MOST_OPAQUE):
+        call = FlatCall(model, tensors, constants)
+        try:
+            with opaque.replaced():
+                program, how = export(call, tensors, habits)
+                notes = [text for text in (how, opaque.note()) if text]
+                return build(program, call, habits, "; ".join(notes), opaque.calls)
+        except CaptureError as e:
+            first, path = first or e, _next_whole(model, e.module, opaque)
+            if not path:
+                raise (e if e is first else _both(first, e)) from e
+            opaque.add(path, str(e))
+    assert first is not None
+    raise CaptureError(
+        f"{first} ({len(opaque.reasons)} sub-modules were kept whole, and that was not enough)"
+    )
+
+
+def _both(first: CaptureError, last: CaptureError) -> CaptureError:
+    return CaptureError(f"{first} (with modules kept whole it fails too: {last})")
+
+
+def _next_whole(model: nn.Module, path: str, opaque: OpaqueModules) -> str:
+    """The module to keep whole after an error in the one at `path`; empty if that is the model."""
+    known = dict(model.named_modules())
+    while path and (
+        path not in known
+        or path in opaque.reasons
+        or isinstance(known[path], nn.ModuleList | nn.ModuleDict)  # which are never called
+    ):
+        path = path.rpartition(".")[0]
+    return path

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import torch
 
-from shardwright.capture.operators import call_op
+from shardwright.capture.operators import argument, call_op
 from shardwright.ir.graph import Graph, Op
 
+_GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
 _LARGEST_MASK = 2**27  # elements that are worth computing to find out
 
 
@@ -31,9 +32,10 @@ def without_causal_masks(graph: Graph) -> Graph:
             verdicts[mask] = _is_causal(graph, mask)
         if not verdicts[mask]:
             return op
-        kwargs = tuple(pair for pair in op.kwargs if pair[0] not in ("attn_mask", "is_causal"))
+        kwargs = tuple(pair for pair in op.kwargs if pair[0] not in _GIVEN)
         saves = tuple(name for name in op.saves if name != mask)
-        return replace(op, args=(*op.args[:3], None, 0.0, True), kwargs=kwargs, saves=saves)
+        dropped = argument(op, 4, "dropout_p", 0.0)
+        return replace(op, args=(*op.args[:3], None, dropped, True), kwargs=kwargs, saves=saves)
 
     return replace(graph, ops=tuple(rewrite(op) for op in graph.ops))
 

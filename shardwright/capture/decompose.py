@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.capture import batchnorm, draws, recurrent
+from shardwright.capture import batchnorm, draws, localnorm, recurrent
+from shardwright.capture.attention import attention
+from shardwright.ir.habits import EXACT, Habits
 
 aten: Any = torch.ops.aten
 
@@ -106,26 +108,15 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Softmax(q kᵀ · scale + mask) with dropout, times v; shapes [..., heads, length, width]."""
+    """A fused kernel would draw its own numbers: see `attention`."""
     if dropout_p == 0.0:
         return NotImplemented
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key = key.repeat_interleave(repeats, -3)
-        value = value.repeat_interleave(repeats, -3)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query * scale, key.transpose(-2, -1))
-    if is_causal:
-        length, source = scores.shape[-2:]
-        rows = torch.arange(length, device=query.device)
-        columns = torch.arange(source, device=query.device)
-        attn_mask = columns <= rows.unsqueeze(-1)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, float("-inf"))
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    weights = aten.native_dropout.default(scores.softmax(-1), dropout_p, True)[0]
-    return torch.matmul(weights, value)
+
+    def drop(weights: Tensor) -> Tensor:
+        dropped: Tensor = aten.native_dropout.default(weights, dropout_p, True)[0]
+        return dropped
+
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, drop)
 
 
 def _type_as(x: Tensor, other: Tensor) -> Tensor:
@@ -137,7 +128,7 @@ def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(into.dtype).expand(into.shape)
 
 
-def table() -> dict[Any, Callable[..., Any]]:
+def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
     losses = {
         aten.mse_loss.default: 2,
@@ -154,7 +145,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     found[aten.mean.dim] = _mean_dim
     found[aten.cross_entropy_loss.default] = _cross_entropy
     found[aten.nll_loss_nd.default] = _nll_loss
-    found[aten.scaled_dot_product_attention.default] = _attention
+    if habits.rng == "exact":
+        found[aten.scaled_dot_product_attention.default] = _attention
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
-    return {**found, **batchnorm.table(), **draws.table(), **recurrent.table()}
+    norms = {**batchnorm.table(), **localnorm.table(habits)}
+    return {**found, **norms, **draws.table(), **recurrent.table()}

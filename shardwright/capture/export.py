@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 
 from shardwright.capture import decompose
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
+from shardwright.ir.habits import EXACT, Habits
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
@@ -71,7 +72,9 @@ def _update_in_place(model: nn.Module, before: Mapping[str, torch.Tensor]) -> No
         setattr(model.get_submodule(path), last, old)
 
 
-def export(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> tuple[ExportedProgram, str]:
+def export(
+    call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Habits = EXACT
+) -> tuple[ExportedProgram, str]:
     """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
 
     First the model's Python runs as it is. What that cannot follow, the strict
@@ -82,21 +85,23 @@ def export(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> tuple[Exporte
     # Fresh tensors: two arguments that are one tensor would become one input.
     example = tuple(torch.empty_like(t, device=device) for t in tensors.values())
     try:
-        return _export(call, example, strict=False), ""
+        return _export(call, example, habits, strict=False), ""
     except CaptureError:
         raise
     except Exception as e:
         reason = _explain(call.model, e)
         try:
-            program = _export(call, example, strict=True)
+            program = _export(call, example, habits, strict=True)
         except Exception:  # the first error is about the user's code, this one about bytecode
-            raise CaptureError(reason) from e
+            raise CaptureError(reason, _module_of(call.model, e)) from e
         if not _is_of_tensors(program):
-            raise CaptureError(reason) from e
+            raise CaptureError(reason, _module_of(call.model, e)) from e
         return program, f"captured in strict mode, since {reason}"
 
 
-def _export(call: FlatCall, example: tuple[torch.Tensor, ...], *, strict: bool) -> ExportedProgram:
+def _export(
+    call: FlatCall, example: tuple[torch.Tensor, ...], habits: Habits, *, strict: bool
+) -> ExportedProgram:
     quiet, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)  # what goes wrong is said once, in the error
     try:
@@ -107,7 +112,7 @@ def _export(call: FlatCall, example: tuple[torch.Tensor, ...], *, strict: bool) 
         ):
             warnings.simplefilter("ignore")
             program = torch.export.export(call, example, strict=strict)
-            functional: ExportedProgram = program.run_decompositions(decompose.table())
+            functional: ExportedProgram = program.run_decompositions(decompose.table(habits))
     finally:
         logging.disable(quiet)
     print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
@@ -119,6 +124,15 @@ def _is_of_tensors(program: ExportedProgram) -> bool:
     values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
     kinds = (torch.Tensor, tuple, list, type(None))
     return all(isinstance(value, kinds) for value in values)
+
+
+def _module_of(model: nn.Module, error: Exception) -> str:
+    """The path of the innermost sub-module whose code was running; empty for the model itself."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found)
+    return found
 
 
 def _explain(model: nn.Module, error: Exception) -> str:

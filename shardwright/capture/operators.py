@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from shardwright.capture import kernels as kernels  # registers our own operators
+from shardwright.capture import localnorm as localnorm
 from shardwright.ir.graph import Arg, Op, Ref, Symbol
 
 
@@ -31,6 +33,19 @@ def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
     if isinstance(arg, tuple):
         return [to_torch(a, values, device) for a in arg]
     return arg
+
+
+def argument(op: Op, index: int, name: str, default: Arg = None) -> Arg:
+    """Positional argument `index`, or keyword `name`, or the default."""
+    return op.args[index] if index < len(op.args) else dict(op.kwargs).get(name, default)
+
+
+def with_argument(op: Op, index: int, name: str, value: Arg) -> Op:
+    """The call with another value for the argument at `index`, or else for the keyword `name`."""
+    if index < len(op.args):
+        return replace(op, args=(*op.args[:index], value, *op.args[index + 1 :]))
+    kwargs = tuple(pair for pair in op.kwargs if pair[0] != name)
+    return replace(op, kwargs=(*kwargs, (name, value)))
 
 
 def call_op(op: Op, values: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:

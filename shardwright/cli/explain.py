@@ -6,6 +6,7 @@ import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json
+from shardwright.ir import remarks
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 
@@ -27,6 +28,7 @@ def command(plan: str, as_json: bool) -> None:
             "devices": loaded.devices,
             "mesh": str(loaded.mesh),
             "summary": summary(loaded),
+            "remarks": remarks.as_json(loaded),
             "text": loaded.explain(),
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import ascii_lowercase, ascii_uppercase
 
 import click
@@ -19,6 +20,7 @@ from shardwright.report.summary import summary
 @options.machine
 @options.device_counts
 @options.optimizer
+@options.habits
 @options.as_json
 def command(
     target: str,
@@ -27,12 +29,13 @@ def command(
     machine: str,
     devices: tuple[int, ...],
     optimizer: str | None,
+    habits: Mapping[str, str],
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    captured = planning.capture(target, batch, seq, optimizer)
+    captured = planning.capture(target, batch, seq, optimizer, habits=habits)
     frontiers = [planning.search(captured, part) for part in parts]
     if as_json:
         print_json(

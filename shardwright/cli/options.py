@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from shardwright.ir.frontier import parse_bytes
+from shardwright.ir.habits import CHOICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +26,27 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is no list of counts, as 1,2,4,8", ctx, option)
     return tuple(sorted({int(part) for part in parts}))
+
+
+def habits(function: F) -> F:
+    """`--rng` and `--batch-norm`, as one parameter `habits`: those that were given, by name."""
+
+    @functools.wraps(function)
+    def collected(*args: Any, rng: str | None, batch_norm: str | None, **kwargs: Any) -> Any:
+        given = {"rng": rng, "batch_norm": batch_norm}
+        chosen = {name: word for name, word in given.items() if word is not None}
+        return function(*args, habits=chosen, **kwargs)
+
+    collected = click.option(
+        "--batch-norm",
+        type=click.Choice(CHOICES["batch_norm"]),
+        help="Statistics of the whole batch or of each rank's part; by default the target's.",
+    )(collected)
+    return click.option(
+        "--rng",
+        type=click.Choice(CHOICES["rng"]),
+        help="Random numbers of one device, or of torch's fused kernels; by default the target's.",
+    )(collected)  # type: ignore[return-value]
 
 
 def target(function: F) -> F:

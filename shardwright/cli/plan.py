@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 
 import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir import remarks
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
@@ -28,6 +30,7 @@ from shardwright.report.summary import summary
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
 @options.optimizer
+@options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
 def command(
@@ -38,12 +41,13 @@ def command(
     memory_limit: int | None,
     objective: str,
     optimizer: str | None,
+    habits: Mapping[str, str],
     output: str | None,
     as_json: bool,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine)
-    captured = planning.capture(target, batch, seq, optimizer)
+    captured = planning.capture(target, batch, seq, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
     plan, frontier = planning.choose(captured, known, objective, limit)
     if output:
@@ -69,6 +73,7 @@ def content(
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "summary": summary(plan),
+        "remarks": remarks.as_json(plan),
         "file": output,
         "plan": json.loads(plan.to_json()),
     }
@@ -81,3 +86,7 @@ def print_choice(plan: Plan, frontier: Frontier, limit: int | None, objective: s
     click.echo(f"\nchosen: {summary(plan)}")
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
+    for line in remarks.lines(plan, WIDTH):
+        click.echo(line)
+    for note in plan.notes:
+        click.echo(textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  "))

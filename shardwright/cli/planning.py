@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardwright.cli.console import working
@@ -32,18 +34,40 @@ class Captured:
 
 
 def capture(
-    target: str, batch: int | None, seq: int | None, optimizer: str | None = None
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    optimizer: str | None = None,
+    *,
+    habits: Mapping[str, str] = MappingProxyType({}),
 ) -> Captured:
-    """Load TARGET and capture its model, on the meta device where it can be built there."""
+    """Load TARGET and capture its model, on the meta device where it can be built there.
+
+    `habits` go before those of the job.
+    """
     with working(f"capturing {target}"):
         from shardwright import api
+        from shardwright.capture.opaque import WeightsNeededError
         from shardwright.train.target import build_model, load_job, optimizer_name
 
         job = load_job(target, batch, seq)
         args, kwargs = job.call()
+        chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
-        graph = api.capture(build_model(job, meta=True), args, kwargs)
+        try:
+            graph = api.capture(build_model(job, meta=True), args, kwargs, **chosen)
+        except WeightsNeededError:  # a sub-module has to be run to know what it returns
+            graph = api.capture(build_model(job), args, kwargs, **chosen)
         return Captured(job, graph, optimizer or optimizer_name(job), time.perf_counter() - start)
+
+
+def planned(
+    target: str, batch: int | None, seq: int | None, file: str, devices: int | None
+) -> tuple[Captured, Plan]:
+    """TARGET as the plan in `file` wants it captured, and the plan, which must be one for it."""
+    plan = Plan.load(file)
+    captured = capture(target, batch, seq, habits=asdict(plan.habits))
+    return captured, load_plan(file, captured, devices)
 
 
 def machine_of(text: str, devices: int | None = None) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
 @click.option("--machine", default="here", show_default=True, help="Machine to plan for.")
 @options.memory_limit
+@options.habits
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
 @options.as_json
@@ -37,18 +39,23 @@ def command(
     devices: int | None,
     machine: str,
     memory_limit: int | None,
+    habits: Mapping[str, str],
     steps: int | None,
     verify: bool,
     as_json: bool,
 ) -> None:
     """Train TARGET on this host, under PLAN or the best plan there is."""
-    captured = planning.capture(target, batch, seq)
-    captured.job.check_data()
     if plan is not None:
-        chosen = planning.load_plan(plan, captured, devices)
+        if habits:
+            given = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in habits.items())
+            raise UsageError(f"{plan} was made for a choice of its own; leave out {given}")
+        captured, chosen = planning.planned(target, batch, seq, plan, devices)
+        captured.job.check_data()
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
     else:
+        captured = planning.capture(target, batch, seq, habits=habits)
+        captured.job.check_data()
         chosen = _planned(captured, machine, devices, memory_limit, quiet=as_json)
 
     from shardwright.train.launch import launch

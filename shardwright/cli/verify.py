@@ -24,8 +24,8 @@ NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
 @options.as_json
 def command(target: str, batch: int | None, seq: int | None, plan: str, as_json: bool) -> None:
     """Compare PLAN with one device: loss, every gradient, one optimizer step."""
-    captured = planning.capture(target, batch, seq)
-    report = verified(captured.job, planning.load_plan(plan, captured, None))
+    captured, chosen = planning.planned(target, batch, seq, plan, None)
+    report = verified(captured.job, chosen)
     if as_json:
         print_json(content(report))
     else:
@@ -51,4 +51,5 @@ def content(report: Report) -> dict[str, object]:
         "max_gradient_error": report.max_gradient_error,
         "max_parameter_error": report.max_parameter_error,
         "worst": str(report.worst),
+        "notes": list(report.notes),
     }

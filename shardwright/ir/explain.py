@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
 
+from shardwright.ir import remarks
 from shardwright.ir.layout import Layout
 from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
 
@@ -104,6 +105,11 @@ def _head(plan: Plan) -> list[str]:
         lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
+    for name, text in plan.habits.lines():
+        lines += textwrap.wrap(
+            text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
+        )
+    lines += remarks.lines(plan, WIDTH)
     for note in plan.notes:
         lines += [
             _item("note" if i == 0 else "", line)

@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes
 
 ITEM_BYTES = {
@@ -137,7 +138,10 @@ class Op:
     `saves` are the operands and results that autograd keeps for the backward
     pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp).
     `rule` is its index notation where none is written, found out or stated by
-    the user; empty if there is none.
+    the user; empty if there is none. `part_of` names the call of the module's
+    that this operator is a part of, where that was taken apart in a way that
+    costs something; empty otherwise. `flop` is what a module kept whole takes,
+    forward and backward; other operators' rules say that.
     """
 
     name: str
@@ -149,6 +153,8 @@ class Op:
     saves: tuple[str, ...] = ()
     extra_saved: int = 0
     rule: str = ""
+    part_of: str = ""
+    flop: int = 0
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -177,7 +183,8 @@ class Graph:
     `outputs` are the values returned; `updates` are pairs (buffer, value): the
     buffer's new content after the step. `constants` are the arguments of the
     call that are no tensors, by path. `note` says what was unusual about the
-    capture; empty if nothing was.
+    capture; empty if nothing was. `habits` are what the user chose to give up of
+    being exactly one device.
     """
 
     leaves: tuple[Leaf, ...]
@@ -187,6 +194,7 @@ class Graph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
     note: str = ""
+    habits: Habits = EXACT
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -217,6 +225,7 @@ class Graph:
         lines += [str(op) for op in self.ops]
         lines += [f"{value.name}: {value}" for value in self.values]
         lines += [" ".join(self.outputs), str(self.updates)]
+        lines += [] if self.habits == EXACT else [str(self.habits)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -299,6 +308,8 @@ def to_json(graph: Graph) -> str:
                     "saves": list(op.saves),
                     "extra_saved": op.extra_saved,
                     "rule": op.rule,
+                    "part_of": op.part_of,
+                    "flop": op.flop,
                 }
                 for op in graph.ops
             ],
@@ -306,6 +317,7 @@ def to_json(graph: Graph) -> str:
             "updates": [list(pair) for pair in graph.updates],
             "constants": [list(pair) for pair in graph.constants],
             "note": graph.note,
+            "habits": asdict(graph.habits),
         }
     )
 
@@ -326,6 +338,8 @@ def from_json(text: str) -> Graph:
                 saves=tuple(op["saves"]),
                 extra_saved=op["extra_saved"],
                 rule=op["rule"],
+                part_of=op["part_of"],
+                flop=op["flop"],
             )
             for op in data["ops"]
         ),
@@ -334,6 +348,7 @@ def from_json(text: str) -> Graph:
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, value) for key, value in data["constants"]),
         note=data["note"],
+        habits=Habits(**data["habits"]),
     )
 
 

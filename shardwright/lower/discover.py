@@ -20,7 +20,9 @@ from torch import nn
 from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
+from shardwright.capture.opaque import OPAQUE
 from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.ir.habits import EXACT, Habits
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.stated import stated
 
@@ -28,16 +30,21 @@ _found: dict[str, str] = {}  # operator and argument pattern -> notation, empty 
 
 
 def capture_with_rules(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    habits: Habits = EXACT,
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""
-    captured = capture_call(model, args, kwargs)
+    captured = capture_call(model, args, kwargs, habits)
     return replace(captured, graph=with_rules(captured.graph))
 
 
 def with_rules(graph: Graph) -> Graph:
     """`graph` with `Op.rule` filled in where no rule is written."""
-    unwritten = {op.name for op in graph.ops if notation_of(graph, op) is None}
+    unwritten = {
+        op.name for op in graph.ops if op.target != OPAQUE and notation_of(graph, op) is None
+    }
     if not unwritten:
         return graph
     ops = tuple(

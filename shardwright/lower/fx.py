@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from shardwright.capture.operators import operator_of, to_torch
 from shardwright.lower.program import (
+    Attention,
     Compute,
     Dropout,
     Fetch,
@@ -18,12 +19,14 @@ from shardwright.lower.program import (
     Program,
     Redistribute,
     Reduce,
+    RunModule,
     Uniform,
     reads,
     writes,
 )
 
-Special = Redistribute | Dropout | Uniform | Fetch | Reduce  # those that need a module each
+Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
+Special = Draws | Redistribute | Fetch | Reduce  # those that need a module each
 
 
 def to_module(
@@ -52,7 +55,7 @@ def to_module(
         name = f"{type(instruction).__name__.lower()}_{number}"
         root.add_module(name, make(instruction))
         given = [nodes[name] for name in reads(instruction)]
-        if isinstance(instruction, Dropout | Uniform):
+        if isinstance(instruction, Draws):
             given.append(random_state)
         _name(graph, graph.call_module(name, tuple(given)), instruction, nodes)
     results = [*program.outputs, *(value for _, value in program.updates)]
@@ -76,7 +79,7 @@ def _name(
 ) -> None:
     """Note which node has which of the values that an instruction defines."""
     names = writes(instruction)
-    together = isinstance(instruction, Fetch | Reduce)
+    together = isinstance(instruction, Fetch | Reduce | RunModule)
     if isinstance(instruction, Compute):
         together = names != (instruction.op.name,)
     if not together:

@@ -12,12 +12,24 @@ from dataclasses import replace
 import torch
 
 from shardwright.ir.graph import Graph, Op, Ref
-from shardwright.lower.program import Compute, Instruction, Program, Uniform, reads, writes
+from shardwright.lower.program import (
+    Attention,
+    Compute,
+    Instruction,
+    Program,
+    RunModule,
+    Uniform,
+    reads,
+    writes,
+)
 
 # Of the operators that are not elementwise, those whose result is never a view
 # of something inside them: autograd would pay more for writing to a view than a
 # new tensor costs. Of a linear layer or a `matmul` that holds for matrices only.
 _OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm", "cat")
+
+# Instructions that may keep what they read, or return a view of it.
+_OPAQUE = (RunModule,)
 
 
 def in_place(program: Program, graph: Graph) -> Program:
@@ -26,11 +38,13 @@ def in_place(program: Program, graph: Graph) -> Program:
     An operator `y = f(x, ...)` may overwrite x if, counting what shares x's
     memory as x, x is no leaf and is read once here and never later nor
     returned, no operator of the graph keeps it for the backward pass, and y
-    has its shape and dtype. What recomputes a part of the program has to count
-    what the part reads as kept.
+    has its shape and dtype.
     """
     memory = _memory(program, graph)
     kept = {memory[name] for op in graph.ops for name in op.saves if name in memory}
+    for one in program.instructions:
+        if isinstance(one, _OPAQUE):
+            kept.update(memory[name] for name in (*reads(one), *writes(one)))
     last = _last_reads(program, memory)
     made: dict[str, Compute] = {}
     found: list[Instruction] = []
@@ -89,7 +103,9 @@ def _memory(program: Program, graph: Graph) -> dict[str, str]:
     """For each value, the first of those that may share its memory."""
     memory = {name: name for name in program.leaves}
     for instruction in program.instructions:
-        if isinstance(instruction, Compute | Uniform):
+        if isinstance(instruction, (Attention, *_OPAQUE)):
+            memory.update((name, name) for name in writes(instruction))
+        elif isinstance(instruction, Compute | Uniform):
             for name in writes(instruction):
                 alias_of = graph.tensor[name].alias_of
                 memory[name] = memory[alias_of] if alias_of else name

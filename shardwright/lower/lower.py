@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardwright.capture.opaque import OPAQUE
+from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
 from shardwright.lower.program import (
+    Attention,
     Compute,
     Dropout,
     Instruction,
     Load,
     Program,
     Redistribute,
+    RunModule,
     Uniform,
     flat,
     moves,
@@ -31,6 +35,7 @@ from shardwright.rules.arguments import localize
 from shardwright.rules.placing import Placing, place
 from shardwright.rules.rule import Tiling
 
+_AFTER_DRAWS = 2**20  # draws of the graph are numbered from zero, attention from here
 # Operators whose numbers depend on where in the whole tensor a tile lies.
 _DRAWS: dict[str, type[Dropout] | type[Uniform]] = {
     "shardwright.dropout.default": Dropout,
@@ -140,8 +145,26 @@ class _Writer:
         if op.target in _DRAWS:
             positions = self.positions(op.outputs[0], placing.results[0])
             self.instructions.append(_DRAWS[op.target](local, positions))
+        elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
+            self.instructions.append(self.attention(op, local, placing))
+        elif op.target == OPAQUE:
+            self.instructions.append(RunModule(local, _AFTER_DRAWS + self.graph.ops.index(op)))
         else:
             self.instructions.append(Compute(local, tuple(shapes)))
+
+    def attention(self, op: Op, local: Op, placing: Placing) -> Attention:
+        """Scores are query by key, [..., heads, query length, key length]; either may repeat."""
+        query, key = (
+            self.positions(name, layout)
+            for name, layout in zip(op.operands[:2], placing.operands[:2], strict=True)
+        )
+        shapes = [self.graph.tensor[name].shape for name in op.operands[:2]]
+        batch = [
+            q if m >= n else k
+            for q, k, m, n in zip(query[:-2], key[:-2], shapes[0], shapes[1], strict=False)
+        ]
+        number = _AFTER_DRAWS + self.graph.ops.index(op)
+        return Attention(local, number, (*batch, query[-2], key[-2]))
 
     def read(self, value: str, wanted: Layout, grad: Layout) -> str:
         """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""

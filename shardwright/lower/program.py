@@ -103,6 +103,32 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention with dropout on a tile. `positions` are those of the tile of its scores.
+
+    `number` tells it from other operators that draw.
+    """
+
+    op: Op
+    number: int
+    positions: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class RunModule:
+    """A sub-module that is kept whole. `number` tells it from other operators that draw."""
+
+    op: Op
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A parameter, stored as its atoms, in the shape that operators take it in."""
 
@@ -146,7 +172,9 @@ class Reduce:
         return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
 
 
-Instruction = Redistribute | Compute | Dropout | Uniform | Load | Fetch | Reduce
+Instruction = (
+    Redistribute | Compute | Dropout | Uniform | Attention | RunModule | Load | Fetch | Reduce
+)
 
 
 @dataclass(frozen=True)

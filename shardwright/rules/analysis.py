@@ -116,7 +116,10 @@ def _opaque(call: Call) -> Notation:
 
     operands = tuple(dims(f"i{i}", shape) for i, shape in enumerate(call.operands))
     results = tuple(dims(f"o{i}", shape) for i, shape in enumerate(call.results))
-    return Notation(operands, results, sizes, whole=frozenset(sizes))
+    work: tuple[str, ...] = ()
+    if call.op.flop:  # a factor of its own, as many multiply-adds long
+        sizes["flop"], work = max(2, call.op.flop // 2), ("flop",)
+    return Notation(operands, results, sizes, whole=frozenset(sizes), work=work)
 
 
 def _numbers(values: Mapping[str, tuple[Dim | None, ...]]) -> dict[Dim, int]:

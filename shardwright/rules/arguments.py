@@ -83,6 +83,15 @@ def _group_norm(
     return _at(op, 1, operands[0][1] * groups // results[0][1])
 
 
+def _local_batch_norm(
+    op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]
+) -> Op:
+    """The share of the batch that the tile is."""
+    share = op.args[3]
+    assert isinstance(share, float)
+    return _at(op, 3, share * local[0][0] / results[0][0])
+
+
 def _transposed_convolution(
     op: Op, _r: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
@@ -116,5 +125,6 @@ _REWRITES: dict[str, Callable[..., Op]] = {
     "conv_transpose2d": _transposed_convolution,
     "conv_transpose3d": _transposed_convolution,
     "group_norm": _group_norm,
+    "local_batch_norm": _local_batch_norm,
     "uniform": _shape_argument(0),
 }

@@ -61,6 +61,13 @@ def layer_norm(call: Call) -> Notation:
     return parse(text, call.operands, call.results)
 
 
+def local_batch_norm(call: Call) -> Notation:
+    """Statistics of whatever part of the batch there is; what they give the buffers is summed."""
+    positions = " ".join(f"s{i}!" for i in range(len(call.operands[0]) - 2))
+    text = f"n c {positions}, c, c -> n c {positions}, p! c, p! c, q! c"
+    return parse(text, call.operands, call.results)
+
+
 def group_norm(call: Call) -> Notation:
     """Norms over each group of channels and all positions, sample by sample."""
     groups = call.op.args[1]

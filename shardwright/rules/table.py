@@ -127,6 +127,7 @@ BUILDERS: dict[str, Builder] = {
     "layer_norm": reductions.layer_norm,
     "rms_norm": reductions.layer_norm,
     "group_norm": reductions.group_norm,
+    "local_batch_norm": reductions.local_batch_norm,
     "embedding": contractions.embedding,
     "index": indexing.index,
     "index_put": indexing.index_put,

@@ -160,7 +160,7 @@ def refine_rule(
     def add(name: str, parts: Sequence[Dim], kind: FactorKind) -> tuple[str, ...]:
         labels = [name] if len(parts) == 1 else [f"{name}.{i}" for i in range(len(parts))]
         for label, part in zip(labels, parts, strict=True):
-            factors.setdefault(label, Factor(label, part.size, kind, numbers[part]))
+            factors.setdefault(label, Factor(label, part.size, kind, numbers.get(part, -1)))
         return tuple(labels)
 
     def index(name: str) -> tuple[str, ...]:

@@ -9,11 +9,15 @@ once more to their combination.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from shardwright.capture.operators import to_torch
-from shardwright.lower.program import Dropout, Uniform
+from shardwright.capture.attention import attention
+from shardwright.capture.operators import argument, to_torch
+from shardwright.ir.graph import Ref
+from shardwright.lower.program import Attention, Dropout, Uniform
 
 
 def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
@@ -46,6 +50,7 @@ class _Draws(nn.Module):
 
     def bits(self, state: torch.Tensor) -> torch.Tensor:
         """int32, one per element, the last dimension's positions along the last dimension."""
+        state = state.to(self.rows.device)
         key = _mix(_to_int32(state[0] + 0x9E3779B9 * (self.number + 1)))
         key = _mix(key ^ _to_int32(state[1]))
         rows = _mix(self.rows ^ key)
@@ -77,6 +82,39 @@ class GlobalDropout(_Draws):
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, number={self.number}"
+
+
+class GlobalAttention(nn.Module):
+    """One `Attention` instruction by its formula, with the mask that any plan draws.
+
+    `verify` runs it in the place of the fused kernel, whose numbers differ from plan to plan.
+    """
+
+    def __init__(self, instruction: Attention, device: torch.device) -> None:
+        super().__init__()
+        self.op, self.device = instruction.op, device
+        probability = argument(instruction.op, 4, "dropout_p")
+        assert isinstance(probability, float)
+        given = (Ref(self.op.operands[0]), probability, instruction.number)
+        dropped = replace(instruction.op, args=given, kwargs=())
+        self.dropout = GlobalDropout(Dropout(dropped, instruction.positions), device)
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        """Query, key, value, a mask if there is one, and the random state."""
+        *tensors, state = given
+        values = dict(zip(self.op.operands, tensors, strict=True))
+        defaults = ("attn_mask", None), ("dropout_p", 0.0), ("is_causal", False)
+        mask, _, causal = (
+            to_torch(argument(self.op, i, name, default), values, self.device)
+            for i, (name, default) in enumerate(defaults, start=3)
+        )
+        options = dict(self.op.kwargs)
+        scale, grouped = options.get("scale"), options.get("enable_gqa", False)
+        assert scale is None or isinstance(scale, float)
+        query, key, value = (to_torch(a, values, self.device) for a in self.op.args[:3])
+        return attention(
+            query, key, value, mask, causal, scale, bool(grouped), lambda w: self.dropout(w, state)
+        )
 
 
 class GlobalUniform(_Draws):

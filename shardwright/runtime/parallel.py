@@ -20,14 +20,26 @@ from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.passes import prepared
-from shardwright.lower.program import Dropout, Fetch, Reduce, Uniform, flat, flat_dim
+from shardwright.lower.program import (
+    Attention,
+    Dropout,
+    Fetch,
+    Redistribute,
+    Reduce,
+    RunModule,
+    Uniform,
+    flat,
+    flat_dim,
+)
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
 from shardwright.runtime.batch import BatchError, cut, local_inputs
-from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.seeded import FastAttention, FastDropout
+from shardwright.runtime.whole import WholeModule
 
 
 def parallelize(
@@ -48,7 +60,7 @@ def parallelize(
             " load it on a real device before parallelize"
         )
     args, kwargs = example_call(plan.inputs, plan.constants)
-    captured = capture_with_rules(model, args, kwargs)
+    captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
     tilings, storage = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
@@ -149,17 +161,26 @@ class ParallelModule(nn.Module):
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
         program = prepared(lower(graph, analysis, mesh, tilings, storage, rank), graph)
 
+        fast = graph.habits.rng == "fast"
+
         def make(instruction: Special) -> nn.Module:
-            if isinstance(instruction, Dropout):
-                return GlobalDropout(instruction, device)
-            if isinstance(instruction, Uniform):
-                return GlobalUniform(instruction, device)
-            if isinstance(instruction, Fetch):
-                return Loading(instruction)
-            if isinstance(instruction, Reduce):
-                assert device_mesh is not None
-                return Reduction(instruction, device_mesh)
-            return Redistribution(instruction, device_mesh)
+            match instruction:
+                case Redistribute():
+                    return Redistribution(instruction, device_mesh)
+                case Fetch():
+                    return Loading(instruction)
+                case Reduce():
+                    assert device_mesh is not None
+                    return Reduction(instruction, device_mesh)
+                case Dropout():
+                    return (FastDropout if fast else GlobalDropout)(instruction, device)
+                case Attention():
+                    return (FastAttention if fast else GlobalAttention)(instruction, device)
+                case RunModule():
+                    key = str(instruction.op.args[1])
+                    return WholeModule(instruction, captured.opaque[key], device, training)
+                case Uniform():
+                    return GlobalUniform(instruction, device)
 
         self._sw_program = to_module(program, device, make)
         # Kind, key, and for parameters and buffers the module that holds them and their name there.
@@ -190,7 +211,9 @@ class ParallelModule(nn.Module):
             held = leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER)
             at, name = _container(self, first) if held else (self, "")
             self._sw_leaves.append((leaf.kind, first, at, name))
-        self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
+        # Generators are seeded on the host, which would wait for a state on the device.
+        state = random_state(seed, 0, torch.device("cpu") if fast else device)
+        self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

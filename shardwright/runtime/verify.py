@@ -25,8 +25,10 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
 from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.parallel import ParallelModule, read_plan
 from shardwright.runtime.ranks import run_ranks
+from shardwright.runtime.shipping import pack
 
 TOLERANCE = 1e-8  # of float64 sums in another order, relative to a tensor's largest element
 _WORKER = "shardwright.runtime.verify_worker"
@@ -62,7 +64,8 @@ class Report:
 
     `capture_error` is the difference between the module's own loss (or
     outputs) and the captured graph's, in the module's precision; NaN where the
-    module cannot be run alone.
+    module cannot be run alone. `notes` say what was compared in the place of what
+    differs from plan to plan.
     """
 
     ok: bool
@@ -72,6 +75,7 @@ class Report:
     worst: Worst
     capture_error: float
     devices: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         word = "equals" if self.ok else "DIFFERS from"
@@ -79,7 +83,7 @@ class Report:
             f"the plan on {self.devices} ranks {word} one device: loss error {self.loss_error:.1e},"
             f" gradients {self.max_gradient_error:.1e}, parameters after one optimizer step"
             f" {self.max_parameter_error:.1e}, module against graph {self.capture_error:.1e};"
-            f" worst: {self.worst}"
+            f" worst: {self.worst}" + "".join(f"\nnote: {note}" for note in self.notes)
         )
 
 
@@ -91,12 +95,13 @@ def verify(
     `args` and `kwargs` are a batch with real values. Raises `PlanError` if the
     plan is not for this model and batch.
     """
-    captured = capture_with_rules(model, args, kwargs or {})
-    read_plan(plan, captured.graph, analyze(captured.graph))
+    captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
+    analysis = analyze(captured.graph)
+    tilings, _ = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
-    graph = widen(captured.graph)
+    graph = comparable(widen(captured.graph))
     payload: dict[str, Any] = {
         "graph": to_json(graph),
         "plan": plan.to_json(),
@@ -107,9 +112,14 @@ def verify(
         "constants": {k: _wide(c) for k, c in captured.constants.items()},
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
-    serial = measure(one_device(graph, payload), plan.optimizer, payload["batch"])
+    shipped = pack(captured.opaque)
+    alone = in_parts(graph, analysis, plan.mesh, tilings)
+    serial = measure(
+        one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         torch.save(payload, Path(folder) / "payload.pt")
+        Path(folder, "modules.pkl").write_bytes(shipped)
         run_ranks(_WORKER, [folder], plan.devices)
         parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, serial, parallel, _capture_error(model, captured, batch))
@@ -129,7 +139,12 @@ def build(
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
     return ParallelModule(
-        Captured(graph, dict(payload["constants"]), tuple(payload["output_keys"])),
+        Captured(
+            graph,
+            dict(payload["constants"]),
+            tuple(payload["output_keys"]),
+            payload.get("opaque", {}),
+        ),
         analysis,
         mesh,
         tilings,
@@ -214,6 +229,7 @@ def _compare(graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error
         worst=Worst(worst, op.name if op else "nothing", op.source if op else Source()),
         capture_error=capture_error,
         devices=plan.devices,
+        notes=notes(graph),
     )
 
 
@@ -242,6 +258,7 @@ def _capture_error(
         "buffers": dict(model.named_buffers(remove_duplicate=False)),
         "constants": captured.constants,
         "output_keys": captured.output_keys,
+        "opaque": captured.opaque,
     }
     program = one_device(captured.graph, payload)
     modes = {module: module.training for module in model.modules()}

@@ -14,6 +14,7 @@ from shardwright.ir.graph import from_json
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import read_plan
+from shardwright.runtime.shipping import unpack
 from shardwright.runtime.verify import build, measure
 
 
@@ -22,6 +23,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     try:
         payload = torch.load(folder / "payload.pt", weights_only=True)
+        payload["opaque"] = unpack((folder / "modules.pkl").read_bytes())
         graph = from_json(payload["graph"])
         # The graph was widened after planning: the same operators under another fingerprint.
         plan = replace(Plan.from_json(payload["plan"]), fingerprint=payload["fingerprint"])

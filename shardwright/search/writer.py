@@ -16,8 +16,10 @@ from shardwright.cost.memory import fixed_bytes
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.remarks import Remark
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placing import tiling_text
+from shardwright.rules.remarks import remarks
 from shardwright.search.problem import Ints, Point
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
@@ -39,6 +41,10 @@ class PlanWriter:
     @cached_property
     def _words(self) -> dict[int, str]:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
+
+    @cached_property
+    def _remarks(self) -> tuple[Remark, ...]:
+        return remarks(self.graph, self.space.model.analysis, self._rep)
 
     @cached_property
     def _node(self) -> dict[str, int | None]:
@@ -130,7 +136,9 @@ class PlanWriter:
             ops=tuple(ops),
             transfers=tuple(transfers),
             name=name,
-            notes=notes,
+            notes=(*notes, self.graph.note) if self.graph.note else notes,
+            remarks=self._remarks,
+            habits=self.graph.habits,
         )
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardwright.ir.habits import Habits
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -30,7 +32,9 @@ class Job:
     * `optimizer`: builds the optimizer from the parameters;
     * `data`: global batches, equal on every rank, or a function that gives
       them; started anew when they end before `steps`;
-    * `seed`: of the model's weights and of its dropout.
+    * `seed`: of the model's weights and of its dropout;
+    * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
+    * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local".
     """
 
     model: Callable[[], nn.Module]
@@ -40,6 +44,8 @@ class Job:
     steps: int
     seed: int = 0
     name: str = ""
+    rng: str = "exact"
+    batch_norm: str = "exact"
 
     def __post_init__(self) -> None:
         for field in ("model", "optimizer"):
@@ -53,8 +59,14 @@ class Job:
             raise JobError(
                 f"Job.data is a {type(self.data).__name__}; give batches, or a function of none"
             )
+        _ = self.habits  # which raises for a word that is not known
         if self.steps < 1:
             raise JobError(f"Job.steps is {self.steps}; it must be at least 1")
+
+    @property
+    def habits(self) -> Habits:
+        """What the job gives up of being exactly one device."""
+        return Habits(self.rng, self.batch_norm)
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model for the example batch."""

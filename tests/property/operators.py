@@ -361,6 +361,8 @@ CALLS = [
     call("triu.default", f(5, 6, 7)),
     call("linspace.default", 0.0, 1.0, 7),
     call("eye.m", 5, 7),
+    call("shardwright.local_batch_norm.default", f(5, 3, 4, 2), f(3), f(3), 1.0, 1e-3, []),
+    call("shardwright.local_batch_norm.default", f(7, 3, 4), None, None, 1.0, 1e-3, []),
     call("shardwright.uniform.default", [5, 7], 3, dtype=torch.float64, device=torch.device("cpu")),
     # Rearranged
     call("repeat_interleave.self_int", f(5, 6), 3, 1),

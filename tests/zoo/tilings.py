@@ -8,6 +8,7 @@ import copy
 import itertools
 import random
 import warnings
+from dataclasses import replace
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -36,7 +37,7 @@ class Subject:
     def __init__(self, model, batch, wide=True):
         captured = capture_call(model, (), batch)
         self.graph = widen(captured.graph) if wide else captured.graph
-        self.captured = type(captured)(self.graph, captured.constants, captured.output_keys)
+        self.captured = replace(captured, graph=self.graph)
         self.analysis = analyze(self.graph)
         self.model = model.double() if wide else model
         self.batch = double(batch) if wide else batch

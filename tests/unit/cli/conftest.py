@@ -12,6 +12,7 @@ import shardwright
 from shardwright.cli import main
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
+from shardwright.ir.habits import Habits
 from tests import plans
 
 JOB = """
@@ -37,6 +38,7 @@ class Report:
     max_gradient_error: float = 2e-7
     max_parameter_error: float = 3e-7
     worst: str = "weight"
+    notes: tuple[str, ...] = ()
 
     def __str__(self):
         return "the plan equals one device" if self.ok else "the plan DIFFERS from one device"
@@ -50,8 +52,8 @@ class FakeApi(types.ModuleType):
         self.report = Report()
         self.searched = []
 
-    def capture(self, model, args=(), kwargs=None):
-        return GRAPH
+    def capture(self, model, args=(), kwargs=None, **habits):
+        return replace(GRAPH, habits=Habits(**habits))
 
     def search(self, graph, machine, optimizer="adamw", *, progress=None):
         self.searched.append((machine.devices, optimizer))
@@ -60,7 +62,8 @@ class FakeApi(types.ModuleType):
             scale = machine.devices / 2
             return replace(
                 plan,
-                fingerprint=GRAPH.fingerprint,
+                fingerprint=graph.fingerprint,
+                habits=graph.habits,
                 machine=machine.name,
                 step_seconds=plan.step_seconds / scale,
                 peak_bytes=int(plan.peak_bytes / scale),

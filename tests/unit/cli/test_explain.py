@@ -19,6 +19,17 @@ def test_explain_json_holds_costs_and_text(plan_file, as_json):
     assert found["text"] == Plan.load(plan_file).explain()
 
 
+def test_explain_json_names_operators_without_a_written_rule(tmp_path, as_json):
+    plans.transformer().save(tmp_path / "plan.json")
+    remarks = as_json("explain", tmp_path / "plan.json")["remarks"]
+    assert [(r["kind"], r["what"], r["count"]) for r in remarks] == [
+        ("discovered", "foo.bar.default", 1),
+        ("replicated", "foo.baz.default", 2),
+        ("explicit", "attention with dropout", 1),
+    ]
+    assert remarks[0]["seconds"] == pytest.approx(0.1e-3)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from shardwright.capture.opaque import WeightsNeededError
 from shardwright.ir.plan import Plan
 
 
@@ -80,9 +83,39 @@ def test_the_jobs_optimizer_is_planned_unless_another_is_named(api, target, as_j
     assert api.searched == [(2, "sgd"), (2, "adamw")]
 
 
+def test_the_jobs_habits_are_planned_unless_others_are_given(api, target, as_json):
+    def planned(*options):
+        found = as_json("plan", target, "--machine", "2xcpu", *options)["plan"]
+        return found["rng"], found["batch_norm"]
+
+    assert planned() == ("exact", "exact")
+    assert planned("--rng", "fast", "--batch-norm", "local") == ("fast", "local")
+    file = Path(target.rpartition(":")[0])
+    file.write_text(file.read_text().replace("[batch], 3)", "[batch], 3, rng='fast')"))
+    assert planned() == ("fast", "exact")
+    assert planned("--rng", "exact", "--batch-norm", "local") == ("exact", "local")
+
+
+def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
+    api, target, as_json, monkeypatch
+):
+    seen = []
+
+    def capture(model, *call, **habits):
+        seen.append(next(model.parameters()).is_meta)
+        if seen[-1]:
+            raise WeightsNeededError("it branches")
+        return type(api).capture(api, model, *call, **habits)
+
+    monkeypatch.setattr(api, "capture", capture)
+    assert as_json("plan", target, "--machine", "2xcpu")["devices"] == 2
+    assert seen == [True, False]
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
+        (("--machine", "2xcpu", "--rng", "quick"), "'quick' is not one of 'exact', 'fast'"),
         (("--machine", "2xtoaster"), "no preset for 'toaster'; known kinds are"),
         (("--machine", "fast"), "machine 'fast' is not [HOSTSx]DEVICESxKIND"),
         (("--machine", "nowhere.toml"), "cannot read machine nowhere.toml"),

@@ -55,6 +55,20 @@ def test_run_takes_a_plan_and_a_number_of_steps(
     assert launched.calls[0][2] == 9
 
 
+def test_a_plan_runs_with_the_habits_it_was_made_with(
+    api, target, tmp_path, launched, mistake, shardwright_command
+):
+    file = tmp_path / "fast.json"
+    planned = shardwright_command("plan", target, "--machine", "2xcpu", "--rng", "fast", "-o", file)
+    assert planned.exit_code == 0, planned.exception
+    result = shardwright_command("run", target, file, "--no-verify")
+    assert result.exit_code == 0, result.exception
+    assert launched.calls[0][1].habits.rng == "fast"
+    assert mistake("run", target, file, "--rng", "exact") == (
+        f"shardwright: {file} was made for a choice of its own; leave out --rng exact"
+    )
+
+
 def test_run_json_holds_what_was_predicted_and_measured(api, target, plan_file, launched, as_json):
     found = as_json("run", target, plan_file)
     assert found["predicted_step_seconds"] == 0.1

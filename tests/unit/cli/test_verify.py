@@ -21,6 +21,7 @@ def test_verify_json_holds_the_contracts_keys(api, target, plan_file, as_json):
         "max_gradient_error": 2e-7,
         "max_parameter_error": 3e-7,
         "worst": "weight",
+        "notes": [],
     }
 
 

@@ -1,0 +1,1 @@
+"""What dropout whose masks depend on position costs."""

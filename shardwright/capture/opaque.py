@@ -1,0 +1,227 @@
+"""Sub-modules that export cannot follow, kept whole: one operator in the graph, run as they are.
+
+The operator's operands are the sub-module's parameters and buffers, which stay
+those of the model, and the tensors it is called with; its results are the
+tensors that it returns and the new contents of the buffers that it changes.
+What shapes these have is found out by running it, on weights that must be there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shardwright.capture.call import CaptureError
+from shardwright.capture.trees import put_back, take_apart
+
+OPAQUE = "shardwright.opaque.default"  # args: operands, key of the call, class
+_calls: ContextVar[Mapping[str, OpaqueCall]] = ContextVar("opaque calls being captured")
+
+
+class WeightsNeededError(CaptureError):
+    """A model on the meta device that only one with weights can be captured of."""
+
+
+@torch.library.custom_op("shardwright::opaque", mutates_args=())
+def opaque(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
+    """A placeholder in exported programs; a program on ranks runs the sub-module itself."""
+    raise AssertionError(f"{key} is run by the module of its call")
+
+
+@opaque.register_fake
+def _(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
+    results = _calls.get()[key].results
+    return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in results]
+
+
+@dataclass
+class OpaqueCall:
+    """One form of call of one sub-module: `arguments` and `returned` hold slots for tensors.
+
+    `module` is a copy without weights, `names` are those of the tensors that it
+    is given, `buffers` the ones of them that may change and `changed` those that do.
+    """
+
+    path: str
+    module: nn.Module
+    names: tuple[str, ...]
+    buffers: frozenset[str]
+    arguments: Any
+    returned: Any = None
+    changed: tuple[str, ...] = ()
+    results: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Results for the module's own tensors, by `names`, followed by those of the call."""
+        _, found, state = self._run(tensors)
+        results = [*found, *(state[name] for name in self.changed)]
+        shapes = [tuple(result.shape) for result in results]
+        expected = [tuple(shape) for shape, _ in self.results]
+        if shapes != expected:
+            raise ValueError(
+                f"{self.path} returned tensors of shapes {shapes} for this batch, and of {expected}"
+                " when it was captured; return the same shapes whatever the data"
+            )
+        return results
+
+    def _run(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
+        own, given = tensors[: len(self.names)], tensors[len(self.names) :]
+        pairs = zip(self.names, own, strict=True)
+        state = {name: t.clone() if name in self.buffers else t for name, t in pairs}
+        args, kwargs = put_back(self.arguments, given)
+        replaced = self.module.__dict__.pop("forward", None)  # while it is being captured
+        try:
+            returned = functional_call(self.module, state, args, kwargs)
+        finally:
+            if replaced is not None:
+                self.module.__dict__["forward"] = replaced
+        return (*take_apart(returned), state)
+
+    def observe(self, own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """Find out what it returns, for random numbers in the place of `given`, which are fake."""
+        seen = []
+        for sign in (1, -1):
+            generator = torch.Generator(device="cpu").manual_seed(0)
+            sample = [sample_like(t, generator, own, sign) for t in given]
+            kept = [t.detach() for t in own]
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                around, found, state = self._run([*kept, *sample])
+            changed = tuple(
+                name
+                for name, t in zip(self.names, kept, strict=True)
+                if name in self.buffers and (state[name].shape != t.shape or state[name]._version)
+            )
+            results = tuple((t.shape, t.dtype) for t in [*found, *(state[n] for n in changed)])
+            seen.append((changed, results))
+        if seen[0] != seen[1]:
+            one, other = ([tuple(shape) for shape, _ in results] for _, results in seen)
+            raise CaptureError(
+                f"{self.path} returns tensors of shapes {one} or of {other}, depending on the data;"
+                " return the same shapes whatever the data",
+                self.path,
+            )
+        self.returned, (self.changed, self.results) = around, seen[0]
+
+
+def sample_like(
+    like: Any, generator: torch.Generator, own: Sequence[Tensor] = (), sign: int = 1
+) -> Tensor:
+    """Numbers around zero, or zeros where they are integers, which may be indices."""
+    device = own[0].device if own else torch.device("cpu")
+    if like.dtype.is_floating_point:
+        drawn = torch.randn(tuple(like.shape), generator=generator, device="cpu")
+        return (sign * drawn).to(device, like.dtype)
+    return torch.zeros(tuple(like.shape), dtype=like.dtype, device=device)
+
+
+@dataclass
+class OpaqueModules:
+    """The sub-modules of a model that are kept whole, and the calls of them that were seen."""
+
+    model: nn.Module
+    reasons: dict[str, str] = field(default_factory=dict)  # by path
+    calls: dict[str, OpaqueCall] = field(default_factory=dict)
+
+    def add(self, path: str, reason: str) -> None:
+        """Keep the module at `path` whole, and with it everything inside."""
+        module = self.model.get_submodule(path)
+        tensors = [*module.parameters(), *module.buffers()]
+        if any(t.is_meta for t in tensors):
+            raise WeightsNeededError(
+                f"{reason}. {path} could be kept whole instead, but it is on the meta device, and"
+                " only running it tells what it returns; build the model with weights"
+            )
+        for inside in [p for p in self.reasons if p.startswith(f"{path}.")]:
+            del self.reasons[inside]
+        self.reasons[path] = reason
+        alike = [p for p, m in self.model.named_modules() if type(m) is type(module) and p != path]
+        if any(p in self.reasons for p in alike):  # the second of its kind stands for all of them
+            self.reasons.update((p, reason) for p in alike if p and p not in self.reasons)
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Within, these modules are one operator each."""
+        self.calls = {}
+        token = _calls.set(self.calls)
+        with ExitStack() as stack:
+            stack.callback(_calls.reset, token)
+            for path in self.reasons:
+                stack.enter_context(self._replaced(path))
+            yield
+
+    @contextmanager
+    def _replaced(self, path: str) -> Iterator[None]:
+        module = self.model.get_submodule(path)
+        names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        real = [t.detach() for t in names.values()]
+        buffers = frozenset(name for name, _ in module.named_buffers())
+        copied = _without_weights(module)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            arguments, given = take_apart((args, kwargs))
+            call = OpaqueCall(path, copied, tuple(names), buffers, arguments)
+            key = self._key(call, given)
+            if key not in self.calls:
+                # In a thread of its own, as in this one tensors are fake.
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(call.observe, real, given).result()
+                self.calls[key] = call
+            call = self.calls[key]
+            now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            results = opaque([*now.values(), *given], key, type(module).__name__)
+            count = len(results) - len(call.changed)
+            for name, value in zip(call.changed, results[count:], strict=True):
+                module.get_buffer(name).copy_(value)
+            return put_back(call.returned, results[:count])
+
+        before = module.__dict__.get("forward")
+        module.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+
+    def _key(self, call: OpaqueCall, given: Sequence[Tensor]) -> str:
+        """Names the call; equal for calls that differ in nothing but the values of tensors."""
+        form = repr((call.arguments, [(tuple(t.shape), t.dtype) for t in given]))
+        forms = self.__dict__.setdefault("forms", {}).setdefault(call.path, [])
+        if form not in forms:
+            forms.append(form)
+        number = forms.index(form)
+        return f"{call.path}#{number}" if number else call.path
+
+    def note(self) -> str:
+        """What was kept whole and why."""
+        by_reason: dict[str, list[str]] = {}
+        for path, reason in self.reasons.items():
+            by_reason.setdefault(reason.rpartition(" cannot be captured: ")[2], []).append(path)
+        return "; ".join(
+            f"{', '.join(paths)} ({type(self.model.get_submodule(paths[0])).__name__}) kept whole"
+            f" and computed by every device, since {reason}"
+            for reason, paths in by_reason.items()
+        )
+
+
+def _without_weights(module: nn.Module) -> nn.Module:
+    """A copy without memory for parameters and buffers; the module itself if it has no copies."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+    for b in module.buffers():
+        memo[id(b)] = torch.empty_like(b, device="meta")
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception:  # whatever it holds: a handle of a library, say
+        return module

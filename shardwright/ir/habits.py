@@ -1,0 +1,60 @@
+"""What a training step may give up of being exactly that of one device: the user's choice.
+
+The choice is made when a model is captured, is part of the graph's fingerprint
+and travels with the plan, so that a plan runs as it was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+_MEANING = {
+    ("rng", "fast"): (
+        "fast: dropout and attention keep torch's fused kernels, seeded by seed, step, operator and"
+        " tile; replicas of a tile draw the same numbers, another plan draws others"
+    ),
+    ("batch_norm", "local"): (
+        "local: statistics are of each device's own part of the batch, as under DDP, so results"
+        " differ from those of one device; running buffers are the mean over the parts"
+    ),
+}
+CHOICES = {"rng": ("exact", "fast"), "batch_norm": ("exact", "local")}
+
+
+class HabitError(ValueError):
+    """A choice that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How random numbers are drawn, and over what batch norm takes its statistics.
+
+    * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
+      torch's fused kernels, whose numbers depend on the plan;
+    * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
+      each device's own part of it, without reducing anything.
+
+    Raises `HabitError` for a word that is not known.
+    """
+
+    rng: str = "exact"
+    batch_norm: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name, words in CHOICES.items():
+            if (given := getattr(self, name)) not in words:
+                known = " or ".join(f"{name}={word!r}" for word in words)
+                raise HabitError(f"{name}={given!r} is not known; write {known}")
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Each choice that is not the exact one, and what follows from it."""
+        for field in fields(self):
+            if (field.name, value := getattr(self, field.name)) in _MEANING:
+                yield field.name, _MEANING[field.name, value]
+
+    def __str__(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+
+EXACT = Habits()

@@ -1,0 +1,207 @@
+"""Plan files: a plan as JSON with one row of a table per line, and back.
+
+Reading checks every field and runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from shardwright.ir.graph import Source
+from shardwright.ir.habits import Habits
+from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
+from shardwright.ir.plan import (
+    FORMAT,
+    InputSpec,
+    Plan,
+    PlanError,
+    PlannedOp,
+    PlannedParameter,
+    Transfer,
+)
+from shardwright.ir.remarks import Remark, RemarkKind
+
+T = TypeVar("T")
+
+
+def write(plan: Plan) -> str:
+    """The plan as readable JSON text."""
+    return _dump(
+        {
+            "format": FORMAT,
+            "name": plan.name,
+            "fingerprint": plan.fingerprint,
+            "machine": plan.machine,
+            "mesh": str(plan.mesh),
+            "stages": plan.stages,
+            "schedule": plan.schedule,
+            "optimizer": plan.optimizer,
+            "step_seconds": plan.step_seconds,
+            "peak_bytes": plan.peak_bytes,
+            "lower_bound_seconds": plan.lower_bound_seconds,
+            **asdict(plan.habits),
+            "notes": list(plan.notes),
+            "remarks": [
+                [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
+            ],
+            "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
+            "constants": [[key, value] for key, value in plan.constants],
+            "parameters": [[p.name, str(p.layout), p.bytes, p.seconds] for p in plan.parameters],
+            "ops": [
+                [
+                    op.name,
+                    op.target,
+                    " ".join(op.tiling),
+                    ", ".join(op.splits),
+                    str(op.layout),
+                    op.seconds,
+                    op.saved_bytes,
+                    op.source.module,
+                    op.source.file,
+                    op.source.line,
+                ]
+                for op in plan.ops
+            ],
+            "transfers": [
+                [
+                    t.value,
+                    t.consumer,
+                    "backward" if t.backward else "forward",
+                    ", ".join(t.collectives),
+                    t.bytes,
+                    t.seconds,
+                ]
+                for t in plan.transfers
+            ],
+        }
+    )
+
+
+def read(text: str) -> Plan:
+    """The plan that `write` wrote; raises `PlanError` for anything else."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise PlanError(f"is not JSON ({e}); it is corrupt or cut short, plan again") from e
+    if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+        raise PlanError("has no format number; give a file that `plan` wrote")
+    if data["format"] > FORMAT:
+        raise PlanError(
+            f"has format {data['format']}, this version reads up to {FORMAT};"
+            " upgrade shardwright or plan again"
+        )
+    try:
+        return _read(data)
+    except LayoutError as e:
+        raise PlanError(f"{e}; edit it back or plan again") from e
+    except KeyError as e:
+        raise PlanError(f"lacks the field {e}; it is damaged, plan again") from e
+    except (TypeError, ValueError, OverflowError) as e:
+        raise PlanError(f"has a field of the wrong form ({e}); edit it back or plan again") from e
+
+
+def _read(data: dict[str, Any]) -> Plan:
+    mesh = Mesh.parse(_is(data["mesh"], str))
+    constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
+    return Plan(
+        name=_is(data["name"], str),
+        fingerprint=_is(data["fingerprint"], str),
+        machine=_is(data["machine"], str),
+        mesh=mesh,
+        stages=_is(data["stages"], int),
+        schedule=_is(data["schedule"], str),
+        optimizer=_is(data["optimizer"], str),
+        step_seconds=Seconds(_number(data["step_seconds"])),
+        peak_bytes=Bytes(_is(data["peak_bytes"], int)),
+        lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
+        habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
+        notes=tuple(_is(note, str) for note in data["notes"]),
+        remarks=tuple(
+            Remark(
+                RemarkKind(kind),
+                _is(what, str),
+                _is(text, str),
+                tuple(_is(names, str).split()),
+                _is(count, int),
+            )
+            for kind, what, text, count, names in data.get("remarks", [])
+        ),
+        inputs=tuple(
+            InputSpec(_is(key, str), tuple(_is(n, int) for n in shape), _is(dtype, str))
+            for key, shape, dtype in data["inputs"]
+        ),
+        constants=constants,
+        parameters=tuple(
+            PlannedParameter(
+                _is(name, str),
+                Layout.parse(_is(layout, str), mesh),
+                Bytes(_is(size, int)),
+                Seconds(_number(seconds)),
+            )
+            for name, layout, size, seconds in data["parameters"]
+        ),
+        ops=tuple(
+            PlannedOp(
+                _is(name, str),
+                _is(target, str),
+                Source(_is(module, str), _is(file, str), _is(line, int)),
+                _per_axis(_is(tiling, str).split(), mesh),
+                _per_axis(_is(splits, str).split(", "), mesh),
+                Layout.parse(_is(layout, str), mesh),
+                Seconds(_number(seconds)),
+                Bytes(_is(saved, int)),
+            )
+            for name, target, tiling, splits, layout, seconds, saved, module, file, line in (
+                data["ops"]
+            )
+        ),
+        transfers=tuple(
+            Transfer(
+                _is(value, str),
+                _is(consumer, str),
+                _is(phase, str) == "backward",
+                tuple(_is(names, str).split(", ")),
+                Bytes(_is(size, int)),
+                Seconds(_number(seconds)),
+            )
+            for value, consumer, phase, names, size, seconds in data["transfers"]
+        ),
+    )
+
+
+def _is(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} where a {kind.__name__} is needed")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise TypeError(f"{value!r} where a number of at least 0 is needed")
+    return float(value)
+
+
+def _plain(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"{value!r} where a plain constant is needed")
+    return value
+
+
+def _per_axis(words: list[str], mesh: Mesh) -> tuple[str, ...]:
+    if len(words) != len(mesh.axes):
+        raise ValueError(f"{words} for mesh {mesh} of {len(mesh.axes)} axes")
+    return tuple(words)
+
+
+def _dump(data: dict[str, Any]) -> str:
+    """JSON with one row of a table per line: short enough to read, easy to diff."""
+    lines = []
+    for key, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            rows = ",\n".join("  " + json.dumps(row) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}"

@@ -1,0 +1,67 @@
+"""Which operators of a graph a plan should remark upon: those whose rule is not in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.remarks import Remark, RemarkKind
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.stated import stated
+
+_ATTENTION = "attention with dropout"
+_OPAQUE = "shardwright.opaque.default"
+_FUSED_INSTEAD = (
+    "computed by its formula, since a fused kernel draws numbers of its own; rng='fast' keeps it"
+)
+
+
+def remarks(
+    graph: Graph, analysis: Analysis, like: Callable[[str], str] = lambda name: name
+) -> tuple[Remark, ...]:
+    """The remarks on `graph`, most frequent first within each kind.
+
+    `analysis` may be that of a shorter graph, whose operator `like(name)` stands for `name`.
+    """
+    discovered, unknown = set(analysis.discovered), set(analysis.unknown)
+    ruled = [op for op in graph.ops if like(op.name) in discovered]
+    mine = [op for op in ruled if stated(op.target) == op.rule]
+    found = [op for op in ruled if stated(op.target) != op.rule]
+    whole = [op for op in graph.ops if like(op.name) in unknown and op.target != _OPAQUE]
+    return (
+        *_by_target(RemarkKind.DISCOVERED, found),
+        *_by_target(RemarkKind.STATED, mine),
+        *_by_target(RemarkKind.REPLICATED, whole),
+        *_kept_whole(graph),
+        *_explicit_attention(graph),
+    )
+
+
+def _by_target(kind: RemarkKind, ops: Iterable[Op]) -> Iterable[Remark]:
+    by_target: dict[str, list[Op]] = {}
+    for op in ops:
+        by_target.setdefault(op.target, []).append(op)
+    for target, own in sorted(by_target.items(), key=lambda item: -len(item[1])):
+        rules = list(dict.fromkeys(op.rule for op in own))
+        more = f" and {len(rules) - 1} more, by shape" if len(rules) > 1 else ""
+        names = tuple(op.name for op in own)
+        yield Remark(kind, target, rules[0] + more, names, len(own))
+
+
+def _kept_whole(graph: Graph) -> Iterable[Remark]:
+    by_class: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.target == _OPAQUE:
+            by_class.setdefault(str(op.args[2]), []).append(op)
+    for kind, own in by_class.items():
+        paths = dict.fromkeys(str(op.args[1]).partition("#")[0] for op in own)
+        names = tuple(op.name for op in own)
+        yield Remark(RemarkKind.OPAQUE, kind, f"({', '.join(paths)})", names, len(own))
+
+
+def _explicit_attention(graph: Graph) -> Iterable[Remark]:
+    parts = [op for op in graph.ops if op.part_of]
+    if parts:
+        count = len({op.part_of for op in parts})
+        names = tuple(op.name for op in parts)
+        yield Remark(RemarkKind.EXPLICIT, _ATTENTION, _FUSED_INSTEAD, names, count)

@@ -1,0 +1,61 @@
+"""What `verify` runs in the place of what differs from one device to many by the user's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.layout import Mesh, atom_range
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.placing import place
+from shardwright.rules.rule import Tiling
+
+
+def comparable(graph: Graph) -> Graph:
+    """`graph` with the random numbers that one device and every plan have in common."""
+    return replace(graph, habits=replace(graph.habits, rng="exact"))
+
+
+def in_parts(graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]) -> Graph:
+    """`graph` for one device, whose local batch norms see the parts that the ranks have."""
+
+    def parts(op: Op) -> tuple[int, ...]:
+        layout = place(analysis.rules[op.name], tilings[op.name], mesh).operands[0]
+        atoms = analysis.atoms[op.operands[0]][0]
+        batch = torch.arange(prod(atoms)).view(atoms)
+        number = torch.zeros_like(batch)
+        for rank in range(mesh.size):
+            tile, at = batch, mesh.coordinate(rank)
+            for a, size in enumerate(atoms):
+                held = atom_range(size, (0, a), layout, at)
+                tile = tile.narrow(a, held.start, len(held))
+            number.view(-1)[tile.flatten()] = int(tile.min())  # names the part
+        return tuple(number.flatten().tolist())
+
+    return replace(
+        graph,
+        ops=tuple(
+            replace(op, args=(*op.args[:5], parts(op))) if op.kind == "local_batch_norm" else op
+            for op in graph.ops
+        ),
+    )
+
+
+def notes(graph: Graph) -> tuple[str, ...]:
+    """What is compared instead of what the graph's habits make incomparable."""
+    found = []
+    if graph.habits.rng == "fast":
+        found.append(
+            "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
+            " dropped out the same elements here, those of rng='exact'"
+        )
+    if graph.habits.batch_norm == "local":
+        found.append(
+            "batch_norm='local' is not what one device computes on the whole batch; the plan was"
+            " compared with one device whose batch norms see the same parts of the batch"
+        )
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""Random numbers of torch's own kernels, seeded for one call at a time: `rng="fast"`.
+
+The seed is a hash of the run's seed, the step, the operator and where the tile
+lies in the whole tensor. So ranks that hold the same tile draw the same
+numbers and ranks that hold others draw others; a resumed run draws what it
+would have drawn. Another plan has other tiles, and draws others.
+
+Numbers are torch's, which differ between kinds of device. Seeding reads the
+step on the host: `torch.compile` breaks its graph at these calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardwright.capture.operators import call_op, with_argument
+from shardwright.lower.program import Attention, Dropout
+
+
+def seed_of(state: torch.Tensor, *what: object) -> int:
+    """A seed for one call, from int64 [2] (seed, step) and whatever else tells calls apart."""
+    seed, step = state.tolist()
+    digest = hashlib.blake2b(repr((seed, step, what)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Within, torch draws on `device` from `seed`; afterwards it goes on as if nothing had been."""
+    if device.type == "cpu":
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+        return
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
+    with module.device(device):
+        module.manual_seed(seed)
+    try:
+        yield
+    finally:
+        module.set_rng_state(before, device)
+
+
+class FastDropout(nn.Module):
+    """One `Dropout` instruction by torch's own kernel. In eval mode it does nothing."""
+
+    def __init__(self, instruction: Dropout, device: torch.device) -> None:
+        super().__init__()
+        probability, number = instruction.op.args[1:3]
+        assert isinstance(probability, float) and isinstance(number, int)
+        self.probability, self.device = probability, device
+        self.what = ("dropout", number, instruction.positions)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Zero each element with the given probability, scale the others by 1 / (1 - p)."""
+        if not self.training:
+            return x
+        return drawn(lambda: F.dropout(x, self.probability), self.what, state, self.device)
+
+
+class FastAttention(nn.Module):
+    """One `Attention` instruction by torch's fused kernel. In eval mode it drops nothing."""
+
+    def __init__(self, instruction: Attention, device: torch.device) -> None:
+        super().__init__()
+        self.op, self.device = instruction.op, device
+        self.quiet = with_argument(instruction.op, 4, "dropout_p", 0.0)
+        self.what = ("attention", instruction.number, instruction.positions)
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        """Query, key, value, a mask if there is one, and the random state."""
+        *tensors, state = given
+        values = dict(zip(self.op.operands, tensors, strict=True))
+        if not self.training:
+            return call_op(self.quiet, values, self.device)[0]
+
+        def draw() -> torch.Tensor:
+            return call_op(self.op, values, self.device)[0]
+
+        return drawn(draw, self.what, state, self.device)
+
+
+def _drawn(
+    draw: Callable[[], torch.Tensor], what: object, state: torch.Tensor, device: torch.device
+) -> torch.Tensor:
+    with seeded(seed_of(state, what), device):
+        return draw()
+
+
+drawn: Callable[..., torch.Tensor] = torch.compiler.disable(_drawn)

@@ -1,0 +1,41 @@
+"""A sub-module that capture could not follow, run as it is, on every rank alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwright.capture.opaque import OpaqueCall
+from shardwright.lower.program import RunModule
+from shardwright.runtime.seeded import seed_of, seeded
+
+
+class WholeModule(nn.Module):
+    """One `RunModule` instruction: gradients flow through the module's own code.
+
+    Its random numbers are seeded by seed, step and place in the graph, so that
+    all ranks draw alike. `training` is the mode in which the model was captured.
+    """
+
+    def __init__(
+        self, instruction: RunModule, call: OpaqueCall, device: torch.device, training: bool
+    ) -> None:
+        super().__init__()
+        self.training = training  # parts of the module may be in another mode, and stay there
+        self.call, self.device = call, device
+        self.number = instruction.number
+
+    def train(self, mode: bool = True) -> WholeModule:
+        """Switch the module only where the mode changes."""
+        if mode is not self.training:
+            self.call.module.train(mode)
+        return super().train(mode)
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Parameters and buffers of the module, its tensors, and the random state."""
+        *tensors, state = given
+        with seeded(seed_of(state, "module", self.number), self.device):
+            return tuple(self.call(tensors))
+
+    def extra_repr(self) -> str:
+        return self.call.path
