@@ -30,10 +30,11 @@ from shardwright.cost.prices import Prices
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
-from shardwright.ir.plan import Transfer
+from shardwright.ir.plan import Phase, Transfer
 from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
 
@@ -134,30 +135,41 @@ class CostModel:
         layout, grad = options.operands[position], options.grads[position]
         return Want(layout, grad if self.has_gradient(value, op) else np.zeros_like(grad))
 
-    def edge(self, value: str, sources: Ints, op: Op, positions: Sequence[int]) -> Table:
+    def edge(
+        self,
+        value: str,
+        sources: Ints,
+        op: Op,
+        positions: Sequence[int],
+        regathered: Bools | None = None,
+    ) -> Table:
         """What it takes to bring `value` from each source layout to what `op` wants, and back.
 
         `sources` are the producer's (or the storage's) layouts of the value,
         `positions` the operands of `op` that read it. Seconds of the forward
         redistribution and, where a gradient comes back, of the backward one to the
         source's dual. Positions that want equal layouts share one
-        redistribution. Bytes are those that `Retention` has the edge pay.
+        redistribution. Bytes are those that `Retention` has the edge pay. From a
+        source that is `regathered` a copy is not kept but made twice.
         """
         pays, copies = self._pays(value, op)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         back, options = self.has_gradient(value, op), self.options(op)
-        key = (atoms, item, pays, copies, back, _key(sources), id(options), tuple(positions))
+        again = b"" if regathered is None else regathered.tobytes()
+        key = (atoms, item, pays, copies, back, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
             held = np.zeros((len(sources), len(options)), np.int64)
             wants = [self.want(value, op, position) for position in positions]
             for i, want in enumerate(wants):
-                again = np.zeros(len(options), bool)
+                shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
-                    again |= (want.layout == other.layout) & (want.grad == other.grad)
+                    shared |= (want.layout == other.layout) & (want.grad == other.grad)
                 one = self._read(value, sources, want, back, pays, copies)
-                seconds += np.where(again, 0.0, one.seconds)
-                held += np.where(again, 0, one.bytes)
+                if regathered is not None and copies:
+                    one = self._regathered(value, sources, want, one, regathered)
+                seconds += np.where(shared, 0.0, one.seconds)
+                held += np.where(shared, 0, one.bytes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
@@ -172,6 +184,10 @@ class CostModel:
             self._tables[key] = _frozen(*self._read(value, sources, want, back, pays, copies))
         return self._tables[key]
 
+    def saves_copies(self, value: str) -> bool:
+        """Whether an operator that reads `value` in another layout keeps the copy for backward."""
+        return any((value, op.name) in self._retention.copies for op in self.graph.consumers[value])
+
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
         """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
         pays, _ = self._pays(value, op)
@@ -182,16 +198,20 @@ class CostModel:
         atoms = self.analysis.atoms[value]
         return self._prices.seconds(atoms, self._item_bytes(value), sources, targets)
 
-    def transfers(self, value: str, source: int, want: tuple[int, int], op: Op) -> list[Transfer]:
+    def transfers(
+        self, value: str, source: int, want: tuple[int, int], op: Op, regathered: bool = False
+    ) -> list[Transfer]:
         """The redistributions of one read: their seconds sum to those of the edge."""
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         layout, grad = want
-        ways = [(False, source, layout)]
+        ways = [(Phase.FORWARD, source, layout)]
+        if regathered and (value, op.name) in self._retention.copies:
+            ways.append((Phase.REGATHER, source, layout))
         if self.has_gradient(value, op):
             (dual,) = duals(np.array([source]), len(self.mesh.axes)).tolist()
-            ways.append((True, grad, dual))
+            ways.append((Phase.BACKWARD, grad, dual))
         found = []
-        for backward, start, end in ways:
+        for phase, start, end in ways:
             src, dst = (decode(code, atoms, self.mesh) for code in (start, end))
             steps = list(priced_steps(atoms, item, src, dst, self.machine))
             if steps:
@@ -200,7 +220,7 @@ class CostModel:
                     Transfer(
                         value=value,
                         consumer=op.name,
-                        backward=backward,
+                        phase=phase,
                         collectives=tuple(
                             f"{s.collective.value} {names[s.axis]}" for s, _, _ in steps
                         ),
@@ -248,6 +268,15 @@ class CostModel:
             moved = sources[:, None] != want.layout
             held = np.where(moved | pays, self._local_bytes(value, want.layout), 0)
         return Table(seconds, held)
+
+    def _regathered(
+        self, value: str, sources: Ints, want: Want, kept: Table, again: Bools
+    ) -> Table:
+        """`kept`, where from the sources that are `again` the copy is made twice and not kept."""
+        forward = self._matrix(value, sources, want.layout)
+        seconds = kept.seconds + np.where(again[:, None], forward, 0.0)
+        moved = sources[:, None] != want.layout
+        return Table(seconds, np.where(again[:, None] & moved, 0, kept.bytes))
 
     def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).

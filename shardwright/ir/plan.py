@@ -5,6 +5,7 @@ A plan file is data. Reading one checks every field and runs nothing.
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 T = TypeVar("T")
 
 FORMAT = 1  # of plan files; raised when an older reader would misread them
+_STORED = ("kept", "regathered")
 
 
 class PlanError(ValueError):
@@ -54,21 +56,34 @@ class PlannedOp:
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """How one parameter is stored between steps."""
+    """How one parameter is stored between steps.
+
+    A copy of it that an operator needs in another layout is kept until the
+    backward pass, or dropped and `regathered` then.
+    """
 
     name: str
     layout: Layout
     bytes: Bytes  # weight, gradient and optimizer state, per rank
     seconds: Seconds  # optimizer update, per rank
+    regathered: bool = False
+
+
+class Phase(enum.StrEnum):
+    """When a redistribution takes place."""
+
+    FORWARD = "forward"
+    REGATHER = "regather"  # of a parameter, once more, in the backward pass
+    BACKWARD = "backward"  # of a gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One redistribution that an edge needs, in one direction."""
+    """One redistribution that an edge needs, in one phase."""
 
     value: str
     consumer: str
-    backward: bool
+    phase: Phase
     collectives: tuple[str, ...]  # such as "all_reduce tp", in the order they run
     bytes: Bytes  # of the largest tile that takes part
     seconds: Seconds
@@ -157,7 +172,8 @@ class Plan:
                 "inputs": [[i.key, list(i.shape), i.dtype] for i in self.inputs],
                 "constants": [[key, value] for key, value in self.constants],
                 "parameters": [
-                    [p.name, str(p.layout), p.bytes, p.seconds] for p in self.parameters
+                    [p.name, str(p.layout), p.bytes, p.seconds, _STORED[p.regathered]]
+                    for p in self.parameters
                 ],
                 "ops": [
                     [
@@ -178,7 +194,7 @@ class Plan:
                     [
                         t.value,
                         t.consumer,
-                        "backward" if t.backward else "forward",
+                        t.phase.value,
                         ", ".join(t.collectives),
                         t.bytes,
                         t.seconds,
@@ -254,8 +270,9 @@ def _read(data: dict[str, Any]) -> Plan:
                 Layout.parse(_is(layout, str), mesh),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),
+                _STORED.index(stored) == 1,
             )
-            for name, layout, size, seconds in data["parameters"]
+            for name, layout, size, seconds, stored in data["parameters"]
         ),
         ops=tuple(
             PlannedOp(
@@ -276,7 +293,7 @@ def _read(data: dict[str, Any]) -> Plan:
             Transfer(
                 _is(value, str),
                 _is(consumer, str),
-                _is(phase, str) == "backward",
+                Phase(phase),
                 tuple(_is(names, str).split(", ")),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),

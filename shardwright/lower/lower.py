@@ -8,7 +8,7 @@ Consumers that want the same share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
@@ -43,13 +43,15 @@ def lower(
     tilings: Mapping[str, Tiling],
     storage: Mapping[str, Layout],
     rank: int,
+    regathered: Collection[str] = (),
 ) -> Program:
     """The program of `rank`. `tilings` are by operator, `storage` by parameter name.
 
     Inputs come as `input_layouts` says, buffers and constants whole: cutting
-    them costs nothing.
+    them costs nothing. Copies of parameters that are `regathered` are not kept
+    for the backward pass.
     """
-    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank))
+    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered)
     given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind, given)
@@ -92,7 +94,12 @@ class _Writer:
     """Instructions while they are written, and where every value lies."""
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, mesh: Mesh, coordinate: tuple[int, ...]
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        mesh: Mesh,
+        coordinate: tuple[int, ...],
+        regathered: Collection[str],
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -102,6 +109,8 @@ class _Writer:
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
         self.redistributed: dict[tuple[str, Layout, Layout], str] = {}
+        self.regathered = frozenset(regathered)
+        self.copies: dict[str, str] = {}  # copy of a regathered parameter, or view of one -> copy
 
     def leaf(self, name: str, kind: LeafKind, storage: Mapping[str, Layout]) -> None:
         self.layouts[name] = storage.get(name, Layout.replicated(self.mesh))
@@ -132,6 +141,15 @@ class _Writer:
             shapes,
         )
         local = _with_operands(local, operands)
+        for name in op.outputs:
+            for value, read in zip(op.operands, operands, strict=True):
+                if read in self.copies and self.graph.tensor[name].alias_of == value:
+                    self.copies[name] = self.copies[read]
+        kept = {
+            self.copies[read]: None
+            for value, read in zip(op.operands, operands, strict=True)
+            if read in self.copies and value in op.saves
+        }
         for name, layout in zip(op.outputs, placing.results, strict=True):
             self.layouts[name] = layout
             self.names[name] = name
@@ -139,7 +157,7 @@ class _Writer:
             positions = self.positions(op.outputs[0], placing.results[0])
             self.instructions.append(_DRAWS[op.target](local, positions))
         else:
-            self.instructions.append(Compute(local, tuple(shapes)))
+            self.instructions.append(Compute(local, tuple(shapes), tuple(kept)))
 
     def read(self, value: str, wanted: Layout, grad: Layout) -> str:
         """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""
@@ -172,6 +190,8 @@ class _Writer:
             )
         )
         self.redistributed[key] = result
+        if value in self.regathered and any(m.collective.moves_data for m in forward):
+            self.copies[result] = result
         return result
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:

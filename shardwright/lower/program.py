@@ -71,13 +71,20 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One operator on local tiles."""
+    """One operator on local tiles.
+
+    What it keeps of `regathers`, results of redistributions, is dropped and
+    redistributed again in the backward pass.
+    """
 
     op: Op
     shapes: tuple[Shape, ...]  # of the results
+    regathers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op}: {', '.join(str(list(s)) for s in self.shapes)}"
+        shapes = ", ".join(str(list(s)) for s in self.shapes)
+        again = "".join(f", regathers %{name}" for name in self.regathers)
+        return f"{self.op}: {shapes}{again}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,20 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, flatten, rebuild_outputs, unflatten
+from shardwright.capture.operators import operator_of
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh, atom_range, local_atoms, shape_of
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
-from shardwright.lower.program import Dropout, Redistribute, Uniform, flat, flat_dim
+from shardwright.lower.program import Compute, Dropout, Redistribute, Uniform, flat, flat_dim
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.regather import Regathering
 
 
 class BatchError(ValueError):
@@ -50,6 +52,7 @@ def parallelize(
     captured = capture_with_rules(model, args, kwargs)
     analysis = analyze(captured.graph)
     tilings, storage = read_plan(plan, captured.graph, analysis)
+    regathered = frozenset(p.name for p in plan.parameters if p.regathered)
     device = device or default_device()
     device_mesh = _device_mesh(plan.mesh, device)
     return ParallelModule(
@@ -65,6 +68,7 @@ def parallelize(
         device=device,
         seed=seed,
         training=model.training,
+        regathered=regathered,
     )
 
 
@@ -136,6 +140,7 @@ class ParallelModule(nn.Module):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
+        regathered: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()
         graph = captured.graph
@@ -144,14 +149,19 @@ class ParallelModule(nn.Module):
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
-        program = lower(graph, analysis, mesh, tilings, storage, rank)
+        program = lower(graph, analysis, mesh, tilings, storage, rank, regathered)
+        made: dict[str, Redistribution] = {}
 
-        def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
+        def make(instruction: Redistribute | Dropout | Uniform | Compute) -> nn.Module:
             if isinstance(instruction, Dropout):
                 return GlobalDropout(instruction, device)
             if isinstance(instruction, Uniform):
                 return GlobalUniform(instruction, device)
-            return Redistribution(instruction, device_mesh)
+            if isinstance(instruction, Compute):
+                again = [made[name] for name in instruction.regathers]
+                return Regathering(operator_of(instruction.op.target), again)
+            made[instruction.result] = Redistribution(instruction, device_mesh)
+            return made[instruction.result]
 
         self._sw_program = to_module(program, device, make)
         self._sw_leaves: list[tuple[LeafKind, str]] = []

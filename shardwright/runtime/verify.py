@@ -123,6 +123,7 @@ def build(
     tilings: Mapping[str, Any],
     storage: Mapping[str, Layout],
     device_mesh: Any,
+    regathered: frozenset[str] = frozenset(),
 ) -> ParallelModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
@@ -140,6 +141,7 @@ def build(
         device_mesh=device_mesh,
         device=torch.device("cpu"),
         seed=1,
+        regathered=regathered,
     )
 
 

@@ -7,6 +7,7 @@ the three projections of an attention do, read it through one node more: they
 agree on a layout, into which the value is brought once. Storage sharded over
 devices (ZeRO, FSDP) is nothing special: a parameter stored as a Shard and read
 as Replicate pays its gather on the edge, and its gradient the reduce-scatter.
+The gathered copy is kept until the backward pass, or gathered again there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardwright.cost.codes import decode, storable
+from shardwright.cost.codes import WHOLE, storable
 from shardwright.cost.model import CostModel, Want
 from shardwright.ir.graph import Leaf, LeafKind, Op
 from shardwright.ir.layout import Atoms, Layout, Mesh
@@ -25,7 +26,7 @@ from shardwright.rules.rule import Tiling
 from shardwright.search.clusters import Clusters, Place
 from shardwright.search.folded import Folded
 from shardwright.search.folding import fold
-from shardwright.search.problem import Assignment, Edge, Floats, Ints, Node, Problem
+from shardwright.search.problem import Assignment, Bools, Edge, Floats, Ints, Node, Problem
 from shardwright.search.repeats import Repeat
 
 
@@ -38,19 +39,36 @@ class Reading:
     want: Want
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """The ways to store a parameter: choice k has layout `codes[k]`, (K,).
+
+    Copies of it in other layouts are kept for the backward pass, or dropped
+    and made again there where `regathered[k]`, (K,).
+    """
+
+    codes: Ints
+    regathered: Bools
+
+    def find(self, code: int, *, regathered: bool) -> int:
+        """The choice with this layout, `regathered` if that is a choice of its own."""
+        here = np.flatnonzero(self.codes == code)
+        return int(here[-1] if regathered else here[0])
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """A problem and what its choices mean.
 
     Nodes are clusters, then readings, then parameters. `places` has every
-    operator, `storage_codes[i]` the layouts that parameter i may be stored in.
+    operator, `stored[i]` the ways that parameter i may be stored.
     """
 
     model: CostModel
     places: Mapping[str, Place]
     readings: tuple[Reading, ...]
     parameters: tuple[Leaf, ...]
-    storage_codes: tuple[Ints, ...]
+    stored: tuple[Storage, ...]
     folded: Folded
 
     @property
@@ -82,8 +100,8 @@ class Space:
         """Storage layout of every parameter under an assignment of `problem`."""
         mine = choice[self.first_parameter :]
         return {
-            leaf.name: self.model.layout(leaf.name, int(codes[k]))
-            for leaf, codes, k in zip(self.parameters, self.storage_codes, mine, strict=False)
+            leaf.name: self.model.layout(leaf.name, int(stored.codes[k]))
+            for leaf, stored, k in zip(self.parameters, self.stored, mine, strict=False)
         }
 
     @cached_property
@@ -100,7 +118,8 @@ class Space:
     def assignment(self, options: Mapping[str, int], storage: Mapping[str, int]) -> Assignment:
         """The choices that come closest to these: leaders decide for those that follow them.
 
-        Where readers that must agree do not, the first is right.
+        `storage` has the choice of every parameter. Where readers that must
+        agree do not, the first is right.
         """
         choice = [0] * len(self.problem.nodes)
         for name, place in self.places.items():
@@ -108,8 +127,8 @@ class Space:
                 choice[place.own_node] = options[name]
         for i, reading in enumerate(self.readings, self.first_reading):
             choice[i] = self._agree(reading, i, choice)
-        for i, (leaf, codes) in enumerate(zip(self.parameters, self.storage_codes, strict=True)):
-            choice[self.first_parameter + i] = codes.tolist().index(storage[leaf.name])
+        for i, leaf in enumerate(self.parameters, self.first_parameter):
+            choice[i] = storage[leaf.name]
         return tuple(choice)
 
     def _agree(self, reading: Reading, node: int, choice: list[int]) -> int:
@@ -154,11 +173,6 @@ def make_folded_space(
     )
 
 
-def storage_layouts(atoms: Atoms, mesh: Mesh) -> list[Layout]:
-    """How a parameter may be stored: along each axis replicated, or one of its atoms sharded."""
-    return [decode(code, atoms, mesh) for code in storable(atoms, mesh).tolist()]
-
-
 @dataclass
 class _Maker:
     """A problem while it is made."""
@@ -168,7 +182,7 @@ class _Maker:
     edges: list[Edge] = field(default_factory=list)
     homes: list[frozenset[int]] = field(default_factory=list)  # operators that a node belongs to
     readings: list[Reading] = field(default_factory=list)
-    storage: list[Ints] = field(default_factory=list)
+    storage: list[Storage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -204,19 +218,20 @@ class _Maker:
     def parameters(self) -> None:
         """Nodes of parameters, and the edges to their readers."""
         graph, places = self.model.graph, self.clusters.places
-        codes: dict[object, Ints] = {}
+        known: dict[object, Storage] = {}
         for leaf in self.leaves:
-            atoms = self.model.analysis.atoms[leaf.name]
-            if atoms not in codes:
-                codes[atoms] = storable(atoms, self.model.mesh)
-            mine = codes[atoms]
+            key = self.model.analysis.atoms[leaf.name], self.model.saves_copies(leaf.name)
+            if key not in known:
+                known[key] = _storage(*key, self.model.mesh)
+            mine = known[key]
             self.storage.append(mine)
-            table = self.model.parameter(leaf, mine)
+            table = self.model.parameter(leaf, mine.codes)
             readers = graph.consumers[leaf.name]
             home = {self.number[op.name] for op in readers}
             node = self._node(leaf.name, table.seconds, table.bytes, home)
             for op in readers:
-                read = self.model.edge(leaf.name, mine, op, _positions(op, leaf.name))
+                positions = _positions(op, leaf.name)
+                read = self.model.edge(leaf.name, mine.codes, op, positions, mine.regathered)
                 self.edges.append(Edge(node, places[op.name].own_node, read.seconds, read.bytes))
 
     def _node(self, name: str, seconds: Floats, held: Ints, home: set[int]) -> int:
@@ -266,6 +281,14 @@ class _Maker:
             mask = np.where(same, 0.0, np.inf), np.zeros(same.shape, np.int64)
             self.masks[key, other] = mask
         self.edges.append(Edge(tail, head, *self.masks[key, other]))
+
+
+def _storage(atoms: Atoms, saves_copies: bool, mesh: Mesh) -> Storage:
+    """Every layout; of those that are sharded also regathered, if copies would be kept."""
+    codes = storable(atoms, mesh)
+    again = codes[codes != WHOLE] if saves_copies else codes[:0]
+    regathered = np.repeat([False, True], [len(codes), len(again)])
+    return Storage(np.concatenate((codes, again)), regathered)
 
 
 def _positions(op: Op, value: str) -> list[int]:

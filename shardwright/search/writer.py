@@ -137,7 +137,12 @@ class PlanWriter:
         space, model = self.space, self.space.model
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
-        lies: dict[str, int] = {leaf: code for leaf, code, _ in self._stored(choice)}
+        lies: dict[str, int] = {}
+        again: set[str] = set()
+        for leaf, code, regathered, _ in self._stored(choice):
+            lies[leaf] = code
+            if regathered:
+                again.add(leaf)
         shared = {
             (reading.value, op.name): reading.readers[0].name
             for reading in space.readings
@@ -156,8 +161,9 @@ class PlanWriter:
                 wants = dict.fromkeys(
                     (int(options.operands[i][k]), int(options.grads[i][k])) for i in positions
                 )
+                source = lies.get(value, 0), value in again
                 for want in wants:
-                    transfers += self._moved(op, like, value, rep, lies.get(value, 0), want)
+                    transfers += self._moved(op, like, value, rep, source, want)
             for i, value in enumerate(op.outputs):
                 lies[value] = int(options.results[i][k])
             ops.append(self._operator(op, like, k))
@@ -193,34 +199,43 @@ class PlanWriter:
         )
 
     def _moved(
-        self, op: Op, like: Op, value: str, rep: str, source: int, want: tuple[int, int]
+        self,
+        op: Op,
+        like: Op,
+        value: str,
+        rep: str,
+        source: tuple[int, bool],
+        want: tuple[int, int],
     ) -> Iterator[Transfer]:
         key = (rep, like.name, source, want)
         if key not in self._transfers:
-            moved = source != want[0]
+            code, again = source
+            moved = code != want[0]
             if not moved and self.space.model.has_gradient(rep, like):
                 axes = len(self.space.model.mesh.axes)
-                moved = int(duals(np.array([source]), axes)[0]) != want[1]
-            found = self.space.model.transfers(rep, source, want, like) if moved else []
+                moved = int(duals(np.array([code]), axes)[0]) != want[1]
+            found = self.space.model.transfers(rep, code, want, like, again) if moved else []
             self._transfers[key] = found
         for t in self._transfers[key]:
-            yield Transfer(value, op.name, t.backward, t.collectives, t.bytes, t.seconds)
+            yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds)
 
-    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-        """Every parameter, the code of its storage, and its place among the short graph's."""
+    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
+        """Every parameter, its storage (code, regathered), its place among the short graph's."""
         own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
             number, node = own[self._rep(leaf.name)], self._node[leaf.name]
             assert node is not None
-            yield leaf.name, int(self.space.storage_codes[number][choice[node]]), number
+            stored, k = self.space.stored[number], choice[node]
+            yield leaf.name, int(stored.codes[k]), bool(stored.regathered[k]), number
 
     def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
         model = self.space.model
-        for name, code, number in self._stored(choice):
+        for name, code, regathered, number in self._stored(choice):
             leaf = self.space.parameters[number]
             seconds, held = model.parameter(leaf, _only(code))
             layout = model.layout(leaf.name, code)
-            yield PlannedParameter(name, layout, Bytes(int(held[0])), Seconds(float(seconds[0])))
+            size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
+            yield PlannedParameter(name, layout, size, spent, regathered)
 
 
 def _only(code: int) -> Ints:

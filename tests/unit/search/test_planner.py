@@ -26,6 +26,7 @@ def priced_from_scratch(plan, graph):
     model = CostModel(graph, analyze(graph), MACHINE, plan.mesh, plan.optimizer)
     rules, atoms = model.analysis.rules, model.analysis.atoms
     lies = {leaf.name: 0 for leaf in graph.leaves}
+    again = {parameter.name: parameter.regathered for parameter in plan.parameters}
     seconds = held = 0
     for parameter, leaf in zip(plan.parameters, graph.leaves[1:], strict=True):
         lies[leaf.name] = encode(parameter.layout, atoms[leaf.name])
@@ -40,7 +41,8 @@ def priced_from_scratch(plan, graph):
         for i, value in enumerate(op.operands):
             read = (value, op.kind, int(options.operands[i, k]), int(options.grads[i, k]))
             if read not in brought:  # the two projections read one copy
-                edge = model.edge(value, np.array([lies[value]]), op, [i])
+                regathered = np.array([again.get(value, False)])
+                edge = model.edge(value, np.array([lies[value]]), op, [i], regathered)
                 seconds, held = seconds + edge.seconds[0, k], held + edge.bytes[0, k]
             brought.add(read)
         lies[op.name] = int(options.results[0, k])
