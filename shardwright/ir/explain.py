@@ -206,7 +206,7 @@ class _Tree:
                 grouped.setdefault(key, []).append(t)
         for (phase, moving, where), found in grouped.items():
             what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
-            what = {Phase.BACKWARD: "gradient of ", Phase.REGATHER: "again "}.get(phase, "") + what
+            what = {Phase.BACKWARD: "gradient of ", Phase.AGAIN: "again "}.get(phase, "") + what
             seconds, size = sum(t.seconds for t in found), sum(t.bytes for t in found)
             yield _Row(
                 depth,

@@ -52,6 +52,7 @@ class PlannedOp:
     layout: Layout
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
+    piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Phase(enum.StrEnum):
     """When a redistribution takes place."""
 
     FORWARD = "forward"
-    REGATHER = "regather"  # of a parameter, once more, in the backward pass
+    AGAIN = "again"  # of what the forward pass made and did not keep, in the backward pass
     BACKWARD = "backward"  # of a gradient
 
 
@@ -184,6 +185,7 @@ class Plan:
                         str(op.layout),
                         op.seconds,
                         op.saved_bytes,
+                        op.piece,
                         op.source.module,
                         op.source.file,
                         op.source.line,
@@ -284,8 +286,9 @@ def _read(data: dict[str, Any]) -> Plan:
                 Layout.parse(_is(layout, str), mesh),
                 Seconds(_number(seconds)),
                 Bytes(_is(saved, int)),
+                _is(piece, int),
             )
-            for name, target, tiling, splits, layout, seconds, saved, module, file, line in (
+            for name, target, tiling, splits, layout, seconds, saved, piece, module, file, line in (
                 data["ops"]
             )
         ),

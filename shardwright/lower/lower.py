@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
+from shardwright.lower.pieces import reads, together, writes
 from shardwright.lower.program import (
     Compute,
     Dropout,
@@ -44,29 +45,35 @@ def lower(
     storage: Mapping[str, Layout],
     rank: int,
     regathered: Collection[str] = (),
+    pieces: Mapping[str, int] | None = None,
 ) -> Program:
     """The program of `rank`. `tilings` are by operator, `storage` by parameter name.
 
     Inputs come as `input_layouts` says, buffers and constants whole: cutting
     them costs nothing. Copies of parameters that are `regathered` are not kept
-    for the backward pass.
+    for the backward pass. Operators that `pieces` gives the same number, not 0,
+    are recomputed there together.
     """
     writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered)
     given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind, given)
     for op in graph.ops:
+        writer.piece = pieces.get(op.name, 0) if pieces else 0
         writer.operator(op, place(analysis.rules[op.name], tilings[op.name], mesh))
+    writer.piece = 0
     whole = Layout.replicated(mesh)
     outputs = tuple(writer.read(name, whole, whole) for name in graph.outputs)
     updates = tuple((buffer, writer.read(name, whole, whole)) for buffer, name in graph.updates)
+    instructions, numbers = together(writer.instructions, writer.pieces)
     program = Program(
         mesh=mesh,
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
-        instructions=tuple(writer.instructions),
+        instructions=instructions,
         outputs=outputs,
         updates=updates,
+        pieces=numbers,
     )
     verify(program)
     return program
@@ -108,7 +115,9 @@ class _Writer:
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
-        self.redistributed: dict[tuple[str, Layout, Layout], str] = {}
+        self.pieces: list[int] = []
+        self.piece = 0  # of what is being written
+        self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.regathered = frozenset(regathered)
         self.copies: dict[str, str] = {}  # copy of a regathered parameter, or view of one -> copy
 
@@ -118,7 +127,7 @@ class _Writer:
         if kind is LeafKind.PARAMETER:
             self.names[name] = f"{name}/local"
             shape = self.local_shape(name, storage[name])
-            self.instructions.append(Load(name, self.names[name], shape))
+            self.write(Load(name, self.names[name], shape))
 
     def operator(self, op: Op, placing: Placing) -> None:
         operands = [
@@ -155,13 +164,13 @@ class _Writer:
             self.names[name] = name
         if op.target in _DRAWS:
             positions = self.positions(op.outputs[0], placing.results[0])
-            self.instructions.append(_DRAWS[op.target](local, positions))
+            self.write(_DRAWS[op.target](local, positions))
         else:
-            self.instructions.append(Compute(local, tuple(shapes), tuple(kept)))
+            self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))
 
     def read(self, value: str, wanted: Layout, grad: Layout) -> str:
         """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""
-        src, key = self.layouts[value], (value, wanted, grad)
+        src, key = self.layouts[value], (value, wanted, grad, self.piece)
         if key in self.redistributed:
             return self.redistributed[key]
         atoms = self.analysis.atoms[value]
@@ -175,7 +184,7 @@ class _Writer:
         text = f"{src} -> {wanted}"
         if differentiable:
             text += f", gradient {grad} -> {src.dual()}"
-        self.instructions.append(
+        self.write(
             Redistribute(
                 value=self.names[value],
                 result=result,
@@ -193,6 +202,10 @@ class _Writer:
         if value in self.regathered and any(m.collective.moves_data for m in forward):
             self.copies[result] = result
         return result
+
+    def write(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)
+        self.pieces.append(self.piece)
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
         return shape_of(local_atoms(self.analysis.atoms[value], layout, self.coordinate))
@@ -224,19 +237,13 @@ def verify(program: Program) -> None:
     """Raise `VerifyError` if an instruction reads what is not there or moves do not fit shapes."""
     defined = set(program.leaves)
     for instruction in program.instructions:
-        if isinstance(instruction, Redistribute):
-            reads, writes = [instruction.value], [instruction.result]
-        elif isinstance(instruction, Load):
-            reads, writes = [instruction.leaf], [instruction.result]
-        else:
-            reads, writes = list(instruction.op.operands), list(instruction.op.outputs)
-        for name in reads:
+        for name in reads(instruction):
             if name not in defined:
                 raise VerifyError(f"{instruction}: reads %{name} before it is defined")
-        for name in writes:
+        for name in writes(instruction):
             if name in defined:
                 raise VerifyError(f"{instruction}: defines %{name} twice")
-        defined.update(writes)
+        defined.update(writes(instruction))
     for name in (*program.outputs, *(value for _, value in program.updates)):
         if name not in defined:
             raise VerifyError(f"%{name} is returned but never defined")

@@ -126,7 +126,11 @@ Instruction = Redistribute | Compute | Dropout | Uniform | Load
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one rank: `leaves` are its inputs, `updates` new contents of buffers."""
+    """Instructions of one rank: `leaves` are its inputs, `updates` new contents of buffers.
+
+    `pieces` has a number for each instruction: those of equal numbers, which are
+    neighbours, are recomputed together in the backward pass; 0 is not.
+    """
 
     mesh: Mesh
     rank: int
@@ -134,10 +138,12 @@ class Program:
     instructions: tuple[Instruction, ...]
     outputs: tuple[str, ...]
     updates: tuple[tuple[str, str], ...]
+    pieces: tuple[int, ...]
 
     def __str__(self) -> str:
         lines = [f"rank {self.rank} of {self.mesh}"]
-        lines += [str(i) for i in self.instructions]
+        for instruction, piece in zip(self.instructions, self.pieces, strict=True):
+            lines.append(f"recomputed {piece}: {instruction}" if piece else str(instruction))
         lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
         lines.append("return " + ", ".join(f"%{name}" for name in self.outputs))
         return "\n".join(lines)

@@ -110,7 +110,7 @@ def _by_name(plan: Plan) -> dict[str, float]:
 
 _OF = {
     Phase.FORWARD: "",
-    Phase.REGATHER: "the backward pass: ",
+    Phase.AGAIN: "the backward pass: ",
     Phase.BACKWARD: "gradients of ",
 }
 

@@ -69,6 +69,7 @@ def parallelize(
         seed=seed,
         training=model.training,
         regathered=regathered,
+        pieces={op.name: op.piece for op in plan.ops},
     )
 
 
@@ -141,6 +142,7 @@ class ParallelModule(nn.Module):
         seed: int = 0,
         training: bool = True,
         regathered: frozenset[str] = frozenset(),
+        pieces: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         graph = captured.graph
@@ -149,7 +151,7 @@ class ParallelModule(nn.Module):
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
-        program = lower(graph, analysis, mesh, tilings, storage, rank, regathered)
+        program = lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces)
         made: dict[str, Redistribution] = {}
 
         def make(instruction: Redistribute | Dropout | Uniform | Compute) -> nn.Module:

@@ -124,6 +124,7 @@ def build(
     storage: Mapping[str, Layout],
     device_mesh: Any,
     regathered: frozenset[str] = frozenset(),
+    pieces: Mapping[str, int] | None = None,
 ) -> ParallelModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
@@ -142,6 +143,7 @@ def build(
         device=torch.device("cpu"),
         seed=1,
         regathered=regathered,
+        pieces=pieces,
     )
 
 

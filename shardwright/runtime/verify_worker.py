@@ -37,6 +37,7 @@ def main(folder: Path) -> None:
             storage,
             device_mesh,
             frozenset(p.name for p in plan.parameters if p.regathered),
+            {op.name: op.piece for op in plan.ops},
         )
         result = measure(module, plan.optimizer, payload["batch"])
         if dist.get_rank() == 0:

@@ -5,7 +5,8 @@ A space of a shortened graph is searched; the plan names the operators of the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
@@ -18,6 +19,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placing import tiling_text
+from shardwright.search.peaks import Peaks
 from shardwright.search.problem import Ints, Point
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
@@ -32,7 +34,8 @@ class PlanWriter:
         self.graph = graph
         self.short = short
         self.optimizer = optimizer
-        self._ops: dict[tuple[str, int], PlannedOp] = {}
+        self._peaks = Peaks(space)
+        self._ops: dict[tuple[str, int, bool], PlannedOp] = {}
         self._transfers: dict[object, list[Transfer]] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
 
@@ -41,25 +44,45 @@ class PlanWriter:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
 
     @cached_property
-    def _node(self) -> dict[str, int | None]:
-        """The node of every operator and parameter in whole assignments."""
-        places = self.space.places
-        found = {
-            op.name: self._whole(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
-        }
-        first = self.space.first_parameter
+    def _node(self) -> dict[str, tuple[int, int, int] | None]:
+        """The node of every operator and parameter in whole assignments, its twin and switch.
+
+        Twin and switch are -1 where there are none, all of it None where nothing is decided.
+        """
+        places, first = self.space.places, self.space.first_parameter
         own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
+        found = {
+            op.name: self._three(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
+        }
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            found[leaf.name] = self._whole(leaf.name, own[self._rep(leaf.name)])
+            found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
         return found
+
+    def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
+        if node is None:
+            return None
+        both, piece = self.space.twofold, self.space.piece_of.get(node)
+        if piece is None:
+            return self._whole(name, node), -1, -1
+        twin, switch = both.twins[node], both.switches[piece]
+        return self._whole(name, node), self._whole(name, twin), self._whole(name, switch)
+
+    def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
+        """What was chosen for `name`, and the switch by which it is recomputed, -1 by none."""
+        three = self._node[name]
+        if three is None:
+            return 0, -1
+        node, twin, switch = three
+        again = switch >= 0 and choice[switch] == 1
+        return (choice[twin], switch) if again else (choice[node], -1)
 
     def _rep(self, name: str) -> str:
         return self.short.stands_for.get(name, name)
 
-    def _whole(self, name: str, node: int | None) -> int | None:
+    def _whole(self, name: str, node: int) -> int:
         """Where the decision of `name` stands whose like in the short graph has `node`."""
         folded = self.space.folded
-        if node is None or not folded.runs:
+        if not folded.runs:
             return node
         if name in self.short.copy_of:
             number, copy = self.short.copy_of[name]
@@ -92,11 +115,9 @@ class PlanWriter:
         return found
 
     def peaks(self, points: list[Point]) -> list[Bytes]:
-        """Peak memory per rank of each point: what adds up, what is always there, the workspace."""
-        workspaces = self.space.workspaces
-        first = np.cumsum([0, *(len(w) for w in workspaces[:-1])])[self.space.folded.node_tables()]
+        """Peak memory per rank of each point: what adds up, what is always there, and `Peaks`."""
         choices = np.array([point.choice for point in points], np.int64).reshape(len(points), -1)
-        transient = np.concatenate(workspaces)[first + choices].max(axis=1)
+        transient = self._peaks.at(choices)
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -106,8 +127,7 @@ class PlanWriter:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside what adds up."""
-        least = (int(workspace.min()) for workspace in self.space.workspaces)
-        return fixed_bytes(self.graph) + max(least)
+        return fixed_bytes(self.graph) + self._peaks.least
 
     def plan(
         self, point: Point, peak: Bytes, bound: float, name: str, notes: tuple[str, ...]
@@ -139,6 +159,7 @@ class PlanWriter:
         transfers: list[Transfer] = []
         lies: dict[str, int] = {}
         again: set[str] = set()
+        pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
         for leaf, code, regathered, _ in self._stored(choice):
             lies[leaf] = code
             if regathered:
@@ -150,9 +171,10 @@ class PlanWriter:
         }
         for op in self.graph.ops:
             like = self._like[self._rep(op.name)]
-            node, place = self._node[op.name], space.places[like.name]
-            k = int(place.options[0 if node is None else choice[node]])
+            chosen, switch = self._chosen(op.name, choice)
+            k = int(space.places[like.name].options[chosen])
             options = model.options(like)
+            piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
             for value in dict.fromkeys(op.operands):
                 rep = like.operands[op.operands.index(value)]
                 if shared.get((rep, like.name), like.name) != like.name:
@@ -161,20 +183,22 @@ class PlanWriter:
                 wants = dict.fromkeys(
                     (int(options.operands[i][k]), int(options.grads[i][k])) for i in positions
                 )
-                source = lies.get(value, 0), value in again
+                source = lies.get(value, 0), piece > 0, value in again
                 for want in wants:
                     transfers += self._moved(op, like, value, rep, source, want)
             for i, value in enumerate(op.outputs):
                 lies[value] = int(options.results[i][k])
-            ops.append(self._operator(op, like, k))
+            ops.append(self._operator(op, like, k, piece))
         return ops, transfers
 
-    def _operator(self, op: Op, like: Op, k: int) -> PlannedOp:
-        if (like.name, k) not in self._ops:
+    def _operator(self, op: Op, like: Op, k: int, piece: int) -> PlannedOp:
+        key = like.name, k, piece > 0
+        if key not in self._ops:
             model = self.space.model
-            rule, table = model.analysis.rules[like.name], model.operator(like)
+            rule = model.analysis.rules[like.name]
+            table = model.operator(like, self.space.recomputed[like.name] if piece else ())
             tiling = model.options(like).tiling(rule, k)
-            self._ops[like.name, k] = PlannedOp(
+            self._ops[key] = PlannedOp(
                 name=like.name,
                 target=like.target,
                 source=like.source,
@@ -184,19 +208,10 @@ class PlanWriter:
                 seconds=Seconds(float(table.seconds[k])),
                 saved_bytes=Bytes(int(table.bytes[k])),
             )
-        known = self._ops[like.name, k]
-        if op.name == like.name:
+        known = self._ops[key]
+        if (op.name, piece) == (known.name, known.piece):
             return known
-        return PlannedOp(
-            op.name,
-            op.target,
-            op.source,
-            known.tiling,
-            known.splits,
-            known.layout,
-            known.seconds,
-            known.saved_bytes,
-        )
+        return replace(known, name=op.name, source=op.source, piece=piece)
 
     def _moved(
         self,
@@ -204,12 +219,13 @@ class PlanWriter:
         like: Op,
         value: str,
         rep: str,
-        source: tuple[int, bool],
+        source: tuple[int, bool, bool],
         want: tuple[int, int],
     ) -> Iterator[Transfer]:
         key = (rep, like.name, source, want)
         if key not in self._transfers:
-            code, again = source
+            code, recomputed, regathered = source
+            again = recomputed or (regathered and self.space.model.keeps_copy(rep, like))
             moved = code != want[0]
             if not moved and self.space.model.has_gradient(rep, like):
                 axes = len(self.space.model.mesh.axes)
@@ -223,9 +239,8 @@ class PlanWriter:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""
         own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            number, node = own[self._rep(leaf.name)], self._node[leaf.name]
-            assert node is not None
-            stored, k = self.space.stored[number], choice[node]
+            number = own[self._rep(leaf.name)]
+            stored, (k, _) = self.space.stored[number], self._chosen(leaf.name, choice)
             yield leaf.name, int(stored.codes[k]), bool(stored.regathered[k]), number
 
     def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:

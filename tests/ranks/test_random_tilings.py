@@ -1,7 +1,7 @@
 """Law 6: any assignment of tilings, however silly, gives what one device gives.
 
 Every operator draws one of its tilings, every parameter one of its storage layouts, and whether
-copies of it are gathered again in the backward pass. Loss,
+copies of it are gathered again in the backward pass; some operators are recomputed together. Loss,
 every gradient and every updated buffer are compared in float64: the captured graph is widened,
 because a Hugging Face loss casts its logits to float32 whatever the model's precision.
 """
@@ -66,7 +66,8 @@ def _compare_assignments(name, meshes):
             chosen = {key: draw.choice(found) for key, found in options.items()}
             storage = {key: draw.choice(found) for key, found in layouts.items()}
             again = frozenset(key for key in storage if draw.random() < 0.5)
-            parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again))
+            pieces = some_pieces(one.graph, draw)
+            parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, pieces))
             assert serial.keys() == parallel.keys()
             errors = {key: _error(serial[key], parallel[key]) for key in serial}
             worst = max(errors, key=errors.get)
@@ -76,7 +77,7 @@ def _compare_assignments(name, meshes):
             }
             assert errors[worst] <= TOLERANCE, (
                 f"{name} on {text}, assignment {number}: {worst} is {errors[worst]:.1e} off under"
-                f" {tiled} and {stored}"
+                f" {tiled}, {stored} and {pieces}"
             )
 
 
@@ -96,7 +97,7 @@ class Widened:
         storage = {leaf.name: Layout.replicated(mesh) for leaf in self.graph.leaves}
         return self.module(mesh, chosen, storage, None)
 
-    def module(self, mesh, chosen, storage, device_mesh, regathered=frozenset()):
+    def module(self, mesh, chosen, storage, device_mesh, regathered=frozenset(), pieces=None):
         return ParallelModule(
             self.captured,
             self.analysis,
@@ -110,6 +111,7 @@ class Widened:
             device=torch.device("cpu"),
             seed=3,
             regathered=regathered,
+            pieces=pieces,
         )
 
     def run(self, module):
@@ -127,6 +129,13 @@ class Widened:
 def stored_as(atoms, mesh):
     """Every way to store a parameter: along each axis replicated, or one of its atoms sharded."""
     return [decode(code, atoms, mesh) for code in storable(atoms, mesh).tolist()]
+
+
+def some_pieces(graph, draw):
+    """Up to three runs of operators that are recomputed, each as a whole."""
+    cuts = sorted(draw.sample(range(len(graph.ops) + 1), 6))
+    spans = list(zip(cuts[::2], cuts[1::2], strict=True))[: draw.randrange(4)]
+    return {op.name: i for i, span in enumerate(spans, 1) for op in graph.ops[slice(*span)]}
 
 
 def _error(serial, parallel):

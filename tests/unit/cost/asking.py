@@ -34,13 +34,13 @@ class Asking:
         at = self.columns(op, tilings)
         return Table(table.seconds[:, at], table.bytes[:, at])
 
-    def transfers(self, value, source, op, positions, tiling, regathered=False):
+    def transfers(self, value, source, op, positions, tiling, again=False):
         (code,) = self.codes(value, [source])
         (k,), options = self.columns(op, [tiling]), self.options(op)
         wants = [(int(options.operands[i, k]), int(options.grads[i, k])) for i in positions]
         found = []
         for want in dict.fromkeys(wants):
-            found += self.model.transfers(value, int(code), want, op, regathered)
+            found += self.model.transfers(value, int(code), want, op, again)
         return tuple(found)
 
     def result(self, op, tiling):

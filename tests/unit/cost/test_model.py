@@ -103,10 +103,10 @@ def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():
     gather = 2 + 1 + 1024 / 16
     assert table.seconds[2] - table.seconds[1] == gather
     assert table.bytes[:, 0].tolist() == [0, 2048, 0]
-    parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), regathered=True)
+    parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), again=True)
     assert [(t.phase, t.collectives) for t in parts] == [
         (Phase.FORWARD, ("all_gather dp",)),
-        (Phase.REGATHER, ("all_gather dp",)),
+        (Phase.AGAIN, ("all_gather dp",)),
         (Phase.BACKWARD, ("reduce_scatter dp",)),
     ]
     assert sum(part.seconds for part in parts) == table.seconds[2, 0]
