@@ -5,7 +5,7 @@ from dataclasses import replace
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.remarks import Remark, RemarkKind
 
 MS, MIB = 1e-3, 2**20
@@ -39,7 +39,7 @@ def parameter(name, lies, mib=4, ms=0.5, mesh=MESH):
 
 def moved(value, consumer, direction, collectives, mib, ms):
     collectives = tuple(collectives.split(", "))
-    return Transfer(value, consumer, direction == "backward", collectives, int(mib * MIB), ms * MS)
+    return Transfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
 
 
 def block(i, odd=False):

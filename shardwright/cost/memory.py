@@ -8,6 +8,7 @@ tables: `workspace_bytes` of the largest operator comes on top.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,12 +62,14 @@ class Retention:
       it, so that a moved copy is kept *instead* of the original;
     * `copies`: edges that pay only when they move the value: the operator saves
       the copy, or returns a view of it that is saved later, while others keep
-      the original.
+      the original;
+    * `savers`: of every root that is kept, the operators that save it or a view of it.
     """
 
     at_producer: frozenset[str]
     at_edge: frozenset[tuple[str, str]]
     copies: frozenset[tuple[str, str]]
+    savers: Mapping[str, frozenset[str]]
 
 
 def retention(graph: Graph) -> Retention:
@@ -105,7 +108,12 @@ def retention(graph: Graph) -> Retention:
         for name in dict.fromkeys(op.operands):
             if (name in op.saves or name in viewed) and root[name] not in settled:
                 copies.add((name, op.name))
-    return Retention(frozenset(at_producer), frozenset(at_edge), frozenset(copies))
+    return Retention(
+        frozenset(at_producer),
+        frozenset(at_edge),
+        frozenset(copies),
+        {owner: frozenset(op for _, op in found) for owner, found in savers.items()},
+    )
 
 
 def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints) -> Ints:

@@ -9,7 +9,7 @@ Layouts are codes (`codes.py`), and a table is computed in one go.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.codes import Ints, decode, digits, duals, layouts_of, local_elements
 from shardwright.cost.collectives import memory_pass, priced_steps
-from shardwright.cost.compute import Workload, operator_seconds, workload
+from shardwright.cost.compute import Workload, forward_seconds, operator_seconds, workload
 from shardwright.cost.memory import (
     fixed_bytes,
     kept_bytes,
@@ -30,10 +30,11 @@ from shardwright.cost.prices import Prices
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
-from shardwright.ir.plan import Transfer
+from shardwright.ir.plan import Phase, Transfer
 from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
 
@@ -91,14 +92,22 @@ class CostModel:
             self._options[op.name] = self._book.options(self.analysis.rules[op.name])
         return self._options[op.name]
 
-    def operator(self, op: Op) -> Table:
-        """Seconds of `op` forward and backward, and bytes of its own results kept for backward."""
+    def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
+        """Seconds of `op` forward and backward, and bytes of its own results kept for backward.
+
+        If it is one of the operators that are `recomputed` together it runs
+        forward twice, and keeps only what others than these save.
+        """
         work, options = self._workload(op), self.options(op)
-        stays = tuple(name in self._retention.at_producer for name in op.outputs)
-        key = (work, stays, op.extra_saved, id(options))
+        stays = tuple(self._stays(name, recomputed) for name in op.outputs)
+        again = op.name in recomputed
+        key = (work, stays, op.extra_saved, id(options), again)
         if key not in self._tables:
-            seconds = operator_seconds(work, options.sizes, self.machine.device)
-            held = kept_bytes(work, stays, op.extra_saved, options.sizes)
+            device, sizes = self.machine.device, options.sizes
+            seconds = operator_seconds(work, sizes, device)
+            if again:
+                seconds = seconds + forward_seconds(work, sizes, device)
+            held = kept_bytes(work, stays, 0 if again else op.extra_saved, sizes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
@@ -134,64 +143,116 @@ class CostModel:
         layout, grad = options.operands[position], options.grads[position]
         return Want(layout, grad if self.has_gradient(value, op) else np.zeros_like(grad))
 
-    def edge(self, value: str, sources: Ints, op: Op, positions: Sequence[int]) -> Table:
+    def edge(
+        self,
+        value: str,
+        sources: Ints,
+        op: Op,
+        positions: Sequence[int],
+        regathered: Bools | None = None,
+        recomputed: bool = False,
+    ) -> Table:
         """What it takes to bring `value` from each source layout to what `op` wants, and back.
 
         `sources` are the producer's (or the storage's) layouts of the value,
         `positions` the operands of `op` that read it. Seconds of the forward
         redistribution and, where a gradient comes back, of the backward one to the
         source's dual. Positions that want equal layouts share one
-        redistribution. Bytes are those that `Retention` has the edge pay.
+        redistribution. Bytes are those that `Retention` has the edge pay. From a
+        source that is `regathered` a copy is not kept but made twice, and so it
+        is from every source where the reader is `recomputed`.
         """
         pays, copies = self._pays(value, op)
+        twice = regathered if copies else None
+        if recomputed:
+            twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         back, options = self.has_gradient(value, op), self.options(op)
-        key = (atoms, item, pays, copies, back, _key(sources), id(options), tuple(positions))
+        again = b"" if twice is None else twice.tobytes()
+        flags = (pays, copies, back)
+        key = (atoms, item, flags, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
             held = np.zeros((len(sources), len(options)), np.int64)
             wants = [self.want(value, op, position) for position in positions]
             for i, want in enumerate(wants):
-                again = np.zeros(len(options), bool)
+                shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
-                    again |= (want.layout == other.layout) & (want.grad == other.grad)
-                one = self._read(value, sources, want, back, pays, copies)
-                seconds += np.where(again, 0.0, one.seconds)
-                held += np.where(again, 0, one.bytes)
+                    shared |= (want.layout == other.layout) & (want.grad == other.grad)
+                one = self._read(value, sources, want, back, pays, copies, twice)
+                seconds += np.where(shared, 0.0, one.seconds)
+                held += np.where(shared, 0, one.bytes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
-    def shared_read(self, value: str, sources: Ints, want: Want, readers: Sequence[Op]) -> Table:
+    def shared_read(
+        self,
+        value: str,
+        sources: Ints,
+        want: Want,
+        readers: Sequence[Op],
+        recomputed: bool = False,
+    ) -> Table:
         """Like `edge`, for one redistribution from which all `readers` read."""
         paid = [self._pays(value, op) for op in readers]
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
         back = any(self.has_gradient(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        key = (atoms, item, pays, copies, back, _key(sources), _key(want.layout), _key(want.grad))
+        flags = (pays, copies, back, recomputed)
+        key = (atoms, item, flags, _key(sources), _key(want.layout), _key(want.grad))
         if key not in self._tables:
-            self._tables[key] = _frozen(*self._read(value, sources, want, back, pays, copies))
+            twice = np.ones(len(sources), bool) if recomputed else None
+            one = self._read(value, sources, want, back, pays, copies, twice)
+            self._tables[key] = _frozen(*one)
         return self._tables[key]
+
+    def keeps_copy(self, value: str, op: Op) -> bool:
+        """Whether `op`, where it reads `value` in another layout, keeps the copy for backward."""
+        return (value, op.name) in self._retention.copies
+
+    def saves_copies(self, value: str) -> bool:
+        """Whether any operator that reads `value` in another layout keeps the copy."""
+        return any(self.keeps_copy(value, op) for op in self.graph.consumers[value])
 
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
         """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
         pays, _ = self._pays(value, op)
         return self._local_bytes(value, layouts) if pays else None
 
+    def kept_for(self, value: str, recomputed: Collection[str], layouts: Ints) -> Ints | None:
+        """Bytes of `value` in `layouts`, kept for operators that are `recomputed` and read it.
+
+        None where the operator that makes it, or what it is a view of, pays for
+        it already.
+        """
+        root = value
+        while alias := self.graph.tensor[root].alias_of:
+            root = alias
+        return None if self._stays(root, ()) else self._local_bytes(value, layouts)
+
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
         atoms = self.analysis.atoms[value]
         return self._prices.seconds(atoms, self._item_bytes(value), sources, targets)
 
-    def transfers(self, value: str, source: int, want: tuple[int, int], op: Op) -> list[Transfer]:
-        """The redistributions of one read: their seconds sum to those of the edge."""
+    def transfers(
+        self, value: str, source: int, want: tuple[int, int], op: Op, again: bool = False
+    ) -> list[Transfer]:
+        """The redistributions of one read: their seconds sum to those of the edge.
+
+        The forward one is made `again` in the backward pass where the reader is
+        recomputed, or keeps no copy of a parameter that is regathered.
+        """
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         layout, grad = want
-        ways = [(False, source, layout)]
+        ways = [(Phase.FORWARD, source, layout)]
+        if again:
+            ways.append((Phase.AGAIN, source, layout))
         if self.has_gradient(value, op):
             (dual,) = duals(np.array([source]), len(self.mesh.axes)).tolist()
-            ways.append((True, grad, dual))
+            ways.append((Phase.BACKWARD, grad, dual))
         found = []
-        for backward, start, end in ways:
+        for phase, start, end in ways:
             src, dst = (decode(code, atoms, self.mesh) for code in (start, end))
             steps = list(priced_steps(atoms, item, src, dst, self.machine))
             if steps:
@@ -200,7 +261,7 @@ class CostModel:
                     Transfer(
                         value=value,
                         consumer=op.name,
-                        backward=backward,
+                        phase=phase,
                         collectives=tuple(
                             f"{s.collective.value} {names[s.axis]}" for s, _, _ in steps
                         ),
@@ -233,12 +294,22 @@ class CostModel:
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def _read(
-        self, value: str, sources: Ints, want: Want, back: bool, pays: bool, copies: bool
+        self,
+        value: str,
+        sources: Ints,
+        want: Want,
+        back: bool,
+        pays: bool,
+        copies: bool,
+        twice: Bools | None = None,
     ) -> Table:
-        """Prices between the different layouts only, then spread over the choices."""
+        """Prices between the different layouts only, then spread over the choices.
+
+        From sources that are read `twice` nothing is kept between the two times.
+        """
         source, to_source = np.unique(sources, return_inverse=True)
         layout, to_layout = np.unique(want.layout, return_inverse=True)
-        seconds = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        seconds = forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
         if back:
             dual, to_dual = np.unique(duals(sources, len(self.mesh.axes)), return_inverse=True)
             grad, to_grad = np.unique(want.grad, return_inverse=True)
@@ -247,7 +318,17 @@ class CostModel:
         if pays or copies:
             moved = sources[:, None] != want.layout
             held = np.where(moved | pays, self._local_bytes(value, want.layout), 0)
+        if twice is not None:
+            seconds = seconds + np.where(twice[:, None], forward, 0.0)
+            held = np.where(twice[:, None], 0, held)
         return Table(seconds, held)
+
+    def _stays(self, value: str, recomputed: Collection[str]) -> bool:
+        """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""
+        savers = self._retention.savers
+        return value in self._retention.at_producer and any(
+            saver not in recomputed for saver in savers[value]
+        )
 
     def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).

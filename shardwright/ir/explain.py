@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 from shardwright.ir import remarks
 from shardwright.ir.layout import Layout
-from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import Phase, Plan, PlannedOp, PlannedParameter, Transfer
 
 WIDTH = 100
 _NAME = 26
@@ -204,16 +204,15 @@ class _Tree:
 
     def _transfers(self, transfers: Iterable[Transfer], path: str, depth: int) -> Iterator[_Row]:
         """One row per direction, collectives and source line, naming all that they move."""
-        grouped: dict[tuple[bool, tuple[str, ...], str], list[Transfer]] = {}
+        grouped: dict[tuple[Phase, tuple[str, ...], str], list[Transfer]] = {}
         for t in transfers:
             moving = tuple(c for c in t.collectives if _moves_data(c))
             if moving:
-                key = (t.backward, moving, self._where(t))
+                key = (t.phase, moving, self._where(t))
                 grouped.setdefault(key, []).append(t)
-        for (backward, moving, where), found in grouped.items():
+        for (phase, moving, where), found in grouped.items():
             what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
-            if backward:
-                what = f"gradient of {what}"
+            what = {Phase.BACKWARD: "gradient of ", Phase.AGAIN: "again "}.get(phase, "") + what
             seconds, size = sum(t.seconds for t in found), sum(t.bytes for t in found)
             yield _Row(
                 depth,
@@ -259,9 +258,8 @@ def _splits(module: _Module) -> Iterator[str]:
         yield f"{' '.join(kinds)} {tiling}"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
-        layouts.setdefault(_without(p.layout.placements, "R", p.layout), []).append(
-            p.name.rpartition(".")[2]
-        )
+        lies = _without(p.layout.placements, "R", p.layout) + " regathered" * p.regathered
+        layouts.setdefault(lies, []).append(p.name.rpartition(".")[2])
     for layout, names in layouts.items():
         yield f"{' '.join(names)} {layout}"
 

@@ -5,6 +5,7 @@ How plans are written to files is `plan_text`'s matter.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,25 +50,39 @@ class PlannedOp:
     layout: Layout
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
+    piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """How one parameter is stored between steps."""
+    """How one parameter is stored between steps.
+
+    A copy of it that an operator needs in another layout is kept until the
+    backward pass, or dropped and `regathered` then.
+    """
 
     name: str
     layout: Layout
     bytes: Bytes  # weight, gradient and optimizer state, per rank
     seconds: Seconds  # optimizer update, per rank
+    regathered: bool = False
+
+
+class Phase(enum.StrEnum):
+    """When a redistribution takes place."""
+
+    FORWARD = "forward"
+    AGAIN = "again"  # of what the forward pass made and did not keep, in the backward pass
+    BACKWARD = "backward"  # of a gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One redistribution that an edge needs, in one direction."""
+    """One redistribution that an edge needs, in one phase."""
 
     value: str
     consumer: str
-    backward: bool
+    phase: Phase
     collectives: tuple[str, ...]  # such as "all_reduce tp", in the order they run
     bytes: Bytes  # of the largest tile that takes part
     seconds: Seconds

@@ -15,6 +15,7 @@ from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.plan import (
     FORMAT,
     InputSpec,
+    Phase,
     Plan,
     PlanError,
     PlannedOp,
@@ -24,6 +25,8 @@ from shardwright.ir.plan import (
 from shardwright.ir.remarks import Remark, RemarkKind
 
 T = TypeVar("T")
+
+_STORED = ("kept", "regathered")
 
 
 def write(plan: Plan) -> str:
@@ -48,7 +51,10 @@ def write(plan: Plan) -> str:
             ],
             "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
-            "parameters": [[p.name, str(p.layout), p.bytes, p.seconds] for p in plan.parameters],
+            "parameters": [
+                [p.name, str(p.layout), p.bytes, p.seconds, _STORED[p.regathered]]
+                for p in plan.parameters
+            ],
             "ops": [
                 [
                     op.name,
@@ -58,6 +64,7 @@ def write(plan: Plan) -> str:
                     str(op.layout),
                     op.seconds,
                     op.saved_bytes,
+                    op.piece,
                     op.source.module,
                     op.source.file,
                     op.source.line,
@@ -68,7 +75,7 @@ def write(plan: Plan) -> str:
                 [
                     t.value,
                     t.consumer,
-                    "backward" if t.backward else "forward",
+                    t.phase.value,
                     ", ".join(t.collectives),
                     t.bytes,
                     t.seconds,
@@ -139,8 +146,9 @@ def _read(data: dict[str, Any]) -> Plan:
                 Layout.parse(_is(layout, str), mesh),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),
+                _STORED.index(stored) == 1,
             )
-            for name, layout, size, seconds in data["parameters"]
+            for name, layout, size, seconds, stored in data["parameters"]
         ),
         ops=tuple(
             PlannedOp(
@@ -152,8 +160,9 @@ def _read(data: dict[str, Any]) -> Plan:
                 Layout.parse(_is(layout, str), mesh),
                 Seconds(_number(seconds)),
                 Bytes(_is(saved, int)),
+                _is(piece, int),
             )
-            for name, target, tiling, splits, layout, seconds, saved, module, file, line in (
+            for name, target, tiling, splits, layout, seconds, saved, piece, module, file, line in (
                 data["ops"]
             )
         ),
@@ -161,7 +170,7 @@ def _read(data: dict[str, Any]) -> Plan:
             Transfer(
                 _is(value, str),
                 _is(consumer, str),
-                _is(phase, str) == "backward",
+                Phase(phase),
                 tuple(_is(names, str).split(", ")),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.capture.operators import operator_of, to_torch
 from shardwright.lower.program import (
@@ -17,6 +19,7 @@ from shardwright.lower.program import (
     Instruction,
     Load,
     Program,
+    Recompute,
     Redistribute,
     Reduce,
     RunModule,
@@ -26,7 +29,10 @@ from shardwright.lower.program import (
 )
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
-Special = Draws | Redistribute | Fetch | Reduce  # those that need a module each
+# Those that need a module each; of `Compute` only those that regather.
+Special = Draws | Redistribute | Fetch | Reduce | Compute
+
+_RANDOM_STATE = "random state"
 
 
 def to_module(
@@ -37,53 +43,91 @@ def to_module(
     Parameters are given as they are stored, in their atoms' shape (without
     `Fetch`: as local tiles), everything else whole. It returns the outputs,
     then the new contents of updated buffers. `make` gives the modules of the
-    instructions that are no operators.
+    instructions that are no operators, and of operators that regather: these
+    are called with the values to redistribute again, the results of the first
+    time, and the operator's arguments.
     """
-    root, graph = nn.Module(), fx.Graph()
-    nodes: dict[str, fx.Node] = {
-        name: graph.placeholder(f"leaf_{i}") for i, name in enumerate(program.leaves)
-    }
-    random_state = graph.placeholder("random_state")
-    for number, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Compute):
-            _compute(graph, instruction, nodes, device)
-            continue
-        if isinstance(instruction, Load):
-            leaf = nodes[instruction.leaf]
-            nodes[instruction.result] = graph.call_method("view", (leaf, instruction.shape))
-            continue
-        name = f"{type(instruction).__name__.lower()}_{number}"
-        root.add_module(name, make(instruction))
-        given = [nodes[name] for name in reads(instruction)]
-        if isinstance(instruction, Draws):
-            given.append(random_state)
-        _name(graph, graph.call_module(name, tuple(given)), instruction, nodes)
     results = [*program.outputs, *(value for _, value in program.updates)]
-    graph.output(tuple(nodes[name] for name in results))
-    graph.lint()
-    return fx.GraphModule(root, graph, class_name="Program")
+    writer = _Writer(program.leaves, device, make)
+    return writer.module(program.instructions, results)
 
 
-def _compute(
-    graph: fx.Graph, instruction: Compute, nodes: dict[str, fx.Node], device: torch.device
-) -> None:
-    op = instruction.op
-    args = tuple(to_torch(a, nodes, device) for a in op.args)
-    kwargs = {key: to_torch(value, nodes, device) for key, value in op.kwargs}
-    node = graph.call_function(operator_of(op.target), args, kwargs)
-    _name(graph, node, instruction, nodes)
+class _Recomputed(nn.Module):
+    """A piece of a program that keeps its inputs alone, and runs again in the backward pass."""
+
+    def __init__(self, piece: fx.GraphModule) -> None:
+        super().__init__()
+        self.piece = piece
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        """The results of the piece. What it draws depends on the random state it is given."""
+        return checkpoint(self.piece, *given, use_reentrant=False, preserve_rng_state=False)
 
 
-def _name(
-    graph: fx.Graph, node: fx.Node, instruction: Instruction, nodes: dict[str, fx.Node]
-) -> None:
-    """Note which node has which of the values that an instruction defines."""
-    names = writes(instruction)
-    together = isinstance(instruction, Fetch | Reduce | RunModule)
-    if isinstance(instruction, Compute):
-        together = names != (instruction.op.name,)
-    if not together:
-        nodes[names[0]] = node
-        return
-    for i, name in enumerate(names):
-        nodes[name] = graph.call_function(operator.getitem, (node, i))
+class _Writer:
+    """A graph while it is written."""
+
+    def __init__(
+        self, inputs: Sequence[str], device: torch.device, make: Callable[[Special], nn.Module]
+    ) -> None:
+        self.device = device
+        self.make = make
+        self.root, self.graph = nn.Module(), fx.Graph()
+        self.nodes = {name: self.graph.placeholder(f"leaf_{i}") for i, name in enumerate(inputs)}
+        self.nodes[_RANDOM_STATE] = self.graph.placeholder("random_state")
+        self.sources: dict[str, str] = {}  # result of a redistribution -> what was redistributed
+
+    def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
+        for number, instruction in enumerate(instructions):
+            self.write(instruction, number)
+        self.graph.output(tuple(self.nodes[name] for name in results))
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, class_name="Program")
+
+    def write(self, instruction: Instruction, number: int) -> None:
+        given = [self.nodes[name] for name in reads(instruction)]
+        if isinstance(instruction, Compute):
+            self.name(self.compute(instruction, number), instruction)
+            return
+        if isinstance(instruction, Load):
+            view = self.graph.call_method("view", (*given, instruction.shape))
+            self.nodes[instruction.result] = view
+            return
+        if isinstance(instruction, Recompute):
+            inner = _Writer(instruction.takes, self.device, self.make)
+            module: nn.Module = _Recomputed(
+                inner.module(instruction.instructions, instruction.gives)
+            )
+        else:
+            module = self.make(instruction)
+        if isinstance(instruction, Redistribute):
+            self.sources[instruction.result] = instruction.value
+        if isinstance(instruction, Draws | Recompute):
+            given.append(self.nodes[_RANDOM_STATE])
+        name = f"{type(instruction).__name__.lower()}_{number}"
+        self.root.add_module(name, module)
+        self.name(self.graph.call_module(name, tuple(given)), instruction)
+
+    def compute(self, instruction: Compute, number: int) -> fx.Node:
+        op = instruction.op
+        args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
+        kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
+        if not instruction.regathers:
+            return self.graph.call_function(operator_of(op.target), args, kwargs)
+        name = f"{op.kind}_{number}"
+        self.root.add_module(name, self.make(instruction))
+        again = tuple(self.nodes[self.sources[result]] for result in instruction.regathers)
+        first = tuple(self.nodes[result] for result in instruction.regathers)
+        return self.graph.call_module(name, (again, first, args, kwargs))
+
+    def name(self, node: fx.Node, instruction: Instruction) -> None:
+        """Note which node has which of the values that an instruction defines."""
+        names = writes(instruction)
+        together = isinstance(instruction, Fetch | Reduce | RunModule | Recompute)
+        if isinstance(instruction, Compute):
+            together = names != (instruction.op.name,)
+        if not together:
+            self.nodes[names[0]] = node
+            return
+        for i, name in enumerate(names):
+            self.nodes[name] = self.graph.call_function(operator.getitem, (node, i))

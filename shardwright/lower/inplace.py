@@ -17,6 +17,7 @@ from shardwright.lower.program import (
     Compute,
     Instruction,
     Program,
+    Recompute,
     RunModule,
     Uniform,
     reads,
@@ -28,8 +29,8 @@ from shardwright.lower.program import (
 # new tensor costs. Of a linear layer or a `matmul` that holds for matrices only.
 _OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm", "cat")
 
-# Instructions that may keep what they read, or return a view of it.
-_OPAQUE = (RunModule,)
+# Instructions that may keep what they read, or read it again, or return a view of it.
+_OPAQUE = (RunModule, Recompute)
 
 
 def in_place(program: Program, graph: Graph) -> Program:

@@ -8,13 +8,14 @@ Consumers that want the same share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
+from shardwright.lower.pieces import together
 from shardwright.lower.program import (
     Attention,
     Compute,
@@ -50,18 +51,24 @@ def lower(
     tilings: Mapping[str, Tiling],
     storage: Mapping[str, Layout],
     rank: int,
+    regathered: Collection[str] = (),
+    pieces: Mapping[str, int] | None = None,
 ) -> Program:
     """The program of `rank`. `tilings` are by operator, `storage` by parameter name.
 
     Inputs come as `input_layouts` says, buffers and constants whole: cutting
-    them costs nothing.
+    them costs nothing. Copies of parameters that are `regathered` are not kept
+    for the backward pass. Operators that `pieces` gives the same number, not 0,
+    are recomputed there together.
     """
-    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank))
+    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered)
     given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind, given)
     for op in graph.ops:
+        writer.piece = pieces.get(op.name, 0) if pieces else 0
         writer.operator(op, place(analysis.rules[op.name], tilings[op.name], mesh))
+    writer.piece = 0
     whole = Layout.replicated(mesh)
     outputs = tuple(writer.read(name, whole, whole) for name in graph.outputs)
     updates = tuple((buffer, writer.read(name, whole, whole)) for buffer, name in graph.updates)
@@ -69,7 +76,9 @@ def lower(
         mesh=mesh,
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
-        instructions=tuple(writer.instructions),
+        instructions=together(
+            writer.instructions, writer.pieces, (*outputs, *(value for _, value in updates))
+        ),
         outputs=outputs,
         updates=updates,
     )
@@ -99,7 +108,12 @@ class _Writer:
     """Instructions while they are written, and where every value lies."""
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, mesh: Mesh, coordinate: tuple[int, ...]
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        mesh: Mesh,
+        coordinate: tuple[int, ...],
+        regathered: Collection[str],
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -108,15 +122,21 @@ class _Writer:
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
-        self.redistributed: dict[tuple[str, Layout, Layout], str] = {}
+        self.pieces: list[int] = []
+        self.piece = 0  # of what is being written
+        self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
+        self.parameters: set[str] = set()
+        self.regathered = frozenset(regathered)
+        self.copies: dict[str, str] = {}  # copy of a regathered parameter, or view of one -> copy
 
     def leaf(self, name: str, kind: LeafKind, storage: Mapping[str, Layout]) -> None:
         self.layouts[name] = storage.get(name, Layout.replicated(self.mesh))
         self.names[name] = name
         if kind is LeafKind.PARAMETER:
+            self.parameters.add(name)
             self.names[name] = f"{name}/local"
             shape = self.local_shape(name, storage[name])
-            self.instructions.append(Load(name, self.names[name], shape))
+            self.write(Load(name, self.names[name], shape))
 
     def operator(self, op: Op, placing: Placing) -> None:
         operands = [
@@ -139,18 +159,27 @@ class _Writer:
             shapes,
         )
         local = _with_operands(local, operands)
+        for name in op.outputs:
+            for value, read in zip(op.operands, operands, strict=True):
+                if read in self.copies and self.graph.tensor[name].alias_of == value:
+                    self.copies[name] = self.copies[read]
+        kept = {
+            self.copies[read]: None
+            for value, read in zip(op.operands, operands, strict=True)
+            if read in self.copies and value in op.saves
+        }
         for name, layout in zip(op.outputs, placing.results, strict=True):
             self.layouts[name] = layout
             self.names[name] = name
         if op.target in _DRAWS:
             positions = self.positions(op.outputs[0], placing.results[0])
-            self.instructions.append(_DRAWS[op.target](local, positions))
+            self.write(_DRAWS[op.target](local, positions))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
-            self.instructions.append(self.attention(op, local, placing))
+            self.write(self.attention(op, local, placing))
         elif op.target == OPAQUE:
-            self.instructions.append(RunModule(local, _AFTER_DRAWS + self.graph.ops.index(op)))
+            self.write(RunModule(local, _AFTER_DRAWS + self.graph.ops.index(op)))
         else:
-            self.instructions.append(Compute(local, tuple(shapes)))
+            self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))
 
     def attention(self, op: Op, local: Op, placing: Placing) -> Attention:
         """Scores are query by key, [..., heads, query length, key length]; either may repeat."""
@@ -168,12 +197,16 @@ class _Writer:
 
     def read(self, value: str, wanted: Layout, grad: Layout) -> str:
         """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""
-        src, key = self.layouts[value], (value, wanted, grad)
-        if key in self.redistributed:
-            return self.redistributed[key]
+        src = self.layouts[value]
         atoms = self.analysis.atoms[value]
         differentiable = self.graph.tensor[value].requires_grad
         forward = moves(atoms, src, wanted, self.coordinate)
+        # A parameter that is read as it lies need not be read again: its gradients are summed
+        # outside of a piece, together with others.
+        piece = self.piece if forward or value not in self.parameters else 0
+        key = value, wanted, grad, piece
+        if key in self.redistributed:
+            return self.redistributed[key]
         backward = moves(atoms, grad, src.dual(), self.coordinate) if differentiable else ()
         if not forward and not backward:
             self.redistributed[key] = self.names[value]
@@ -182,7 +215,7 @@ class _Writer:
         text = f"{src} -> {wanted}"
         if differentiable:
             text += f", gradient {grad} -> {src.dual()}"
-        self.instructions.append(
+        self.write(
             Redistribute(
                 value=self.names[value],
                 result=result,
@@ -194,10 +227,17 @@ class _Writer:
                 forward=forward,
                 backward=backward,
                 differentiable=differentiable,
-            )
+            ),
+            piece,
         )
         self.redistributed[key] = result
+        if value in self.regathered and any(m.collective.moves_data for m in forward):
+            self.copies[result] = result
         return result
+
+    def write(self, instruction: Instruction, piece: int | None = None) -> None:
+        self.instructions.append(instruction)
+        self.pieces.append(self.piece if piece is None else piece)
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
         return shape_of(local_atoms(self.analysis.atoms[value], layout, self.coordinate))

@@ -71,13 +71,20 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One operator on local tiles."""
+    """One operator on local tiles.
+
+    What it keeps of `regathers`, results of redistributions, is dropped and
+    redistributed again in the backward pass.
+    """
 
     op: Op
     shapes: tuple[Shape, ...]  # of the results
+    regathers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op}: {', '.join(str(list(s)) for s in self.shapes)}"
+        shapes = ", ".join(str(list(s)) for s in self.shapes)
+        again = "".join(f", regathers %{name}" for name in self.regathers)
+        return f"{self.op}: {shapes}{again}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +179,33 @@ class Reduce:
         return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Instructions of which nothing is kept for the backward pass: there they run again.
+
+    `takes` are the values that come in, and are kept, `gives` those that others need.
+    """
+
+    number: int
+    instructions: tuple[Instruction, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"recomputed {self.number}: {one}" for one in self.instructions)
+
+
 Instruction = (
-    Redistribute | Compute | Dropout | Uniform | Attention | RunModule | Load | Fetch | Reduce
+    Redistribute
+    | Compute
+    | Dropout
+    | Uniform
+    | Attention
+    | RunModule
+    | Load
+    | Fetch
+    | Reduce
+    | Recompute
 )
 
 
@@ -206,6 +238,8 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
         return tuple(part.leaf for part in instruction.parts)
     if isinstance(instruction, Reduce):
         return (*(part.value for part in instruction.parts), instruction.works)
+    if isinstance(instruction, Recompute):
+        return instruction.takes
     return instruction.op.operands
 
 
@@ -217,6 +251,8 @@ def writes(instruction: Instruction) -> tuple[str, ...]:
         return (*(part.result for part in instruction.parts), instruction.works)
     if isinstance(instruction, Reduce):
         return tuple(part.result for part in instruction.parts)
+    if isinstance(instruction, Recompute):
+        return instruction.gives
     return instruction.op.outputs
 
 

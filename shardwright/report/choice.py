@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.plan import Plan, Transfer
+from shardwright.ir.plan import Phase, Plan, Transfer
 from shardwright.report.units import milliseconds, size
 
 _EQUAL = 1e-3  # relative difference of step times that is not worth a sentence
@@ -108,13 +108,20 @@ def _by_name(plan: Plan) -> dict[str, float]:
     return seconds
 
 
+_OF = {
+    Phase.FORWARD: "",
+    Phase.AGAIN: "the backward pass: ",
+    Phase.BACKWARD: "gradients of ",
+}
+
+
 def _name(transfer: Transfer, modules: dict[str, str], parameters: set[str]) -> str:
     if transfer.value in parameters:
         what = _folded(transfer.value)
     else:
         module = modules.get(transfer.consumer, "")
         what = f"activations into {_folded(module) or 'the loss'}"
-    return f"{' + '.join(transfer.collectives)} for {'gradients of ' * transfer.backward}{what}"
+    return f"{' + '.join(transfer.collectives)} for {_OF[transfer.phase]}{what}"
 
 
 def _folded(path: str) -> str:

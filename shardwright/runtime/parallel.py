@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, rebuild_outputs, unflatten
+from shardwright.capture.operators import operator_of
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
@@ -22,6 +23,7 @@ from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.passes import prepared
 from shardwright.lower.program import (
     Attention,
+    Compute,
     Dropout,
     Fetch,
     Redistribute,
@@ -38,6 +40,7 @@ from shardwright.runtime.batch import BatchError, cut, local_inputs
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.regather import Regathering
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import WholeModule
 
@@ -63,6 +66,7 @@ def parallelize(
     captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
     tilings, storage = read_plan(plan, captured.graph, analysis)
+    regathered = frozenset(p.name for p in plan.parameters if p.regathered)
     device = device or default_device()
     device_mesh = _device_mesh(plan.mesh, device)
     return ParallelModule(
@@ -78,6 +82,8 @@ def parallelize(
         device=device,
         seed=seed,
         training=model.training,
+        regathered=regathered,
+        pieces={op.name: op.piece for op in plan.ops},
     )
 
 
@@ -151,6 +157,8 @@ class ParallelModule(nn.Module):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
+        regathered: frozenset[str] = frozenset(),
+        pieces: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         graph = captured.graph
@@ -159,14 +167,21 @@ class ParallelModule(nn.Module):
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
-        program = prepared(lower(graph, analysis, mesh, tilings, storage, rank), graph)
+        program = prepared(
+            lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
+        )
 
+        made: dict[str, Redistribution] = {}
         fast = graph.habits.rng == "fast"
 
         def make(instruction: Special) -> nn.Module:
             match instruction:
                 case Redistribute():
-                    return Redistribution(instruction, device_mesh)
+                    made[instruction.result] = Redistribution(instruction, device_mesh)
+                    return made[instruction.result]
+                case Compute():
+                    again = [made[name] for name in instruction.regathers]
+                    return Regathering(operator_of(instruction.op.target), again)
                 case Fetch():
                     return Loading(instruction)
                 case Reduce():

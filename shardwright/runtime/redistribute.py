@@ -38,6 +38,10 @@ class Redistribution(nn.Module):
         if self.differentiable:
             result: torch.Tensor = _Function.apply(x, self)  # type: ignore[no-untyped-call]
             return result
+        return self.run_forward(x)
+
+    def run_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, unseen by autograd."""
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
@@ -52,7 +56,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, how: Redistribution) -> torch.Tensor:
         ctx.how = how
-        return _run(x, how.forward_moves, how.atoms_before, how.after)
+        return how.run_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -133,6 +133,8 @@ def build(
     tilings: Mapping[str, Any],
     storage: Mapping[str, Layout],
     device_mesh: Any,
+    regathered: frozenset[str] = frozenset(),
+    pieces: Mapping[str, int] | None = None,
 ) -> ParallelModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
@@ -155,6 +157,8 @@ def build(
         device_mesh=device_mesh,
         device=torch.device("cpu"),
         seed=1,
+        regathered=regathered,
+        pieces=pieces,
     )
 
 

@@ -30,7 +30,17 @@ def main(folder: Path) -> None:
         analysis = analyze(graph)
         tilings, storage = read_plan(plan, graph, analysis)
         device_mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)
-        module = build(graph, analysis, payload, plan.mesh, tilings, storage, device_mesh)
+        module = build(
+            graph,
+            analysis,
+            payload,
+            plan.mesh,
+            tilings,
+            storage,
+            device_mesh,
+            frozenset(p.name for p in plan.parameters if p.regathered),
+            {op.name: op.piece for op in plan.ops},
+        )
         result = measure(module, plan.optimizer, payload["batch"])
         if dist.get_rank() == 0:
             torch.save(result, folder / "result.pt")

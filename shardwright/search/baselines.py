@@ -3,16 +3,19 @@
 They are costed by the same model, shown beside the frontier, and part of it:
 the chosen plan is never worse than the best of them.
 
-Sources: ZeRO stage 3 (arXiv 1910.02054) and FSDP shard what is stored and
-gather it for use; Megatron-LM (arXiv 1909.08053) splits attention heads and
-the inner dimension of the MLP, so that column- and row-parallel layers
-alternate.
+Sources: ZeRO (arXiv 1910.02054) and FSDP shard what is stored and gather it for
+use. Stage 3, and FSDP as it comes, gather once more in the backward pass; stage
+2 keeps the gathered weights. (Stage 1 would be stage 2 with more memory: within
+one step only where gradients lie tells them apart.) Megatron-LM (arXiv
+1909.08053) splits attention heads and the inner dimension of the MLP, so that
+column- and row-parallel layers alternate.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from shardwright.cost.codes import encode
 from shardwright.cost.options import Options
@@ -22,31 +25,34 @@ from shardwright.rules.rule import Choice, FactorKind, Rule, Split, Tiling
 from shardwright.search.problem import Assignment
 from shardwright.search.space import Space
 
-AxisRole = str  # "data", "tensor" or "sequence"
+AxisRole = Literal["data", "tensor", "sequence"]
+Stored = Literal["replicated", "kept", "regathered"]
 
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
     axes = len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
-        yield "one device", _write(space, ("data",) * axes, sharded=False)
+        everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
+        yield "one device", _write(space, everywhere, "replicated")
         return
     inner = inner_atoms(space)
     if axes == 1:
-        yield "data parallel", _write(space, ("data",), sharded=False)
-        yield "fully sharded", _write(space, ("data",), sharded=True)
+        yield "data parallel", _write(space, ("data",), "replicated")
+        yield "ZeRO-2", _write(space, ("data",), "kept")
+        yield "fully sharded", _write(space, ("data",), "regathered")
         if inner:
-            yield "tensor parallel", _write(space, ("tensor",), sharded=False)
+            yield "tensor parallel", _write(space, ("tensor",), "replicated")
             if sequence_atoms(space):
-                yield "sequence and tensor parallel", _write(space, ("sequence",), sharded=False)
+                yield "sequence and tensor parallel", _write(space, ("sequence",), "replicated")
     elif axes == 2 and inner:
-        yield "data x tensor parallel", _write(space, ("data", "tensor"), sharded=False)
-        yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), sharded=True)
+        yield "data x tensor parallel", _write(space, ("data", "tensor"), "replicated")
+        yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), "regathered")
         if sequence_atoms(space):
-            roles = ("data", "sequence")
-            yield "data x sequence and tensor parallel", _write(space, roles, sharded=False)
+            roles: tuple[AxisRole, ...] = ("data", "sequence")
+            yield "data x sequence and tensor parallel", _write(space, roles, "replicated")
             name = "fully sharded x sequence and tensor parallel"
-            yield name, _write(space, roles, sharded=True)
+            yield name, _write(space, roles, "regathered")
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -99,7 +105,7 @@ def inner_atoms(space: Space) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assignment:
+def _write(space: Space, roles: tuple[AxisRole, ...], stored: Stored) -> Assignment:
     model, inner = space.model, inner_atoms(space)
     split = {
         "data": (batch_atoms(space),),
@@ -115,7 +121,7 @@ def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assig
         wanted = tuple(_choice(rule, split[role]) for role in roles)
         options[op.name] = _largest_feasible(rule, wanted, model.options(op))
     storage = {}
-    for leaf, codes in zip(space.parameters, space.storage_codes, strict=True):
+    for leaf, choices in zip(space.parameters, space.stored, strict=True):
         atoms, dims = model.analysis.atoms[leaf.name], model.analysis.dims[leaf.name]
         placements: list[Placement] = []
         for role in roles:
@@ -124,9 +130,10 @@ def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assig
         layout = Layout(model.mesh, tuple(placements))
         if not fits(atoms, layout):
             layout = Layout.replicated(model.mesh)
-        layout = _also_sharded(atoms, layout, roles) if sharded else layout
-        storage[leaf.name] = encode(layout, atoms)
-        assert storage[leaf.name] in codes
+        if stored != "replicated":
+            layout = _also_sharded(atoms, layout, roles)
+        again = stored == "regathered"
+        storage[leaf.name] = choices.find(encode(layout, atoms), regathered=again)
     return space.assignment(options, storage)
 
 

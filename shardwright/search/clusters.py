@@ -4,7 +4,8 @@ An operator follows where all that it reads comes from one cluster and whatever
 that cluster does, some tiling takes it as it lies: views, pointwise operators
 after one without partial sums, the two halves of a rotary embedding. The other
 operators lead a cluster each. A redistribution in front of a follower is left
-out of the space; the same after it is there.
+out of the space; the same after it is there. No cluster reaches from one piece
+that may be recomputed into another.
 
 What depends on constants alone (positions, causal masks, rotary angles) is
 computed whole on every device: it is small, and any part of it is a slice.
@@ -12,7 +13,7 @@ computed whole on every device: it is small, and any part of it is a slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -41,10 +42,6 @@ class Place:
         assert self.node is not None, "computed whole everywhere"
         return self.node
 
-    def option_of(self, choice: Sequence[int]) -> int:
-        """The operator's option under an assignment."""
-        return int(self.options[0 if self.node is None else choice[self.node]])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
@@ -62,13 +59,15 @@ _WHOLE.flags.writeable = False
 class Clusters:
     """Every operator's place, and where every value comes from."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, pieces: Mapping[str, int]) -> None:
+        """`pieces` has the piece of every operator that belongs to one."""
         self.model = model
+        self.pieces = pieces
         self.leaders: list[Op] = []
         self.places: dict[str, Place] = {}
         self.written: dict[str, Written] = {}
-        self._parts: list[_Sum] = []  # what each cluster's cost is made of
-        self._fixed = _Sum()
+        self._sums: dict[object, tuple[Floats, Ints]] = {}
+        self._alive: list[_Sum] = []  # what the keys of `_sums` are made of
         self._follows: dict[object, Ints | None] = {}
         self._arrays: dict[object, Ints] = {}
         self._returned = {*model.graph.outputs, *(v for _, v in model.graph.updates)}
@@ -78,17 +77,25 @@ class Clusters:
             self.written[leaf.name] = Written(None, _WHOLE)
         for op in graph.ops:
             self._place(op)
-        if self._fixed.terms and self._parts:  # what is always there, whoever pays for it
-            self._parts[0].add_fixed(self._fixed)
 
-    def costs(self) -> Iterator[tuple[Floats, Ints]]:
-        """Seconds and bytes of every cluster, per choice: the same arrays for equal clusters."""
-        known: dict[object, tuple[Floats, Ints]] = {}
-        for part in self._parts:
+    def costs(self, recomputed: Mapping[str, frozenset[str]]) -> Iterator[tuple[Floats, Ints]]:
+        """Seconds and bytes of every cluster, per choice: the same arrays for equal clusters.
+
+        `recomputed` has, for operators that are, those that they are recomputed with.
+        """
+        fixed, parts = _Sum(), [_Sum() for _ in self.leaders]
+        for op in self.model.graph.ops:
+            place = self.places[op.name]
+            part = fixed if place.node is None else parts[place.node]
+            self._pay(op, place, part, recomputed.get(op.name, frozenset()))
+        if fixed.terms and parts:  # what is always there, whoever pays for it
+            parts[0].add_fixed(fixed)
+        for part in parts:
             key = part.key()
-            if key not in known:
-                known[key] = part.total()
-            yield known[key]
+            if key not in self._sums:
+                self._sums[key] = part.total()
+                self._alive.append(part)
+            yield self._sums[key]
 
     def _place(self, op: Op) -> None:
         model = self.model
@@ -98,13 +105,11 @@ class Clusters:
             self.places[op.name] = Place(None, _WHOLE, leads=False)
             for name in op.outputs:
                 self.written[name] = Written(None, _WHOLE)
-            self._pay(op, self.places[op.name], self._fixed)
             return
         follows = self._follow(op)
         if follows is None:
             node = len(self.leaders)
             self.leaders.append(op)
-            self._parts.append(_Sum())
             place = Place(node, self._array(range(len(options))), leads=True)
         else:
             place = Place(follows[0], follows[1], leads=False)
@@ -114,7 +119,6 @@ class Clusters:
             if key not in self._arrays:
                 self._arrays[key] = options.results[i][place.options]
             self.written[name] = Written(place.node, self._arrays[key])
-        self._pay(op, place, self._parts[place.own_node])
 
     def _array(self, numbers: range) -> Ints:
         if numbers not in self._arrays:
@@ -131,6 +135,8 @@ class Clusters:
         if len(nodes) != 1:
             return None
         node = nodes.pop()
+        if self.pieces.get(self.leaders[node].name) != self.pieces.get(op.name):
+            return None
         table = self.model.operator(op)
         gradients = tuple(self.model.has_gradient(name, op) for name in op.operands)
         key = (
@@ -160,10 +166,10 @@ class Clusters:
             return None
         return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
 
-    def _pay(self, op: Op, place: Place, part: _Sum) -> None:
+    def _pay(self, op: Op, place: Place, part: _Sum, recomputed: frozenset[str]) -> None:
         """Add what an operator costs: itself, slices of what is whole, and copies that it keeps."""
-        model = self.model
-        table = model.operator(op)
+        model, again = self.model, op.name in recomputed
+        table = model.operator(op, recomputed)
         part.add(table.seconds, table.bytes, place.options)
         for name in dict.fromkeys(op.operands):
             source = self.written.get(name)
@@ -171,11 +177,11 @@ class Clusters:
                 continue
             if source.node is not None:  # taken as it lies, but it may be kept
                 held = model.kept_in_place(name, op, source.codes)
-                if held is not None:
+                if held is not None and not again:
                     part.add(np.zeros(len(held)), held, slice(None), of=held.tobytes())
                 continue
             positions = [i for i, operand in enumerate(op.operands) if operand == name]
-            read = model.edge(name, source.codes, op, positions)
+            read = model.edge(name, source.codes, op, positions, recomputed=again)
             part.add(read.seconds[0], read.bytes[0], place.options, of=read.seconds)
         for i, name in enumerate(op.outputs):
             if name in self._returned:

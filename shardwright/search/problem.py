@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Assignment = tuple[int, ...]  # the choice of every node, in node order
 
 LARGEST_MEMORY = 2**53  # the search weighs memory in float64, which counts exactly up to here

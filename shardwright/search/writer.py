@@ -5,7 +5,8 @@ A space of a shortened graph is searched; the plan names the operators of the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
@@ -20,6 +21,7 @@ from shardwright.ir.remarks import Remark
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placing import tiling_text
 from shardwright.rules.remarks import remarks
+from shardwright.search.peaks import Peaks
 from shardwright.search.problem import Ints, Point
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
@@ -34,7 +36,8 @@ class PlanWriter:
         self.graph = graph
         self.short = short
         self.optimizer = optimizer
-        self._ops: dict[tuple[str, int], PlannedOp] = {}
+        self._peaks = Peaks(space)
+        self._ops: dict[tuple[str, int, bool], PlannedOp] = {}
         self._transfers: dict[object, list[Transfer]] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
 
@@ -47,25 +50,45 @@ class PlanWriter:
         return remarks(self.graph, self.space.model.analysis, self._rep)
 
     @cached_property
-    def _node(self) -> dict[str, int | None]:
-        """The node of every operator and parameter in whole assignments."""
-        places = self.space.places
-        found = {
-            op.name: self._whole(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
-        }
-        first = self.space.first_parameter
+    def _node(self) -> dict[str, tuple[int, int, int] | None]:
+        """The node of every operator and parameter in whole assignments, its twin and switch.
+
+        Twin and switch are -1 where there are none, all of it None where nothing is decided.
+        """
+        places, first = self.space.places, self.space.first_parameter
         own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
+        found = {
+            op.name: self._three(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
+        }
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            found[leaf.name] = self._whole(leaf.name, own[self._rep(leaf.name)])
+            found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
         return found
+
+    def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
+        if node is None:
+            return None
+        both, piece = self.space.twofold, self.space.piece_of.get(node)
+        if piece is None:
+            return self._whole(name, node), -1, -1
+        twin, switch = both.twins[node], both.switches[piece]
+        return self._whole(name, node), self._whole(name, twin), self._whole(name, switch)
+
+    def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
+        """What was chosen for `name`, and the switch by which it is recomputed, -1 by none."""
+        three = self._node[name]
+        if three is None:
+            return 0, -1
+        node, twin, switch = three
+        again = switch >= 0 and choice[switch] == 1
+        return (choice[twin], switch) if again else (choice[node], -1)
 
     def _rep(self, name: str) -> str:
         return self.short.stands_for.get(name, name)
 
-    def _whole(self, name: str, node: int | None) -> int | None:
+    def _whole(self, name: str, node: int) -> int:
         """Where the decision of `name` stands whose like in the short graph has `node`."""
         folded = self.space.folded
-        if node is None or not folded.runs:
+        if not folded.runs:
             return node
         if name in self.short.copy_of:
             number, copy = self.short.copy_of[name]
@@ -98,11 +121,9 @@ class PlanWriter:
         return found
 
     def peaks(self, points: list[Point]) -> list[Bytes]:
-        """Peak memory per rank of each point: what adds up, what is always there, the workspace."""
-        workspaces = self.space.workspaces
-        first = np.cumsum([0, *(len(w) for w in workspaces[:-1])])[self.space.folded.node_tables()]
+        """Peak memory per rank of each point: what adds up, what is always there, and `Peaks`."""
         choices = np.array([point.choice for point in points], np.int64).reshape(len(points), -1)
-        transient = np.concatenate(workspaces)[first + choices].max(axis=1)
+        transient = self._peaks.at(choices)
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -112,8 +133,7 @@ class PlanWriter:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside what adds up."""
-        least = (int(workspace.min()) for workspace in self.space.workspaces)
-        return fixed_bytes(self.graph) + max(least)
+        return fixed_bytes(self.graph) + self._peaks.least
 
     def plan(
         self, point: Point, peak: Bytes, bound: float, name: str, notes: tuple[str, ...]
@@ -145,7 +165,13 @@ class PlanWriter:
         space, model = self.space, self.space.model
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
-        lies: dict[str, int] = {leaf: code for leaf, code, _ in self._stored(choice)}
+        lies: dict[str, int] = {}
+        again: set[str] = set()
+        pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
+        for leaf, code, regathered, _ in self._stored(choice):
+            lies[leaf] = code
+            if regathered:
+                again.add(leaf)
         shared = {
             (reading.value, op.name): reading.readers[0].name
             for reading in space.readings
@@ -153,9 +179,10 @@ class PlanWriter:
         }
         for op in self.graph.ops:
             like = self._like[self._rep(op.name)]
-            node, place = self._node[op.name], space.places[like.name]
-            k = int(place.options[0 if node is None else choice[node]])
+            chosen, switch = self._chosen(op.name, choice)
+            k = int(space.places[like.name].options[chosen])
             options = model.options(like)
+            piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
             for value in dict.fromkeys(op.operands):
                 rep = like.operands[op.operands.index(value)]
                 if shared.get((rep, like.name), like.name) != like.name:
@@ -164,19 +191,22 @@ class PlanWriter:
                 wants = dict.fromkeys(
                     (int(options.operands[i][k]), int(options.grads[i][k])) for i in positions
                 )
+                source = lies.get(value, 0), piece > 0, value in again
                 for want in wants:
-                    transfers += self._moved(op, like, value, rep, lies.get(value, 0), want)
+                    transfers += self._moved(op, like, value, rep, source, want)
             for i, value in enumerate(op.outputs):
                 lies[value] = int(options.results[i][k])
-            ops.append(self._operator(op, like, k))
+            ops.append(self._operator(op, like, k, piece))
         return ops, transfers
 
-    def _operator(self, op: Op, like: Op, k: int) -> PlannedOp:
-        if (like.name, k) not in self._ops:
+    def _operator(self, op: Op, like: Op, k: int, piece: int) -> PlannedOp:
+        key = like.name, k, piece > 0
+        if key not in self._ops:
             model = self.space.model
-            rule, table = model.analysis.rules[like.name], model.operator(like)
+            rule = model.analysis.rules[like.name]
+            table = model.operator(like, self.space.recomputed[like.name] if piece else ())
             tiling = model.options(like).tiling(rule, k)
-            self._ops[like.name, k] = PlannedOp(
+            self._ops[key] = PlannedOp(
                 name=like.name,
                 target=like.target,
                 source=like.source,
@@ -186,49 +216,49 @@ class PlanWriter:
                 seconds=Seconds(float(table.seconds[k])),
                 saved_bytes=Bytes(int(table.bytes[k])),
             )
-        known = self._ops[like.name, k]
-        if op.name == like.name:
+        known = self._ops[key]
+        if (op.name, piece) == (known.name, known.piece):
             return known
-        return PlannedOp(
-            op.name,
-            op.target,
-            op.source,
-            known.tiling,
-            known.splits,
-            known.layout,
-            known.seconds,
-            known.saved_bytes,
-        )
+        return replace(known, name=op.name, source=op.source, piece=piece)
 
     def _moved(
-        self, op: Op, like: Op, value: str, rep: str, source: int, want: tuple[int, int]
+        self,
+        op: Op,
+        like: Op,
+        value: str,
+        rep: str,
+        source: tuple[int, bool, bool],
+        want: tuple[int, int],
     ) -> Iterator[Transfer]:
         key = (rep, like.name, source, want)
         if key not in self._transfers:
-            moved = source != want[0]
+            code, recomputed, regathered = source
+            again = recomputed or (regathered and self.space.model.keeps_copy(rep, like))
+            moved = code != want[0]
             if not moved and self.space.model.has_gradient(rep, like):
                 axes = len(self.space.model.mesh.axes)
-                moved = int(duals(np.array([source]), axes)[0]) != want[1]
-            found = self.space.model.transfers(rep, source, want, like) if moved else []
+                moved = int(duals(np.array([code]), axes)[0]) != want[1]
+            found = self.space.model.transfers(rep, code, want, like, again) if moved else []
             self._transfers[key] = found
         for t in self._transfers[key]:
-            yield Transfer(value, op.name, t.backward, t.collectives, t.bytes, t.seconds)
+            yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds)
 
-    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-        """Every parameter, the code of its storage, and its place among the short graph's."""
+    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
+        """Every parameter, its storage (code, regathered), its place among the short graph's."""
         own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            number, node = own[self._rep(leaf.name)], self._node[leaf.name]
-            assert node is not None
-            yield leaf.name, int(self.space.storage_codes[number][choice[node]]), number
+            number = own[self._rep(leaf.name)]
+            stored, (k, _) = self.space.stored[number], self._chosen(leaf.name, choice)
+            yield leaf.name, int(stored.codes[k]), bool(stored.regathered[k]), number
 
     def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
         model = self.space.model
-        for name, code, number in self._stored(choice):
+        for name, code, regathered, number in self._stored(choice):
             leaf = self.space.parameters[number]
             seconds, held = model.parameter(leaf, _only(code))
             layout = model.layout(leaf.name, code)
-            yield PlannedParameter(name, layout, Bytes(int(held[0])), Seconds(float(seconds[0])))
+            size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
+            yield PlannedParameter(name, layout, size, spent, regathered)
 
 
 def _only(code: int) -> Ints:

@@ -1,6 +1,7 @@
 """Law 6: any assignment of tilings, however silly, gives what one device gives.
 
-Every operator draws one of its tilings and every parameter one of its storage layouts. Loss,
+Every operator draws one of its tilings, every parameter one of its storage layouts, and whether
+copies of it are gathered again in the backward pass; some operators are recomputed together. Loss,
 every gradient and every updated buffer are compared in float64: the captured graph is widened,
 because a Hugging Face loss casts its logits to float32 whatever the model's precision.
 """
@@ -12,13 +13,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.capture.capture import capture_call
+from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.widen import widen
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.search.space import storage_layouts
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 
@@ -58,21 +59,25 @@ def _compare_assignments(name, meshes):
             for op in one.graph.ops
         }
         layouts = {
-            leaf.name: storage_layouts(one.analysis.atoms[leaf.name], mesh)
+            leaf.name: stored_as(one.analysis.atoms[leaf.name], mesh)
             for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
         }
         for number in range(ASSIGNMENTS):
             chosen = {key: draw.choice(found) for key, found in options.items()}
             storage = {key: draw.choice(found) for key, found in layouts.items()}
-            parallel = one.run(one.module(mesh, chosen, storage, device_mesh))
+            again = frozenset(key for key in storage if draw.random() < 0.5)
+            pieces = some_pieces(one.graph, draw)
+            parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, pieces))
             assert serial.keys() == parallel.keys()
             errors = {key: _error(serial[key], parallel[key]) for key in serial}
             worst = max(errors, key=errors.get)
             tiled = {key: " ".join(tiling_text(tiling)) for key, tiling in chosen.items()}
-            stored = {key: str(layout) for key, layout in storage.items()}
+            stored = {
+                key: f"{layout}{' regathered' * (key in again)}" for key, layout in storage.items()
+            }
             assert errors[worst] <= TOLERANCE, (
                 f"{name} on {text}, assignment {number}: {worst} is {errors[worst]:.1e} off under"
-                f" {tiled} and {stored}"
+                f" {tiled}, {stored} and {pieces}"
             )
 
 
@@ -92,7 +97,7 @@ class Widened:
         storage = {leaf.name: Layout.replicated(mesh) for leaf in self.graph.leaves}
         return self.module(mesh, chosen, storage, None)
 
-    def module(self, mesh, chosen, storage, device_mesh):
+    def module(self, mesh, chosen, storage, device_mesh, regathered=frozenset(), pieces=None):
         return ParallelModule(
             self.captured,
             self.analysis,
@@ -105,6 +110,8 @@ class Widened:
             device_mesh=device_mesh,
             device=torch.device("cpu"),
             seed=3,
+            regathered=regathered,
+            pieces=pieces,
         )
 
     def run(self, module):
@@ -117,6 +124,18 @@ class Widened:
         for key, _ in self.graph.updates:
             found[f"buffer {key}"] = module.get_buffer(key).clone()
         return found
+
+
+def stored_as(atoms, mesh):
+    """Every way to store a parameter: along each axis replicated, or one of its atoms sharded."""
+    return [decode(code, atoms, mesh) for code in storable(atoms, mesh).tolist()]
+
+
+def some_pieces(graph, draw):
+    """Up to three runs of operators that are recomputed, each as a whole."""
+    cuts = sorted(draw.sample(range(len(graph.ops) + 1), 6))
+    spans = list(zip(cuts[::2], cuts[1::2], strict=True))[: draw.randrange(4)]
+    return {op.name: i for i, span in enumerate(spans, 1) for op in graph.ops[slice(*span)]}
 
 
 def _error(serial, parallel):

@@ -28,18 +28,19 @@ class Asking:
     def parameter(self, leaf, layouts):
         return self.model.parameter(leaf, self.codes(leaf.name, layouts))
 
-    def edge(self, value, sources, op, positions, tilings):
-        table = self.model.edge(value, self.codes(value, sources), op, positions)
+    def edge(self, value, sources, op, positions, tilings, regathered=None):
+        codes = self.codes(value, sources)
+        table = self.model.edge(value, codes, op, positions, regathered)
         at = self.columns(op, tilings)
         return Table(table.seconds[:, at], table.bytes[:, at])
 
-    def transfers(self, value, source, op, positions, tiling):
+    def transfers(self, value, source, op, positions, tiling, again=False):
         (code,) = self.codes(value, [source])
         (k,), options = self.columns(op, [tiling]), self.options(op)
         wants = [(int(options.operands[i, k]), int(options.grads[i, k])) for i in positions]
         found = []
         for want in dict.fromkeys(wants):
-            found += self.model.transfers(value, int(code), want, op)
+            found += self.model.transfers(value, int(code), want, op, again)
         return tuple(found)
 
     def result(self, op, tiling):

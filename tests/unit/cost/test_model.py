@@ -7,6 +7,7 @@ from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.plan import Phase
 from shardwright.rules.rule import PassPartial, Split
 from tests.unit.cost.asking import Asking
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule, toy_machine
@@ -17,6 +18,12 @@ INPUT, PARAMETER = LeafKind.INPUT, LeafKind.PARAMETER
 
 def model(mesh=TWO, graph=None, optimizer="adamw", **machine):
     return Asking(*(graph or linear_layer()), toy_machine(**machine), mesh, optimizer)
+
+
+def saving():
+    """The layer y = x @ w, of which w is kept."""
+    leaves = {"x": (INPUT, ((8,), (16,))), "w": (PARAMETER, ((16,), (32,)))}
+    return build(leaves, [op("y", "mm", ["x", "w"], MM, saves=("x", "w"))])
 
 
 def axis(text):
@@ -83,9 +90,27 @@ def test_data_parallel_reduces_the_gradient_of_a_replicated_weight():
     gather_and_scatter = 2 * (2 + 1 + 1024 / 16)
     assert table.seconds[:, 0].tolist() == [all_reduce, gather_and_scatter]
     backward = costs.transfers("w", axis("R"), mm, [1], (Split("m"),))
-    assert [(t.backward, t.collectives, t.bytes) for t in backward] == [
-        (True, ("all_reduce dp",), 2048)
+    assert [(t.phase, t.collectives, t.bytes) for t in backward] == [
+        (Phase.BACKWARD, ("all_reduce dp",), 2048)
     ]
+
+
+def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():
+    costs = model(graph=saving())
+    mm, layouts = costs.graph.ops[0], [axis("R"), axis("S(0)"), axis("S(0)")]
+    again = np.array([False, False, True])
+    table = costs.edge("w", layouts, mm, [1], [(Split("m"),)], again)
+    gather = 2 + 1 + 1024 / 16
+    assert table.seconds[2] - table.seconds[1] == gather
+    assert table.bytes[:, 0].tolist() == [0, 2048, 0]
+    parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), again=True)
+    assert [(t.phase, t.collectives) for t in parts] == [
+        (Phase.FORWARD, ("all_gather dp",)),
+        (Phase.AGAIN, ("all_gather dp",)),
+        (Phase.BACKWARD, ("reduce_scatter dp",)),
+    ]
+    assert sum(part.seconds for part in parts) == table.seconds[2, 0]
+    assert not model().model.saves_copies("w")  # then gathering again saves nothing
 
 
 def test_an_input_has_no_gradient_to_move():

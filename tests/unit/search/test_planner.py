@@ -26,21 +26,28 @@ def priced_from_scratch(plan, graph):
     model = CostModel(graph, analyze(graph), MACHINE, plan.mesh, plan.optimizer)
     rules, atoms = model.analysis.rules, model.analysis.atoms
     lies = {leaf.name: 0 for leaf in graph.leaves}
+    again = {parameter.name: parameter.regathered for parameter in plan.parameters}
     seconds = held = 0
     for parameter, leaf in zip(plan.parameters, graph.leaves[1:], strict=True):
         lies[leaf.name] = encode(parameter.layout, atoms[leaf.name])
         table = model.parameter(leaf, np.array([lies[leaf.name]]))
         seconds, held = seconds + table.seconds[0], held + table.bytes[0]
+    pieces = {}
+    for op in plan.ops:
+        pieces.setdefault(op.piece, set()).add(op.name)
     brought = set()
     for op, planned in zip(graph.ops, plan.ops, strict=True):
         options, rule = model.options(op), rules[op.name]
         k = options.find(rule, parse_tiling(rule, planned.tiling))
-        table = model.operator(op)
+        table = model.operator(op, pieces[planned.piece] if planned.piece else ())
         seconds, held = seconds + table.seconds[k], held + table.bytes[k]
         for i, value in enumerate(op.operands):
-            read = (value, op.kind, int(options.operands[i, k]), int(options.grads[i, k]))
+            want = int(options.operands[i, k]), int(options.grads[i, k])
+            read = (value, op.kind, planned.piece, *want)
             if read not in brought:  # the two projections read one copy
-                edge = model.edge(value, np.array([lies[value]]), op, [i])
+                regathered = np.array([again.get(value, False)])
+                lie, piece = np.array([lies[value]]), planned.piece > 0
+                edge = model.edge(value, lie, op, [i], regathered, piece)
                 seconds, held = seconds + edge.seconds[0, k], held + edge.bytes[0, k]
             brought.add(read)
         lies[op.name] = int(options.results[0, k])

@@ -6,6 +6,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
+from shardwright.search.problem import price
 from shardwright.search.repeats import shorten
 from shardwright.search.space import make_folded_space, make_space
 from shardwright.search.sweep import sweep
@@ -63,10 +64,14 @@ def test_projections_of_one_value_read_it_together():
 def test_baselines_are_allowed_assignments_in_their_order():
     space = make_space(model(residual_layers(2), Mesh.parse("dp=8")))
     found = dict(baselines(space))
-    assert list(found)[:2] == ["data parallel", "fully sharded"]
+    assert list(found)[:3] == ["data parallel", "ZeRO-2", "fully sharded"]
     data = space.tilings(found["data parallel"])
     assert {str(data[f"layers.0.{name}"][0]) for name in ("left", "right", "down")} == {
         str(data["first"][0])
     }
-    stored = space.storage(found["fully sharded"])
-    assert not any(layout.is_replicated for layout in stored.values())
+    for name in ("ZeRO-2", "fully sharded"):
+        stored = space.storage(found[name])
+        assert not any(layout.is_replicated for layout in stored.values())
+    kept, again = (price(space.problem, found[name]) for name in ("ZeRO-2", "fully sharded"))
+    assert kept[0] < again[0]
+    assert kept[1] > again[1]

@@ -1,0 +1,48 @@
+"""Instructions that are recomputed together, brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shardwright.lower.program import Instruction, Recompute, reads, writes
+
+
+def together(
+    instructions: Sequence[Instruction], pieces: Sequence[int], returned: Collection[str]
+) -> tuple[Instruction, ...]:
+    """`instructions` with a `Recompute` for each piece; 0 is no piece.
+
+    What lies between its instructions goes in front of a piece, or behind it
+    where it needs something of it. Nothing in a piece may need that.
+    """
+    last = {name: i for i, one in enumerate(instructions) for name in reads(one)}
+    last.update((name, len(instructions)) for name in returned)
+    found: list[Instruction] = []
+    done: set[int] = set()
+    for i, piece in enumerate(pieces):
+        if i in done:
+            continue
+        if not piece:
+            found.append(instructions[i])
+            continue
+        members = [j for j in range(i, len(pieces)) if pieces[j] == piece]
+        made = [name for j in members for name in writes(instructions[j])]
+        tainted, behind = set(made), []
+        for j in range(i, members[-1]):
+            if pieces[j] == piece:
+                continue
+            if tainted.isdisjoint(reads(instructions[j])):
+                found.append(instructions[j])
+            else:
+                tainted.update(writes(instructions[j]))
+                behind.append(instructions[j])
+        inside = tuple(instructions[j] for j in members)
+        needed = {name for one in behind for name in reads(one)}
+        gives = tuple(name for name in made if last.get(name, -1) > members[-1] or name in needed)
+        takes = dict.fromkeys(name for one in inside for name in reads(one))
+        found.append(
+            Recompute(piece, inside, tuple(name for name in takes if name not in made), gives)
+        )
+        found += behind
+        done.update(range(i, members[-1] + 1))
+    return tuple(found)

@@ -1,0 +1,76 @@
+"""Copies of sharded parameters that are not kept for the backward pass but gathered again there.
+
+What autograd would keep of a gathered copy is replaced by the way to make it
+anew (`torch.autograd.graph.saved_tensors_hooks`), for one operator at a time:
+while it runs, the copy is alive and its memory cannot be anything else's.
+
+Paper: ZeRO stage 3 (arXiv 1910.02054); FSDP calls it resharding after forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwright.runtime.redistribute import Redistribution
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Dropped:
+    """A view of a copy that was not kept, and the parameter's tile, of which it is made again."""
+
+    source: torch.Tensor
+    number: int  # of the redistribution that makes the copy
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Regathering(nn.Module):
+    """One operator that keeps nothing of the copies made by `redistributions`.
+
+    The program's order is the same on every rank, and so is autograd's on the
+    way back: all ranks gather the same copy at the same time.
+    """
+
+    def __init__(
+        self, operator: Callable[..., Any], redistributions: Sequence[Redistribution]
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.redistributions = tuple(redistributions)  # not a ModuleList: the program has them
+
+    def forward(
+        self,
+        sources: Sequence[torch.Tensor],
+        copies: Sequence[torch.Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """The operator's result. `copies[i]` is `sources[i]`, redistributed."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.operator(*args, **kwargs)  # a compiler decides itself what is kept
+        numbers = {copy.untyped_storage().data_ptr(): i for i, copy in enumerate(copies)}
+
+        def pack(kept: torch.Tensor) -> torch.Tensor | _Dropped:
+            number = numbers.get(kept.untyped_storage().data_ptr())
+            if number is None:
+                return kept
+            source = sources[number].detach()
+            size, stride, offset = kept.size(), kept.stride(), int(kept.storage_offset())
+            return _Dropped(source, number, size, stride, offset)
+
+        with saved_tensors_hooks(pack, self._unpack):
+            return self.operator(*args, **kwargs)
+
+    def _unpack(self, kept: torch.Tensor | _Dropped) -> torch.Tensor:
+        if isinstance(kept, torch.Tensor):
+            return kept
+        with torch.no_grad():
+            copy = self.redistributions[kept.number].run_forward(kept.source)
+        return copy.as_strided(kept.size, kept.stride, kept.offset)
