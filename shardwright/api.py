@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.machine import Machine
@@ -52,10 +53,13 @@ def plan(
     machine: Machine,
     optimizer: str = "adamw",
     memory_limit: str | int | None = None,
+    constraints: Sequence[str | Constraint] = (),
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
-    Raises `InfeasibleError`, naming the smallest memory that would do, if there is none.
+    Raises `InfeasibleError`, naming the smallest memory that would do, if there is none, and
+    `ConstraintError` for `constraints` that mean nothing here or that no plan can meet.
     """
-    frontier = search(capture(model, args, kwargs), machine, optimizer)
+    graph = capture(model, args, kwargs)
+    frontier = search(graph, machine, optimizer, constraints=constraints)
     return frontier.fastest(memory_limit)

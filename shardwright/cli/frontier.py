@@ -18,6 +18,8 @@ from shardwright.report.summary import summary
 @options.target
 @options.machine
 @options.device_counts
+@options.constraints
+@options.seconds
 @options.optimizer
 @options.as_json
 def command(
@@ -26,6 +28,8 @@ def command(
     seq: int | None,
     machine: str,
     devices: tuple[int, ...],
+    constraints: tuple[str, ...],
+    seconds: float,
     optimizer: str | None,
     as_json: bool,
 ) -> None:
@@ -33,7 +37,9 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, optimizer)
-    frontiers = [planning.search(captured, part) for part in parts]
+    wishes = planning.Wishes(constraints, seconds)
+    found, left_out = planning.surface(captured, parts, wishes)
+    frontiers = [frontier for _, frontier in found]
     if as_json:
         print_json(
             {
@@ -41,13 +47,17 @@ def command(
                 "search_seconds": sum(f.search_seconds for f in frontiers),
                 "points": [_point(plan) for f in frontiers for plan in f],
                 "baselines": [_point(plan) for f in frontiers for plan in f.baselines],
+                "constraints": list(constraints),
+                "left_out": {str(devices): reason for devices, reason in left_out.items()},
             }
         )
         return
-    for part, found in zip(parts, frontiers, strict=True):
+    for part, frontier in found:
         click.echo(f"{target} on {part}")
-        print_frontier(found)
+        print_frontier(frontier)
         click.echo()
+    for count, reason in left_out.items():
+        click.echo(f"{count} devices left out: {reason}\n")
     click.echo(chart(_marks(frontiers)))
     click.echo(_legend(frontiers))
 

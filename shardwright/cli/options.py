@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +39,42 @@ def target(function: F) -> F:
     return click.argument("target")(function)
 
 
+def _constraint(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> None:
+    found = parse_constraints(f"{option.name} {text}" for text in texts)
+    ctx.params["constraints"] = (*ctx.params.get("constraints", ()), *map(str, found))
+
+
+def constraints(function: F) -> F:
+    """What plans must or must not do, as one argument `constraints`."""
+    for name, metavar, text in _CONSTRAINTS:
+        function = click.option(
+            f"--{name}",
+            multiple=True,
+            expose_value=False,
+            callback=_constraint,
+            metavar=metavar,
+            help=text,
+        )(function)
+    return function
+
+
+_CONSTRAINTS = (
+    ("cap", "AXIS=SIZE", "Widest that a mesh axis may be, as tp=4."),
+    ("mesh", "AXIS=SIZE,…", "Plan on this mesh only, as dp=4,tp=2; several are alternatives."),
+    ("forbid", "GLOB=AXIS:WORD", "What modules or parameters must not do, as '*=dp:sequence'."),
+    (
+        "pin",
+        "GLOB=AXIS:WORD",
+        "What modules split, as 'layers.*.mlp=tp:features', or how parameters are stored, as"
+        " '*.weight=dp:S(0)', in the words of `explain`.",
+    ),
+)
+seconds = click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    help="Search about so long at most, and take the best so far.",
+)
 machine = click.option(
     "--machine", required=True, help="Preset such as 8xH100, TOML file, or `here`."
 )

@@ -20,6 +20,8 @@ from shardwright.report.summary import summary
 @options.target
 @options.machine
 @options.memory_limit
+@options.constraints
+@options.seconds
 @click.option(
     "--objective",
     type=click.Choice(planning.OBJECTIVES),
@@ -36,6 +38,8 @@ def command(
     seq: int | None,
     machine: str,
     memory_limit: int | None,
+    constraints: tuple[str, ...],
+    seconds: float,
     objective: str,
     optimizer: str | None,
     output: str | None,
@@ -45,7 +49,9 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, optimizer)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    plan, frontier = planning.choose(captured, known, objective, limit)
+    plan, frontier = planning.choose(
+        captured, known, objective, limit, planning.Wishes(constraints, seconds)
+    )
     if output:
         plan.save(output)
     if as_json:

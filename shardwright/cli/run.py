@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
 @click.option("--machine", default="here", show_default=True, help="Machine to plan for.")
 @options.memory_limit
+@options.constraints
+@options.seconds
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
 @options.as_json
@@ -37,6 +39,8 @@ def command(
     devices: int | None,
     machine: str,
     memory_limit: int | None,
+    constraints: tuple[str, ...],
+    seconds: float,
     steps: int | None,
     verify: bool,
     as_json: bool,
@@ -45,11 +49,23 @@ def command(
     captured = planning.capture(target, batch, seq)
     captured.job.check_data()
     if plan is not None:
+        if constraints:
+            raise UsageError(
+                f"{plan} is made already, {constraints[0]!r} cannot change it; leave"
+                " the plan out to plan again"
+            )
         chosen = planning.load_plan(plan, captured, devices)
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
     else:
-        chosen = _planned(captured, machine, devices, memory_limit, quiet=as_json)
+        chosen = _planned(
+            captured,
+            machine,
+            devices,
+            memory_limit,
+            planning.Wishes(constraints, seconds),
+            quiet=as_json,
+        )
 
     from shardwright.train.launch import launch
 
@@ -79,6 +95,7 @@ def _planned(
     machine: str,
     devices: int | None,
     memory_limit: int | None,
+    wishes: planning.Wishes,
     *,
     quiet: bool,
 ) -> Plan:
@@ -86,7 +103,7 @@ def _planned(
         raise UsageError("without a plan file, --devices says how many ranks to plan for")
     known = planning.machine_of(machine, devices)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    chosen, frontier = planning.choose(captured, known, "time", limit)
+    chosen, frontier = planning.choose(captured, known, "time", limit, wishes)
     if not quiet:
         print_choice(chosen, frontier, limit, "time")
     return chosen

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import overload
 
@@ -80,12 +80,15 @@ class Frontier:
 
     Fastest first, so memory strictly falls. `baselines` are the well-known
     plans (data parallel, fully sharded, Megatron-style), costed by the same
-    model, for comparison.
+    model, for comparison. All plans keep the `constraints`; `broken` has, by
+    its name, those that a baseline does not keep: it is shown and never chosen.
     """
 
     plans: Sequence[Plan]
     baselines: Sequence[Plan] = ()
     search_seconds: float = 0.0
+    constraints: tuple[str, ...] = ()
+    broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -114,8 +117,9 @@ class Frontier:
             if peak <= limit:
                 return self.plans[place]
         least = self.smallest()
+        under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
-            f"no plan for {least.devices} devices of {least.machine} fits into"
+            f"no plan for {least.devices} devices of {least.machine}{under} fits into"
             f" {limit / 2**20:.1f}MiB per rank; the smallest needs"
             f" {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or shrink the batch",
             least.peak_bytes,

@@ -204,12 +204,8 @@ class _Maker:
     def parameters(self) -> None:
         """Nodes of parameters, and the edges to their readers."""
         graph, places = self.model.graph, self.clusters.places
-        codes: dict[object, Ints] = {}
         for leaf in self.leaves:
-            atoms = self.model.analysis.atoms[leaf.name]
-            if atoms not in codes:
-                codes[atoms] = storable(atoms, self.model.mesh)
-            mine = codes[atoms]
+            mine = self.model.storable(leaf)
             self.storage.append(mine)
             table = self.model.parameter(leaf, mine)
             readers = graph.consumers[leaf.name]

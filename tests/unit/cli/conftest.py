@@ -49,12 +49,14 @@ class FakeApi(types.ModuleType):
         super().__init__("shardwright.api")
         self.report = Report()
         self.searched = []
+        self.asked = []
 
     def capture(self, model, args=(), kwargs=None):
         return GRAPH
 
-    def search(self, graph, machine, optimizer="adamw", *, progress=None):
+    def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
+        self.asked.append(asked)
 
         def on_these(plan):
             scale = machine.devices / 2
