@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from string import ascii_lowercase, ascii_uppercase
 
 import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark, chart
@@ -57,9 +59,9 @@ def command(
         print_frontier(frontier)
         click.echo()
     for count, reason in left_out.items():
-        click.echo(f"{count} devices left out: {reason}\n")
+        click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
     click.echo(chart(_marks(frontiers)))
-    click.echo(_legend(frontiers))
+    click.echo(textwrap.fill(_legend(frontiers), WIDTH))
 
 
 def _point(plan: Plan) -> dict[str, object]:

@@ -49,8 +49,8 @@ def allowed_meshes(
     found = [mesh for mesh in found if mesh.size == devices and (not fixed or mesh in fixed)]
     if not found:
         raise ConstraintError(
-            f"{'; '.join(f'mesh {mesh} of {mesh.size} devices' for mesh in fixed)}: the machine has"
-            f" {devices}; give sizes whose product is that"
+            f"{'; '.join(f'mesh {mesh} is of {mesh.size}' for mesh in fixed)}, not of {devices}"
+            f" device{'s' * (devices > 1)}; give sizes whose product is that"
         )
     caps = [c for c in constraints if isinstance(c, Cap)]
     left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import shardwright
 from shardwright.cli import main
+from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from tests import plans
@@ -50,6 +51,7 @@ class FakeApi(types.ModuleType):
         self.report = Report()
         self.searched = []
         self.asked = []
+        self.refused = set()  # numbers of devices
 
     def capture(self, model, args=(), kwargs=None):
         return GRAPH
@@ -57,6 +59,8 @@ class FakeApi(types.ModuleType):
     def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
         self.asked.append(asked)
+        if machine.devices in self.refused:
+            raise ConstraintError(f"no mesh of {machine.devices}")
 
         def on_these(plan):
             scale = machine.devices / 2

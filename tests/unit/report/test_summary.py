@@ -10,18 +10,17 @@ from tests import plans
 @pytest.mark.parametrize(
     "plan, text",
     [
-        (plans.simple(), "dp=2: batch split everywhere; parameters replicated"),
+        (plans.simple(), "dp=2 splits batch; parameters replicated"),
         (
             plans.simple(mesh="tp=4", lies="S(1)", weight="S(0)"),
-            "tp=4: features split everywhere; all parameters sharded",
+            "tp=4 splits features; all parameters sharded",
         ),
-        (plans.simple(lies="P"), "dp=2: features split everywhere; parameters replicated"),
-        (plans.simple(lies="R"), "dp=2: all computed whole; parameters replicated"),
+        (plans.simple(lies="P"), "dp=2 splits features; parameters replicated"),
+        (plans.simple(lies="R"), "dp=2 splits nothing; parameters replicated"),
         (plans.simple(mesh="dp=1"), "one device"),
         (
             plans.transformer(),
-            "dp=2: batch split everywhere; tp=2: features split in 66%, 34% whole;"
-            " embed up down sharded",
+            "dp=2 splits batch; tp=2 splits features (66%); embed up down sharded",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_limit_that_constraints_make_too_small_says_so(graph):
         ),
         (["forbid *.sum=*:whole|batch|features|partial sums"], "nothing to do along"),
         (["pin first.weight=*:S(7)"], None),
-        (["mesh dp=3"], "mesh dp=3 of 3 devices: the machine has 8"),
+        (["mesh dp=3"], "mesh dp=3 is of 3, not of 8 devices; give sizes"),
         (["cap dp=2", "cap tp=2"], "no mesh of 8 devices is that narrow; raise a cap"),
         (["mesh dp=8", "pin *=tp:batch"], "mesh dp=8 has no axis tp to split by"),
     ],
