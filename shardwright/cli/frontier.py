@@ -28,6 +28,7 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     machine: str,
     devices: tuple[int, ...],
     constraints: tuple[str, ...],
@@ -38,7 +39,7 @@ def command(
     """Show every plan for TARGET that no other beats in both time and memory."""
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    captured = planning.capture(target, batch, seq, optimizer)
+    captured = planning.capture(target, batch, seq, settings, optimizer)
     wishes = planning.Wishes(constraints, seconds)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]

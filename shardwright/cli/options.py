@@ -29,7 +29,14 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 
 def target(function: F) -> F:
-    """TARGET with the sizes that a config.json needs."""
+    """TARGET with the sizes that a config.json needs, and changes to try."""
+    function = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="What if: a field of the config.json, or an argument of the function, as layers=4.",
+    )(function)
     function = click.option(
         "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
     )(function)

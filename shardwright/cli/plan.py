@@ -36,6 +36,7 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     machine: str,
     memory_limit: int | None,
     constraints: tuple[str, ...],
@@ -47,7 +48,7 @@ def command(
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine)
-    captured = planning.capture(target, batch, seq, optimizer)
+    captured = planning.capture(target, batch, seq, settings, optimizer)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
     plan, frontier = planning.choose(
         captured, known, objective, limit, planning.Wishes(constraints, seconds)

@@ -57,14 +57,18 @@ class Captured:
 
 
 def capture(
-    target: str, batch: int | None, seq: int | None, optimizer: str | None = None
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    settings: Sequence[str] = (),
+    optimizer: str | None = None,
 ) -> Captured:
     """Load TARGET and capture its model, on the meta device where it can be built there."""
     with working(f"capturing {target}"):
         from shardwright import api
         from shardwright.train.target import build_model, load_job, optimizer_name
 
-        job = load_job(target, batch, seq)
+        job = load_job(target, batch, seq, settings)
         args, kwargs = job.call()
         start = time.perf_counter()
         graph = api.capture(build_model(job, meta=True), args, kwargs)

@@ -35,6 +35,7 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     plan: str | None,
     devices: int | None,
     machine: str,
@@ -46,7 +47,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Train TARGET on this host, under PLAN or the best plan there is."""
-    captured = planning.capture(target, batch, seq)
+    captured = planning.capture(target, batch, seq, settings)
     captured.job.check_data()
     if plan is not None:
         if constraints:
@@ -75,6 +76,7 @@ def command(
         chosen,
         steps or captured.job.steps,
         (batch, seq),
+        settings=settings,
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:

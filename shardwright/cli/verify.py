@@ -22,9 +22,16 @@ NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
 @options.target
 @click.argument("plan", type=click.Path(dir_okay=False))
 @options.as_json
-def command(target: str, batch: int | None, seq: int | None, plan: str, as_json: bool) -> None:
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    settings: tuple[str, ...],
+    plan: str,
+    as_json: bool,
+) -> None:
     """Compare PLAN with one device: loss, every gradient, one optimizer step."""
-    captured = planning.capture(target, batch, seq)
+    captured = planning.capture(target, batch, seq, settings)
     report = verified(captured.job, planning.load_plan(plan, captured, None))
     if as_json:
         print_json(content(report))

@@ -18,8 +18,9 @@ def launched(monkeypatch):
             self.training = Training(0, RECORDS)
             self.calls = []
 
-        def __call__(self, target, plan, steps, sizes, *, stdout):
+        def __call__(self, target, plan, steps, sizes, *, settings, stdout):
             self.calls.append((target, plan, steps, sizes, stdout))
+            self.settings = settings
             return self.training
 
     fake = Launched()
