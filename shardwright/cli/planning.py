@@ -184,11 +184,16 @@ def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
         leaf.keys[0]: (graph.tensor[leaf.name].shape, graph.tensor[leaf.name].dtype)
         for leaf in graph.leaves_of(LeafKind.INPUT)
     }
-    for key in (*planned, *given):
-        if planned.get(key) != given.get(key):
+    if planned.keys() != given.keys():
+        raise PlanError(
+            f"{file} is a plan for another model: that takes {', '.join(planned)}, the target's"
+            f" takes {', '.join(given)}; plan again"
+        )
+    for key in planned:
+        if planned[key] != given[key]:
             raise PlanError(
-                f"{file} is a plan for {key} {_input(planned.get(key))}, the target gives"
-                f" {_input(given.get(key))}; change the batch back or plan again"
+                f"{file} is a plan for {key} {_input(planned[key])}, the target gives"
+                f" {_input(given[key])}; change the batch back or plan again"
             )
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
@@ -198,8 +203,8 @@ def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
     return plan
 
 
-def _input(known: tuple[tuple[int, ...], str] | None) -> str:
-    return f"{known[1]}{list(known[0])}" if known else "nothing"
+def _input(known: tuple[tuple[int, ...], str]) -> str:
+    return f"{known[1]}{list(known[0])}"
 
 
 def _is_file(text: str) -> bool:

@@ -39,6 +39,16 @@ def parse_bytes(text: str | int) -> Bytes:
     return Bytes(int(float(found[1]) * _UNITS[found[2]]))
 
 
+def format_bytes(count: float) -> str:
+    """Bytes as `parse_bytes` reads them, in the largest unit of which there is one.
+
+    >>> format_bytes(3 * 2**29), format_bytes(700)
+    ('1.5GiB', '700B')
+    """
+    unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if count >= _UNITS[u]), "")
+    return f"{count / _UNITS[unit]:.1f}{unit}" if unit else f"{count:.0f}B"
+
+
 class Plans(Sequence[Plan]):
     """Plans that are written when they are first asked for; what they cost is known before.
 
@@ -120,8 +130,8 @@ class Frontier:
         under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
             f"no plan for {least.devices} devices of {least.machine}{under} fits into"
-            f" {limit / 2**20:.1f}MiB per rank; the smallest needs"
-            f" {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or shrink the batch",
+            f" {format_bytes(limit)} per rank; the smallest needs"
+            f" {format_bytes(least.peak_bytes)}: raise the limit, add devices or shrink the batch",
             least.peak_bytes,
         )
 
