@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.plan import print_choice
 from shardwright.cli.verify import NOT_EQUAL, content, verified
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.report.units import milliseconds
@@ -88,7 +90,7 @@ def command(
     else:
         click.echo(_comparison(chosen, training))
         if report:
-            click.echo(report)
+            click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_json, working
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def command(
     if as_json:
         print_json(content(report))
     else:
-        click.echo(report)
+        click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(0 if report.ok else NOT_EQUAL)
 
 

@@ -63,4 +63,4 @@ def _parameters(plan: Plan) -> str:
         return "all parameters sharded"
     names = sorted(sharded, key=lambda name: -sharded[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{' '.join(names[:_SHOWN])}{more} sharded"
+    return f"{', '.join(names[:_SHOWN])}{more} sharded"

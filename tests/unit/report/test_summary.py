@@ -20,7 +20,7 @@ from tests import plans
         (plans.simple(mesh="dp=1"), "one device"),
         (
             plans.transformer(),
-            "dp=2 splits batch; tp=2 splits features (66%); embed up down sharded",
+            "dp=2 splits batch; tp=2 splits features (66%); embed, up, down sharded",
         ),
     ],
 )
@@ -35,7 +35,7 @@ def test_many_sharded_parameters_are_counted_not_listed():
     )
     whole = (plans.parameter("last.weight", "dp:R", mesh=mesh),)
     plan = replace(plans.simple(), parameters=sharded + whole)
-    assert summary(plan).endswith("part0 part1 part2 part3 and 3 more sharded")
+    assert summary(plan).endswith("part0, part1, part2, part3 and 3 more sharded")
 
 
 def test_axes_of_size_one_are_left_out():
