@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.habits import Habits
@@ -62,14 +63,16 @@ def plan(
     machine: Machine,
     optimizer: str = "adamw",
     memory_limit: str | int | None = None,
+    constraints: Sequence[str | Constraint] = (),
     rng: str = "exact",
     batch_norm: str = "exact",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
     `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
-    that would do, if there is none.
+    that would do, if there is none, and `ConstraintError` for `constraints` that mean nothing here
+    or that no plan can meet.
     """
     graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
-    frontier = search(graph, machine, optimizer)
+    frontier = search(graph, machine, optimizer, constraints=constraints)
     return frontier.fastest(memory_limit)

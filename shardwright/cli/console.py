@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
+from shardwright.report.summary import LEGEND
 from shardwright.report.table import frontier_table, frontier_text
 
 
@@ -26,6 +27,7 @@ def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
     """The table of plans: drawn on a terminal, aligned text in a pipe."""
     if sys.stdout.isatty():
         Console().print(frontier_table(frontier, chosen))
+        Console().print(LEGEND, style="dim")
     else:
         click.echo(frontier_text(frontier, chosen))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from string import ascii_lowercase, ascii_uppercase
 
@@ -9,6 +10,7 @@ import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark, chart
@@ -19,6 +21,8 @@ from shardwright.report.summary import summary
 @options.target
 @options.machine
 @options.device_counts
+@options.constraints
+@options.seconds
 @options.optimizer
 @options.habits
 @options.as_json
@@ -26,8 +30,11 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     machine: str,
     devices: tuple[int, ...],
+    constraints: tuple[str, ...],
+    seconds: float,
     optimizer: str | None,
     habits: Mapping[str, str],
     as_json: bool,
@@ -35,8 +42,10 @@ def command(
     """Show every plan for TARGET that no other beats in both time and memory."""
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    captured = planning.capture(target, batch, seq, optimizer, habits=habits)
-    frontiers = [planning.search(captured, part) for part in parts]
+    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
+    wishes = planning.Wishes(constraints, seconds)
+    found, left_out = planning.surface(captured, parts, wishes)
+    frontiers = [frontier for _, frontier in found]
     if as_json:
         print_json(
             {
@@ -44,15 +53,19 @@ def command(
                 "search_seconds": sum(f.search_seconds for f in frontiers),
                 "points": [_point(plan) for f in frontiers for plan in f],
                 "baselines": [_point(plan) for f in frontiers for plan in f.baselines],
+                "constraints": list(constraints),
+                "left_out": {str(devices): reason for devices, reason in left_out.items()},
             }
         )
         return
-    for part, found in zip(parts, frontiers, strict=True):
+    for part, frontier in found:
         click.echo(f"{target} on {part}")
-        print_frontier(found)
+        print_frontier(frontier)
         click.echo()
+    for count, reason in left_out.items():
+        click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
     click.echo(chart(_marks(frontiers)))
-    click.echo(_legend(frontiers))
+    click.echo(textwrap.fill(_legend(frontiers), WIDTH))
 
 
 def _point(plan: Plan) -> dict[str, object]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import parse_bytes
 from shardwright.ir.habits import CHOICES
 
@@ -50,7 +52,14 @@ def habits(function: F) -> F:
 
 
 def target(function: F) -> F:
-    """TARGET with the sizes that a config.json needs."""
+    """TARGET with the sizes that a config.json needs, and changes to try."""
+    function = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="What if: a field of the config.json, or an argument of the function, as layers=4.",
+    )(function)
     function = click.option(
         "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
     )(function)
@@ -60,6 +69,42 @@ def target(function: F) -> F:
     return click.argument("target")(function)
 
 
+def _constraint(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> None:
+    found = parse_constraints(f"{option.name} {text}" for text in texts)
+    ctx.params["constraints"] = (*ctx.params.get("constraints", ()), *map(str, found))
+
+
+def constraints(function: F) -> F:
+    """What plans must or must not do, as one argument `constraints`."""
+    for name, metavar, text in _CONSTRAINTS:
+        function = click.option(
+            f"--{name}",
+            multiple=True,
+            expose_value=False,
+            callback=_constraint,
+            metavar=metavar,
+            help=text,
+        )(function)
+    return function
+
+
+_CONSTRAINTS = (
+    ("cap", "AXIS=SIZE", "Widest that a mesh axis may be, as tp=4."),
+    ("mesh", "AXIS=SIZE,…", "Plan on this mesh only, as dp=4,tp=2; several are alternatives."),
+    ("forbid", "GLOB=AXIS:WORD", "What modules or parameters must not do, as '*=dp:sequence'."),
+    (
+        "pin",
+        "GLOB=AXIS:WORD",
+        "What modules split, as 'layers.*.mlp=tp:features', or how parameters are stored, as"
+        " '*.weight=dp:S(0)', in the words of `explain`.",
+    ),
+)
+seconds = click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    help="Search about so long at most, and take the best so far.",
+)
 machine = click.option(
     "--machine", required=True, help="Preset such as 8xH100, TOML file, or `here`."
 )

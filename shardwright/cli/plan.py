@@ -22,6 +22,8 @@ from shardwright.report.summary import summary
 @options.target
 @options.machine
 @options.memory_limit
+@options.constraints
+@options.seconds
 @click.option(
     "--objective",
     type=click.Choice(planning.OBJECTIVES),
@@ -37,8 +39,11 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     machine: str,
     memory_limit: int | None,
+    constraints: tuple[str, ...],
+    seconds: float,
     objective: str,
     optimizer: str | None,
     habits: Mapping[str, str],
@@ -47,9 +52,11 @@ def command(
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine)
-    captured = planning.capture(target, batch, seq, optimizer, habits=habits)
+    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    plan, frontier = planning.choose(captured, known, objective, limit)
+    plan, frontier = planning.choose(
+        captured, known, objective, limit, planning.Wishes(constraints, seconds)
+    )
     if output:
         plan.save(output)
     if as_json:

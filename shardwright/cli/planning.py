@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
+from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.machine import Machine, MachineError
@@ -24,6 +27,20 @@ OBJECTIVES = ("time", "memory", "devices")
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asks of a search beside its target and machine."""
+
+    constraints: tuple[str, ...] = ()
+    seconds: float = math.inf
+
+    def shares(self, searches: int) -> Iterator[Wishes]:
+        """The same for each of several searches, which share the time that is left."""
+        end = time.monotonic() + self.seconds
+        for left in range(searches, 0, -1):
+            yield replace(self, seconds=max(0.0, end - time.monotonic()) / left)
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """The serial graph of a target, and what planning needs beside it."""
 
@@ -32,11 +49,19 @@ class Captured:
     optimizer: str
     seconds: float
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer state: some rank holds its even share."""
+        from shardwright.cost.memory import state_bytes
+
+        return state_bytes(self.graph, self.optimizer)
+
 
 def capture(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: Sequence[str] = (),
     optimizer: str | None = None,
     *,
     habits: Mapping[str, str] = MappingProxyType({}),
@@ -50,7 +75,7 @@ def capture(
         from shardwright.capture.opaque import WeightsNeededError
         from shardwright.train.target import build_model, load_job, optimizer_name
 
-        job = load_job(target, batch, seq)
+        job = load_job(target, batch, seq, settings)
         args, kwargs = job.call()
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
@@ -62,11 +87,16 @@ def capture(
 
 
 def planned(
-    target: str, batch: int | None, seq: int | None, file: str, devices: int | None
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    settings: Sequence[str],
+    file: str,
+    devices: int | None = None,
 ) -> tuple[Captured, Plan]:
     """TARGET as the plan in `file` wants it captured, and the plan, which must be one for it."""
     plan = Plan.load(file)
-    captured = capture(target, batch, seq, habits=asdict(plan.habits))
+    captured = capture(target, batch, seq, settings, habits=asdict(plan.habits))
     return captured, load_plan(file, captured, devices)
 
 
@@ -81,16 +111,42 @@ def machine_of(text: str, devices: int | None = None) -> Machine:
     return machine if devices is None else machine.with_devices(devices)
 
 
-def search(captured: Captured, machine: Machine) -> Frontier:
+def search(captured: Captured, machine: Machine, wishes: Wishes) -> Frontier:
     """The frontier of one graph on one machine."""
     with working(f"searching plans for {machine}") as progress:
         from shardwright import api
 
-        return api.search(captured.graph, machine, captured.optimizer, progress=progress)
+        return api.search(
+            captured.graph,
+            machine,
+            captured.optimizer,
+            constraints=wishes.constraints,
+            seconds=wishes.seconds,
+            progress=progress,
+        )
+
+
+def surface(
+    captured: Captured, machines: Sequence[Machine], wishes: Wishes
+) -> tuple[list[tuple[Machine, Frontier]], dict[int, str]]:
+    """A frontier for each machine, and why the constraints leave some, by devices, without one.
+
+    Raises `ConstraintError` if they leave none.
+    """
+    found: list[tuple[Machine, Frontier]] = []
+    reasons: dict[int, str] = {}
+    for share, machine in zip(wishes.shares(len(machines)), machines, strict=True):
+        try:
+            found.append((machine, search(captured, machine, share)))
+        except ConstraintError as e:
+            if machine is machines[-1] and not found:
+                raise
+            reasons[machine.devices] = str(e)
+    return found, reasons
 
 
 def choose(
-    captured: Captured, machine: Machine, objective: str, memory_limit: int
+    captured: Captured, machine: Machine, objective: str, memory_limit: int, wishes: Wishes
 ) -> tuple[Plan, Frontier]:
     """The plan that the objective asks for, and the frontier it comes from.
 
@@ -98,34 +154,45 @@ def choose(
     nothing fits.
     """
     if objective == "devices":
-        return _on_fewest_devices(captured, machine, memory_limit)
-    frontier = search(captured, machine)
+        return _on_fewest_devices(captured, machine, memory_limit, wishes)
+    frontier = search(captured, machine, wishes)
     fastest = frontier.fastest(memory_limit)
     return (frontier.smallest() if objective == "memory" else fastest), frontier
 
 
 def _on_fewest_devices(
-    captured: Captured, machine: Machine, memory_limit: int
+    captured: Captured, machine: Machine, memory_limit: int, wishes: Wishes
 ) -> tuple[Plan, Frontier]:
+    parts = list(_parts(machine))
+    enough = [part for part in parts if captured.state_bytes <= memory_limit * part.devices]
     least: InfeasibleError | None = None
-    for devices in range(1, machine.devices + 1):
+    refused: ConstraintError | None = None
+    tried = enough or parts[-1:]  # where no number will do, the largest says what would
+    for share, part in zip(wishes.shares(len(tried)), tried, strict=True):
         try:
-            part = machine.with_devices(devices)
-        except MachineError:  # so many do not split evenly over the hosts
-            continue
-        frontier = search(captured, part)
-        try:
+            frontier = search(captured, part, share)
             return frontier.fastest(memory_limit), frontier
+        except ConstraintError as e:
+            refused = e
         except InfeasibleError as e:
             if least is None or e.smallest_bytes < least.smallest_bytes:
                 least = e
-    assert least is not None  # a machine has at least one device
+    if least is None:
+        assert refused is not None  # a machine has at least one device
+        raise refused
     raise InfeasibleError(
         f"no plan on 1 to {machine.devices} devices of {machine} fits {size(memory_limit)} per"
         f" rank; the smallest needs {size(least.smallest_bytes)}: raise the limit or take more"
         " devices",
         least.smallest_bytes,
     )
+
+
+def _parts(machine: Machine) -> Iterator[Machine]:
+    """The machine with one device, with two and so on, where they split evenly over the hosts."""
+    for devices in range(1, machine.devices + 1):
+        with contextlib.suppress(MachineError):
+            yield machine.with_devices(devices)
 
 
 def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
@@ -142,11 +209,16 @@ def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
         leaf.keys[0]: (graph.tensor[leaf.name].shape, graph.tensor[leaf.name].dtype)
         for leaf in graph.leaves_of(LeafKind.INPUT)
     }
-    for key in (*planned, *given):
-        if planned.get(key) != given.get(key):
+    if planned.keys() != given.keys():
+        raise PlanError(
+            f"{file} is a plan for another model: that takes {', '.join(planned)}, the target's"
+            f" takes {', '.join(given)}; plan again"
+        )
+    for key in planned:
+        if planned[key] != given[key]:
             raise PlanError(
-                f"{file} is a plan for {key} {_input(planned.get(key))}, the target gives"
-                f" {_input(given.get(key))}; change the batch back or plan again"
+                f"{file} is a plan for {key} {_input(planned[key])}, the target gives"
+                f" {_input(given[key])}; change the batch back or plan again"
             )
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
@@ -156,8 +228,8 @@ def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
     return plan
 
 
-def _input(known: tuple[tuple[int, ...], str] | None) -> str:
-    return f"{known[1]}{list(known[0])}" if known else "nothing"
+def _input(known: tuple[tuple[int, ...], str]) -> str:
+    return f"{known[1]}{list(known[0])}"
 
 
 def _is_file(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.plan import print_choice
 from shardwright.cli.verify import NOT_EQUAL, content, verified
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.report.units import milliseconds
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
 @click.option("--machine", default="here", show_default=True, help="Machine to plan for.")
 @options.memory_limit
+@options.constraints
+@options.seconds
 @options.habits
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
@@ -35,10 +39,13 @@ def command(
     target: str,
     batch: int | None,
     seq: int | None,
+    settings: tuple[str, ...],
     plan: str | None,
     devices: int | None,
     machine: str,
     memory_limit: int | None,
+    constraints: tuple[str, ...],
+    seconds: float,
     habits: Mapping[str, str],
     steps: int | None,
     verify: bool,
@@ -46,17 +53,28 @@ def command(
 ) -> None:
     """Train TARGET on this host, under PLAN or the best plan there is."""
     if plan is not None:
-        if habits:
-            given = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in habits.items())
-            raise UsageError(f"{plan} was made for a choice of its own; leave out {given}")
-        captured, chosen = planning.planned(target, batch, seq, plan, devices)
+        given = [*constraints]
+        given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
+        if given:
+            raise UsageError(
+                f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
+                " again"
+            )
+        captured, chosen = planning.planned(target, batch, seq, settings, plan, devices)
         captured.job.check_data()
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
     else:
-        captured = planning.capture(target, batch, seq, habits=habits)
+        captured = planning.capture(target, batch, seq, settings, habits=habits)
         captured.job.check_data()
-        chosen = _planned(captured, machine, devices, memory_limit, quiet=as_json)
+        chosen = _planned(
+            captured,
+            machine,
+            devices,
+            memory_limit,
+            planning.Wishes(constraints, seconds),
+            quiet=as_json,
+        )
 
     from shardwright.train.launch import launch
 
@@ -66,6 +84,7 @@ def command(
         chosen,
         steps or captured.job.steps,
         (batch, seq),
+        settings=settings,
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:
@@ -77,7 +96,7 @@ def command(
     else:
         click.echo(_comparison(chosen, training))
         if report:
-            click.echo(report)
+            click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
 
 
@@ -86,6 +105,7 @@ def _planned(
     machine: str,
     devices: int | None,
     memory_limit: int | None,
+    wishes: planning.Wishes,
     *,
     quiet: bool,
 ) -> Plan:
@@ -93,7 +113,7 @@ def _planned(
         raise UsageError("without a plan file, --devices says how many ranks to plan for")
     known = planning.machine_of(machine, devices)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    chosen, frontier = planning.choose(captured, known, "time", limit)
+    chosen, frontier = planning.choose(captured, known, "time", limit, wishes)
     if not quiet:
         print_choice(chosen, frontier, limit, "time")
     return chosen

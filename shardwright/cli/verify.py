@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_json, working
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -22,14 +24,21 @@ NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
 @options.target
 @click.argument("plan", type=click.Path(dir_okay=False))
 @options.as_json
-def command(target: str, batch: int | None, seq: int | None, plan: str, as_json: bool) -> None:
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    settings: tuple[str, ...],
+    plan: str,
+    as_json: bool,
+) -> None:
     """Compare PLAN with one device: loss, every gradient, one optimizer step."""
-    captured, chosen = planning.planned(target, batch, seq, plan, None)
+    captured, chosen = planning.planned(target, batch, seq, settings, plan)
     report = verified(captured.job, chosen)
     if as_json:
         print_json(content(report))
     else:
-        click.echo(report)
+        click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(0 if report.ok else NOT_EQUAL)
 
 

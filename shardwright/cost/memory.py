@@ -146,3 +146,12 @@ def fixed_bytes(graph: Graph) -> Bytes:
     """Bytes that every rank holds under every plan: inputs, buffers and constants, whole."""
     leaves = graph.leaves_of(LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
     return Bytes(sum(graph.tensor[leaf.name].bytes for leaf in leaves))
+
+
+def state_bytes(graph: Graph, optimizer: str) -> Bytes:
+    """Bytes of weights, gradients and optimizer state, once: what all ranks together must hold."""
+    total = 0
+    for leaf in graph.leaves_of(LeafKind.PARAMETER):
+        tensor = graph.tensor[leaf.name]
+        total += tensor.bytes * (2 + state_tensors(optimizer) if tensor.requires_grad else 1)
+    return Bytes(total)

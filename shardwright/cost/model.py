@@ -15,7 +15,15 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.codes import Ints, decode, digits, duals, layouts_of, local_elements
+from shardwright.cost.codes import (
+    Ints,
+    decode,
+    digits,
+    duals,
+    layouts_of,
+    local_elements,
+    storable,
+)
 from shardwright.cost.collectives import memory_pass, priced_steps
 from shardwright.cost.compute import Workload, forward_seconds, operator_seconds, workload
 from shardwright.cost.memory import (
@@ -25,7 +33,7 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
-from shardwright.cost.options import OptionBook, Options
+from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.cost.prices import Prices
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
@@ -36,6 +44,7 @@ from shardwright.rules.analysis import Analysis
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+EVERYTHING = Allowed()
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
 
 
@@ -60,6 +69,7 @@ class Want(NamedTuple):
 class CostModel:
     """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
 
+    `allowed` is what operators and parameters may do, where that is not all.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -71,16 +81,19 @@ class CostModel:
         machine: Machine,
         mesh: Mesh,
         optimizer: str = "adamw",
+        allowed: Allowed = EVERYTHING,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
         self.machine = machine
         self.mesh = mesh
+        self._allowed = allowed
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
         self._prices = Prices(machine, mesh)
         self._book = OptionBook(mesh)
         self._options: dict[str, Options] = {}
+        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self._workloads: dict[str, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
@@ -89,8 +102,25 @@ class CostModel:
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""
         if op.name not in self._options:
-            self._options[op.name] = self._book.options(self.analysis.rules[op.name])
+            only = self._allowed.operators.get(op.name)
+            self._options[op.name] = self._book.options(self.analysis.rules[op.name], only)
         return self._options[op.name]
+
+    def storable(self, leaf: Leaf) -> Ints:
+        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
+        key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
+        if key not in self._storable:
+            atoms, only = key
+            codes = storable(atoms, self.mesh)
+            if only is not None:
+                by_axis = digits(codes, len(self.mesh.axes))
+                left = [
+                    np.isin(by_axis[:, axis], list(only[axis])) | (size == 1)
+                    for axis, size in enumerate(self.mesh.shape)
+                ]
+                codes = codes[np.all(left, axis=0)]
+            self._storable[key] = codes
+        return self._storable[key]
 
     def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
         """Seconds of `op` forward and backward, and bytes of its own results kept for backward.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import overload
 
@@ -37,6 +37,16 @@ def parse_bytes(text: str | int) -> Bytes:
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"memory {text!r} is not a number with a unit; write it as 40GiB or 500MB")
     return Bytes(int(float(found[1]) * _UNITS[found[2]]))
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as `parse_bytes` reads them, in the largest unit of which there is one.
+
+    >>> format_bytes(3 * 2**29), format_bytes(700)
+    ('1.5GiB', '700B')
+    """
+    unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if count >= _UNITS[u]), "")
+    return f"{count / _UNITS[unit]:.1f}{unit}" if unit else f"{count:.0f}B"
 
 
 class Plans(Sequence[Plan]):
@@ -80,12 +90,15 @@ class Frontier:
 
     Fastest first, so memory strictly falls. `baselines` are the well-known
     plans (data parallel, fully sharded, Megatron-style), costed by the same
-    model, for comparison.
+    model, for comparison. All plans keep the `constraints`; `broken` has, by
+    its name, those that a baseline does not keep: it is shown and never chosen.
     """
 
     plans: Sequence[Plan]
     baselines: Sequence[Plan] = ()
     search_seconds: float = 0.0
+    constraints: tuple[str, ...] = ()
+    broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -114,10 +127,11 @@ class Frontier:
             if peak <= limit:
                 return self.plans[place]
         least = self.smallest()
+        under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
-            f"no plan for {least.devices} devices of {least.machine} fits into"
-            f" {limit / 2**20:.1f}MiB per rank; the smallest needs"
-            f" {least.peak_bytes / 2**20:.1f}MiB: raise the limit, add devices or shrink the batch",
+            f"no plan for {least.devices} devices of {least.machine}{under} fits into"
+            f" {format_bytes(limit)} per rank; the smallest needs"
+            f" {format_bytes(least.peak_bytes)}: raise the limit, add devices or shrink the batch",
             least.peak_bytes,
         )
 

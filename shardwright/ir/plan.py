@@ -150,7 +150,10 @@ class Plan:
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as e:
-            raise PlanError(f"cannot read plan {path}: {e}; give a file that `plan` wrote") from e
+            reason = getattr(e, "strerror", None) or e
+            raise PlanError(
+                f"cannot read plan {path}: {reason}; give a file that `plan` wrote"
+            ) from e
         try:
             return cls.from_json(text)
         except PlanError as e:

@@ -36,15 +36,26 @@ class Parts(NamedTuple):
 def why(
     chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
 ) -> list[str]:
-    """Sentences that say why `chosen` is the answer, the decisive one first."""
-    reasons = [_place(chosen, frontier, memory_limit, objective)]
-    reasons += [_against(chosen, baseline) for baseline in frontier.baselines]
-    return reasons
+    """Sentences that say why `chosen` is the answer: its place, then the best of the baselines.
+
+    That is the fastest, or for `memory` the smallest, that fits and keeps the constraints.
+    """
+    place = _place(chosen, frontier, memory_limit, objective)
+    permitted = [b for b in frontier.baselines if b.name not in frontier.broken]
+    fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
+    if fitting:
+        smaller = objective == "memory"
+        best = min(fitting, key=lambda b: b.peak_bytes if smaller else b.step_seconds)
+        return [place, _against(chosen, best)]
+    if permitted:
+        least = min(permitted, key=lambda b: b.peak_bytes)
+        return [place, f"no baseline fits; {least.name} needs {size(least.peak_bytes)}"]
+    return [place]
 
 
 def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) -> str:
     """What the objective asked for and which other plans it ruled out."""
-    count = f"of {len(frontier)} plans on the frontier"
+    count = f"of {len(frontier)} plans on the frontier" if len(frontier) > 1 else "plan there is"
     if objective == "memory":
         text = f"the smallest {count}"
         slower = milliseconds(chosen.step_seconds - frontier[0].step_seconds)
@@ -64,14 +75,19 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
 
 def _against(chosen: Plan, other: Plan) -> str:
     """One plan compared with a baseline, part by part, and the transfers that differ most."""
+    if chosen.name == other.name:
+        return f"it is the plan known as {other.name}, the best of the baselines"
     gain = other.step_seconds - chosen.step_seconds
     memory = other.peak_bytes - chosen.peak_bytes
     if abs(gain) <= _EQUAL * other.step_seconds:
-        head = f"as fast as {other.name}"
+        head = f"as fast as {other.name}, the best of the baselines"
     else:
         word = "faster" if gain > 0 else "slower"
         percent = 100 * abs(gain) / other.step_seconds
-        head = f"{milliseconds(abs(gain))} ({percent:.1f} %) {word} than {other.name}"
+        head = (
+            f"{milliseconds(abs(gain))} ({percent:.1f} %) {word} than {other.name}, the best of the"
+        )
+        head += " baselines"
     noticeable = _EQUAL * other.step_seconds
     parts = [
         f"{name} {milliseconds(mine)} instead of {milliseconds(theirs)}"

@@ -7,13 +7,16 @@ from collections import defaultdict
 from shardwright.ir.plan import Plan, PlannedOp
 
 _SHOWN = 4  # names of modules in one line
-_ALL, _NONE = 0.995, 0.005  # shares of the compute time that read as all and nothing
+_ALL, _NONE = 0.995, 0.05  # shares of the compute time that read as all and nothing
+LEGEND = (
+    "splits X (n%): X is split in n % of the compute time, the rest is repeated along that axis"
+)
 
 
 def summary(plan: Plan) -> str:
-    """What the plan does, such as "dp=2: batch split everywhere; wte sharded"."""
+    """What the plan does, such as "dp=2 splits batch; wte sharded"."""
     axes = [
-        f"{name}={size}: {_compute(plan, axis)}"
+        f"{name}={size} splits {_compute(plan, axis)}"
         for axis, (name, size) in enumerate(plan.mesh.axes)
         if size > 1
     ]
@@ -31,19 +34,12 @@ def _compute(plan: Plan, axis: int) -> str:
         if (what := _what(op, axis)) is not None:
             seconds[what] += op.seconds
     total = sum(seconds.values())
-    if total == 0:
-        return "nothing to compute"
+    seconds.pop("", None)
     shares = {what: spent / total for what, spent in seconds.items() if spent > _NONE * total}
-    whole = shares.pop("", 0.0)
-    if not shares:
-        return "all computed whole"
-    (first, share), *others = sorted(shares.items(), key=lambda item: -item[1])
-    if share >= _ALL:
-        return f"{first} split everywhere"
-    parts = [f"{first} split in {share:.0%}", *(f"{what} in {s:.0%}" for what, s in others)]
-    if whole:
-        parts.append(f"{whole:.0%} whole")
-    return ", ".join(parts)
+    return ", ".join(
+        what if share >= _ALL else f"{what} ({share:.0%})"
+        for what, share in sorted(shares.items(), key=lambda item: -item[1])
+    ) or ("nothing" if not seconds else "hardly anything")
 
 
 def _what(op: PlannedOp, axis: int) -> str | None:
@@ -67,4 +63,4 @@ def _parameters(plan: Plan) -> str:
         return "all parameters sharded"
     names = sorted(sharded, key=lambda name: -sharded[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{' '.join(names[:_SHOWN])}{more} sharded"
+    return f"{', '.join(names[:_SHOWN])}{more} sharded"

@@ -17,7 +17,7 @@ from rich.table import Table
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import Parts
-from shardwright.report.summary import summary
+from shardwright.report.summary import LEGEND, summary
 from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
@@ -42,13 +42,14 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
     table.add_section()
     for letter, plan in zip(ascii_lowercase, frontier.baselines, strict=False):
         style = None if plain else "dim"
-        table.add_row(*_row(letter, plan, f"{plan.name}: {summary(plan)}"), style=style)
+        table.add_row(*_row(letter, plan, _known(plan, frontier)), style=style)
     return table
 
 
 def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
-    """The same table as aligned plain text."""
-    return plain_text(frontier_table(frontier, chosen, plain=True))
+    """The same table as aligned plain text, and what its shares mean."""
+    text = plain_text(frontier_table(frontier, chosen, plain=True))
+    return f"{text}\n{LEGEND}" if "%)" in text else text
 
 
 def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
@@ -66,6 +67,13 @@ def _row(mark: str, plan: Plan, strategy: str) -> Iterator[str]:
     yield milliseconds(parts.compute)
     yield milliseconds(parts.communication)
     yield strategy
+
+
+def _known(plan: Plan, frontier: Frontier) -> str:
+    """A baseline by its name, with the constraints that rule it out."""
+    where = f" ({plan.mesh})" if plan.mesh.size > 1 else ""
+    broken = "; ".join(frontier.broken.get(plan.name, ()))
+    return f"{plan.name}{where}{f', breaks {broken}' if broken else ''}"
 
 
 def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:

@@ -9,10 +9,9 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.codes import WHOLE, storable
+from shardwright.cost.codes import WHOLE
 from shardwright.cost.model import CostModel, Table, Want
 from shardwright.ir.graph import LeafKind, Op
-from shardwright.ir.layout import Atoms, Mesh
 from shardwright.search.clusters import Clusters
 from shardwright.search.problem import Bools, Edge, Floats, Ints, Node, Problem
 
@@ -260,9 +259,10 @@ class Assembly:
         known: dict[object, Storage] = {}
         found = []
         for leaf in self.leaves:
-            key = self.model.analysis.atoms[leaf.name], self.model.saves_copies(leaf.name)
+            codes, saves_copies = self.model.storable(leaf), self.model.saves_copies(leaf.name)
+            key = id(codes), saves_copies
             if key not in known:
-                known[key] = _stored(*key, self.model.mesh)
+                known[key] = _stored(codes, saves_copies)
             found.append(known[key])
         return found
 
@@ -273,9 +273,8 @@ class Assembly:
         return self._tables[key]
 
 
-def _stored(atoms: Atoms, saves_copies: bool, mesh: Mesh) -> Storage:
+def _stored(codes: Ints, saves_copies: bool) -> Storage:
     """Every layout; of those that are sharded also regathered, if copies would be kept."""
-    codes = storable(atoms, mesh)
     again = codes[codes != WHOLE] if saves_copies else codes[:0]
     regathered = np.repeat([False, True], [len(codes), len(again)])
     return Storage(np.concatenate((codes, again)), regathered)

@@ -64,10 +64,11 @@ def batch_atoms(space: Space) -> frozenset[int]:
 
 
 def sequence_atoms(space: Space) -> frozenset[int]:
-    """Atoms of the second dimension of every input: the sequence, where that is what it is."""
-    dims = space.model.analysis.dims
+    """Atoms of the second dimension of inputs of tokens: the sequence."""
+    dims, tensor = space.model.analysis.dims, space.model.graph.tensor
     leaves = space.model.graph.leaves_of(LeafKind.INPUT)
-    second = (dims[leaf.name][1] for leaf in leaves if len(dims[leaf.name]) == 2)
+    tokens = (leaf for leaf in leaves if "int" in tensor[leaf.name].dtype)
+    second = (dims[leaf.name][1] for leaf in tokens if len(dims[leaf.name]) == 2)
     return frozenset(atoms[0] for atoms in second if atoms)
 
 

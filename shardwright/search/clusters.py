@@ -21,7 +21,7 @@ import numpy as np
 
 from shardwright.cost.codes import duals
 from shardwright.cost.model import CostModel
-from shardwright.ir.graph import LeafKind, Op
+from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.search.problem import Floats, Ints
 
 
@@ -51,6 +51,15 @@ class Written:
     codes: Ints
 
 
+def constant_values(graph: Graph) -> set[str]:
+    """Names of the values that depend on constants alone."""
+    found = {leaf.name for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER)}
+    for op in graph.ops:
+        if all(name in found for name in op.operands):
+            found.update(op.outputs)
+    return found
+
+
 _WHOLE = np.zeros(1, np.int64)
 _WHOLE.flags.writeable = False
 
@@ -72,7 +81,7 @@ class Clusters:
         self._arrays: dict[object, Ints] = {}
         self._returned = {*model.graph.outputs, *(v for _, v in model.graph.updates)}
         graph = model.graph
-        self._constant = {leaf.name for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER)}
+        self._constant = constant_values(graph)
         for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER, LeafKind.INPUT):
             self.written[leaf.name] = Written(None, _WHOLE)
         for op in graph.ops:
@@ -101,7 +110,6 @@ class Clusters:
         model = self.model
         options = model.options(op)
         if all(name in self._constant for name in op.operands):
-            self._constant.update(op.outputs)
             self.places[op.name] = Place(None, _WHOLE, leads=False)
             for name in op.outputs:
                 self.written[name] = Written(None, _WHOLE)

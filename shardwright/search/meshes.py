@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shardwright.ir.layout import Mesh
 
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "sp", "tp")}  # outermost first
+AXES = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names))
 
 
 def factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.model import CostModel
+from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
-from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
+from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.meshes import meshes_of
+from shardwright.search.permitted import allowed_meshes, broken, require_one
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.repeats import Short, shorten
@@ -43,6 +45,7 @@ class Candidate:
     writer: PlanWriter
     name: str
     notes: tuple[str, ...]
+    broken: tuple[Constraint, ...] = ()
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
@@ -56,29 +59,41 @@ def search(
     *,
     exact: bool = False,
     meshes: Sequence[Mesh] | None = None,
+    constraints: Sequence[str | Constraint] = (),
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
     Every mesh of one and of two axes over all its devices is searched, unless
-    `meshes` says which. `exact` gives FT's exact frontier of the additive
+    `meshes` says which. `constraints`, texts such as `pin layers.*.mlp=tp:features`
+    (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
+    and never chosen. `exact` gives FT's exact frontier of the additive
     costs; without it the frontier's supported points are exact and what lies
     between them is a mixture, with a lower bound on the time of each plan.
     After `seconds` the meshes that are left have their ends and baselines only,
     and bounds that are not as tight; the result then depends on this machine.
+
+    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet.
     """
     start = time.perf_counter()
-    chosen = tuple(meshes or meshes_of(machine.devices))
-    sources = _Sources(graph)
+    wanted = parse_constraints(constraints)
+    chosen = allowed_meshes(machine.devices, wanted, meshes)
+    marks = Marks.on(graph, wanted)
+    sources = _Sources(graph, marks)
     found: list[Candidate] = []
     known: list[Candidate] = []
+    refused: list[str] = []  # why a mesh was left out
     bounds: list[tuple[PlanWriter, Callable[[float], float]]] = []
     for i, mesh in enumerate(chosen):
         if progress:
             best = f", best so far {min(c.point.time for c in found) * 1e3:.1f} ms" if found else ""
             progress(f"mesh {mesh}{best}", i / len(chosen))
-        space, short = sources.space(machine, mesh, optimizer)
+        try:
+            space, short = sources.space(machine, mesh, optimizer)
+        except ConstraintError as e:
+            refused.append(str(e))
+            continue
         writer = PlanWriter(space, graph, short, optimizer)
         points, bound, notes = _frontier(space, exact, start + seconds - time.perf_counter())
         bounds.append((writer, bound))
@@ -86,47 +101,83 @@ def search(
             Candidate(point, peak, writer, "searched", notes)
             for point, peak in zip(points, writer.peaks(points), strict=True)
         ]
-        prices = PriceList.of(space.folded)
-        for name, assignment in baselines(space):
-            whole = space.folded.spread(assignment)
-            point = prices.point(whole)
-            known.append(Candidate(point, writer.peaks([point])[0], writer, name, ()))
+        if not wanted:
+            known += _baselines(writer)
+    if wanted:
+        require_one(refused, len(chosen), machine.devices)
+        free = _Sources(graph)
+        for mesh in dict.fromkeys((*(meshes or meshes_of(machine.devices)), *chosen)):
+            space, short = free.space(machine, mesh, optimizer)
+            known += _baselines(PlanWriter(space, graph, short, optimizer), wanted, marks)
     if progress:
         progress("done", 1.0)
+    permitted = [c for c in known if not c.broken]
 
     def write(candidate: Candidate) -> Plan:
         bound = min(at(candidate.peak - writer.least_overhead) for writer, at in bounds)
+        bound = min([bound, *(c.point.time for c in permitted if c.peak <= candidate.peak)])
         writer = candidate.writer
-        return writer.plan(candidate.point, candidate.peak, bound, candidate.name, candidate.notes)
+        notes = (*candidate.notes, *_said(wanted, candidate.broken))
+        return writer.plan(candidate.point, candidate.peak, bound, candidate.name, notes)
 
-    every = [*found, *known]
-    kept = thin(every, [c.cost for c in every], _PLANS, _RESOLUTION, [c.cost for c in known])
+    every = [*found, *permitted]
+    kept = thin(every, [c.cost for c in every], _PLANS, _RESOLUTION, [c.cost for c in permitted])
+    shown = _first_of_each(known)
     return Frontier(
         _plans(kept, write),
-        _plans(_first_of_each(known), write),
+        _plans(shown, write),
         search_seconds=time.perf_counter() - start,
+        constraints=tuple(map(str, wanted)),
+        broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
     )
 
 
 class _Sources:
-    """The graph, shortened where it repeats, and whole where a space does not follow."""
+    """The graph, shortened where it repeats, and whole where a space does not follow.
 
-    def __init__(self, graph: Graph) -> None:
-        self.short = shorten(graph)
-        self.analysis = analyze(self.short.graph)
-        self.whole: tuple[Short, Analysis] | None = None
+    Copies that `marks` distinguish are no repeats.
+    """
+
+    def __init__(self, graph: Graph, marks: Marks = NO_MARKS) -> None:
+        self.short = shorten(graph, marks.of)
+        self.limits = Limits(self.short.graph, analyze(self.short.graph), marks)
+        self.whole: tuple[Short, Limits] | None = None
         self.graph = graph
+        self.marks = marks
 
     def space(self, machine: Machine, mesh: Mesh, optimizer: str) -> tuple[Space, Short]:
+        """The space on `mesh`; raises `ConstraintError` where that leaves something no choice."""
         short = self.short
-        model = CostModel(short.graph, self.analysis, machine, mesh, optimizer)
+        model = self.limits.model(machine, mesh, optimizer)
         space = make_folded_space(model, short.repeats, short.skipped)
         if space is not None:
             return space, short
         if self.whole is None:
-            self.whole = Short(self.graph, (), (), {}, {}), analyze(self.graph)
-        short, analysis = self.whole
-        return make_space(CostModel(self.graph, analysis, machine, mesh, optimizer)), short
+            limits = Limits(self.graph, analyze(self.graph), self.marks)
+            self.whole = Short(self.graph, (), (), {}, {}), limits
+        short, limits = self.whole
+        return make_space(limits.model(machine, mesh, optimizer)), short
+
+
+def _baselines(
+    writer: PlanWriter, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
+) -> Iterator[Candidate]:
+    """The well-known plans of the writer's space, with the constraints that they break."""
+    space = writer.space
+    prices = PriceList.of(space.folded)
+    for name, assignment in baselines(space):
+        point = prices.point(space.folded.spread(assignment))
+        tilings, storage = space.tilings(assignment), space.storage(assignment)
+        like = writer.short.stands_for
+        broke = broken(wanted, marks, like, space.model, tilings, storage) if wanted else ()
+        yield Candidate(point, writer.peaks([point])[0], writer, name, (), broke)
+
+
+def _said(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:
+    """What a plan notes of the constraints."""
+    if broke:
+        return (f"breaks the constraints: {'; '.join(map(str, broke))}",)
+    return (f"made under the constraints: {'; '.join(map(str, wanted))}",) if wanted else ()
 
 
 def _frontier(
@@ -167,10 +218,14 @@ def _plans(candidates: Sequence[Candidate], write: Callable[[Candidate], Plan]) 
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The fastest candidate of each name, in order of first appearance."""
+    """The fastest candidate of each name, in order of first appearance; permitted ones first."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
         known = best.get(candidate.name)
-        if known is None or candidate.point.time < known.point.time:
+        if known is None or _rank(candidate) < _rank(known):
             best[candidate.name] = candidate
     return list(best.values())
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    return bool(candidate.broken), candidate.point.time

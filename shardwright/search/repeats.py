@@ -11,7 +11,7 @@ Oracle: the same search on the whole graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,9 +57,12 @@ class Short:
     copy_of: dict[str, tuple[int, int]]  # name in a left-out copy -> (repeat, copy from 0 on)
 
 
-def shorten(graph: Graph) -> Short:
-    """Leave out all but the first, second and last copy of every repeat of `graph`."""
-    repeats = tuple(find_repeats(graph))
+def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
+    """Leave out all but the first, second and last copy of every repeat of `graph`.
+
+    Operators and parameters with different `marks`, by name, do not repeat each other.
+    """
+    repeats = tuple(find_repeats(graph, marks))
     stands_for: dict[str, str] = {}
     copy_of: dict[str, tuple[int, int]] = {}
     kept: list[Repeat] = []
@@ -99,9 +102,9 @@ def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
             yield name, other
 
 
-def find_repeats(graph: Graph) -> Iterator[Repeat]:
+def find_repeats(graph: Graph, marks: Mapping[str, object] | None = None) -> Iterator[Repeat]:
     """Runs of at least five equal pieces, in order; where several are possible, the longest."""
-    kinds = _kinds(graph)
+    kinds = _kinds(graph, marks or {})
     numbers = _Numbers(graph)
     pending = [(0, len(kinds))]
     found: list[Repeat] = []
@@ -146,7 +149,7 @@ def _periods(kinds: NDArray[np.int64]) -> list[int]:
     return [distance for distance, _ in distances.most_common(_PERIODS_TRIED)]
 
 
-def _kinds(graph: Graph) -> NDArray[np.int64]:
+def _kinds(graph: Graph, marks: Mapping[str, object]) -> NDArray[np.int64]:
     """A number per operator, equal where all but the names of values is equal."""
     seen: dict[object, int] = {}
     form: dict[str, object] = {v.name: (v.shape, v.dtype, v.requires_grad) for v in graph.values}
@@ -164,6 +167,8 @@ def _kinds(graph: Graph) -> NDArray[np.int64]:
             tuple(place.get(name) for name in op.saves),
             op.extra_saved,
             op.rule,
+            marks.get(op.name),
+            tuple(marks.get(name) for name in op.operands if name in leaves) if marks else (),
         )
         found.append(seen.setdefault(key, len(seen)))
     return np.array(found, np.int64)

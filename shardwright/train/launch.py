@@ -72,13 +72,15 @@ def launch(
     steps: int,
     sizes: tuple[int | None, int | None] = (None, None),
     *,
+    settings: Sequence[str] = (),
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
-    `sizes` are batch and sequence of a `config.json`. The ranks' log goes to
-    `stdout`, by default ours. `run` starts the processes; tests replace it.
+    `sizes` are batch and sequence of a `config.json`, `settings` those of
+    `load_job`. The ranks' log goes to `stdout`, by default ours. `run`
+    starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
@@ -88,6 +90,7 @@ def launch(
         command += ["--steps", str(steps), "--losses", str(losses)]
         for option, size in zip(("--batch", "--seq"), sizes, strict=True):
             command += [option, str(size)] if size is not None else []
+        command += [part for text in settings for part in ("--set", text)]
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
     return Training(status, tuple(StepRecord(**json.loads(line)) for line in lines))

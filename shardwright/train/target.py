@@ -7,10 +7,12 @@ Loading `file.py:function` runs that file, as Python would; loading a
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,28 +31,37 @@ class TargetError(ValueError):
     """A TARGET that does not lead to a job."""
 
 
-def load_job(target: str, batch: int | None = None, seq: int | None = None) -> Job:
+def load_job(
+    target: str,
+    batch: int | None = None,
+    seq: int | None = None,
+    settings: Sequence[str] = (),
+) -> Job:
     """The job that TARGET names.
 
     `batch` and `seq` are the sizes of the example batch of a `config.json`, and
-    belong to it only. Raises `TargetError` for what is missing or is no job.
+    belong to it only. `settings`, as `num_layers=4`, change fields of the config,
+    or are arguments of the function. Raises `TargetError` for what is missing or is no job.
     """
+    given = dict(_setting(text) for text in settings)
     if target.endswith(".json"):
+        batch, seq = given.pop("batch", batch), given.pop("seq", seq)
         if batch is None or seq is None:
             raise TargetError(f"{target} has no batch: give its sizes, as in --batch 8 --seq 1024")
-        if batch < 1 or seq < 2:
+        if not (isinstance(batch, int) and isinstance(seq, int)) or batch < 1 or seq < 2:
             raise TargetError(
                 f"--batch {batch} --seq {seq}: at least 1 sequence of 2 tokens, please"
             )
-        return _config_job(Path(target), batch, seq)
+        return _config_job(Path(target), batch, seq, given)
     if batch is not None or seq is not None:
         raise TargetError(
-            f"{target} brings its own batch; --batch and --seq belong to a config.json"
+            f"{target} brings its own batch; --batch and --seq belong to a config.json, --set"
+            " batch=… gives the function an argument"
         )
     file, colon, function = target.rpartition(":")
     if not colon or not file.endswith(".py") or not function:
         raise TargetError(f"{target!r} is neither file.py:function nor a config.json")
-    return _file_job(Path(file), function)
+    return _file_job(Path(file), function, given)
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
@@ -70,20 +81,36 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
 
 
 def optimizer_name(job: Job) -> str:
-    """The job's optimizer in lower case, as planning knows it: `adamw`."""
+    """The job's optimizer in lower case, as planning knows it: `adamw`, `sgd_momentum`."""
     made = job.optimizer([nn.Parameter(torch.zeros(1))])
-    return type(made).__name__.lower()
+    name = type(made).__name__.lower()
+    return f"{name}_momentum" if name == "sgd" and made.defaults["momentum"] else name
 
 
-def _file_job(file: Path, function: str) -> Job:
+def _setting(text: str) -> tuple[str, Any]:
+    """Name and value of `name=value`; a value that is no JSON is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise TargetError(f"--set {text}: write it as name=value, as in --set num_layers=4")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def _file_job(file: Path, function: str, given: dict[str, Any]) -> Job:
     if not file.is_file():
         raise TargetError(f"there is no file {file}; a target is file.py:function")
     module = _run_file(file)
     make = getattr(module, function, None)
     if not callable(make):
         raise TargetError(f"{file} has no function {function}; it needs one that returns a Job")
+    takes = inspect.signature(make).parameters
+    for name in given:
+        if name not in takes:
+            raise TargetError(_unknown(f"{file}:{function}", name, takes, "argument"))
     try:
-        job = make()
+        job = make(**given)
     except JobError as e:
         raise TargetError(f"{file}:{function}: {e}") from e
     except Exception as e:
@@ -121,9 +148,16 @@ def _cause(error: Exception, file: Path) -> str:
     return f"{type(error).__name__}{where}: {error}"
 
 
-def _config_job(file: Path, batch: int, seq: int) -> Job:
+def _unknown(owner: str, name: str, known: Iterable[str], what: str) -> str:
+    close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
+    there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
+    hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
+    return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
+
+
+def _config_job(file: Path, batch: int, seq: int, given: dict[str, Any]) -> Job:
     """A causal language model of this architecture on random tokens."""
-    config = _read_config(file)
+    config = _read_config(file, given)
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and seq > longest:
         raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
@@ -146,7 +180,7 @@ def _config_job(file: Path, batch: int, seq: int) -> Job:
     )
 
 
-def _read_config(file: Path) -> Any:
+def _read_config(file: Path, given: dict[str, Any]) -> Any:
     try:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as e:
@@ -159,6 +193,12 @@ def _read_config(file: Path) -> Any:
         raise TargetError("a config.json needs transformers: pip install 'shardwright[hf]'") from e
     try:
         config = AutoConfig.for_model(**data)
+        for name in given:
+            if not hasattr(config, name):
+                raise TargetError(_unknown(str(file), name, config.to_dict(), "field"))
+        config = AutoConfig.for_model(**{**data, **given}) if given else config
+    except TargetError:
+        raise
     except (KeyError, TypeError, ValueError) as e:
         raise TargetError(
             f"{file}: this version of transformers does not take it: {str(e).splitlines()[0]}"

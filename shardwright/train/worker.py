@@ -26,7 +26,7 @@ _TIMEOUT = timedelta(minutes=10)  # of one collective; a rank that waits longer 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank to the end of its steps."""
     options = _parser().parse_args(argv)
-    job = load_job(options.target, options.batch, options.seq)
+    job = load_job(options.target, options.batch, options.seq, options.set)
     plan = Plan.load(options.plan)
     device = _device()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--losses", required=True, help="file for rank 0's JSON lines")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--seq", type=int)
+    parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
     return parser
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def console_lines(text: str) -> list[str]:
@@ -50,9 +52,10 @@ def test_every_command_is_shown_in_the_readme():
     assert sorted(set(command_line().commands) - shown) == []
 
 
-def test_every_command_line_in_the_readme_uses_existing_commands_and_options():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_on_a_page_uses_existing_commands_and_options(page):
     group = command_line()
-    lines = console_lines(README.read_text())
+    lines = console_lines(page.read_text())
     assert {line: wrong for line in lines if (wrong := mistakes(line, group))} == {}
 
 

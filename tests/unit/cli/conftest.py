@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import shardwright
 from shardwright.cli import main
+from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.habits import Habits
@@ -51,12 +52,17 @@ class FakeApi(types.ModuleType):
         super().__init__("shardwright.api")
         self.report = Report()
         self.searched = []
+        self.asked = []
+        self.refused = set()  # numbers of devices
 
     def capture(self, model, args=(), kwargs=None, **habits):
         return replace(GRAPH, habits=Habits(**habits))
 
-    def search(self, graph, machine, optimizer="adamw", *, progress=None):
+    def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
+        self.asked.append(asked)
+        if machine.devices in self.refused:
+            raise ConstraintError(f"no mesh of {machine.devices}")
 
         def on_these(plan):
             scale = machine.devices / 2

@@ -15,7 +15,7 @@ def test_explain_prints_the_plan_in_words(tmp_path, shardwright_command):
 def test_explain_json_holds_costs_and_text(plan_file, as_json):
     found = as_json("explain", plan_file)
     assert found["step_seconds"] == 0.1
-    assert found["summary"] == "dp=2: batch split everywhere; parameters replicated"
+    assert found["summary"] == "dp=2 splits batch; parameters replicated"
     assert found["text"] == Plan.load(plan_file).explain()
 
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 
@@ -27,6 +29,33 @@ def test_without_devices_the_whole_machine_is_searched(api, target, as_json):
 def test_device_counts_have_their_own_marks(api, target, shardwright_command):
     result = shardwright_command("frontier", target, "--machine", "8xcpu", "--devices", "2,4")
     assert "2: 2 devices, 4: 4 devices" in result.stdout
+
+
+def test_device_counts_that_constraints_rule_out_are_named(
+    api, target, as_json, shardwright_command
+):
+    api.refused = {1, 4}
+    asked = ("frontier", target, "--machine", "4xcpu", "--devices", "1,2,4", "--mesh", "dp=2")
+    found = as_json(*asked)
+    assert {p["devices"] for p in found["points"]} == {2}
+    assert found["left_out"] == {"1": "no mesh of 1", "4": "no mesh of 4"}
+    assert found["constraints"] == ["mesh dp=2"]
+    result = shardwright_command(*asked)
+    assert "no plan on 1 device: no mesh of 1" in result.stdout
+
+
+def test_constraints_that_rule_out_every_count_are_a_mistake(api, target, mistake):
+    api.refused = {2, 4}
+    asked = ("frontier", target, "--machine", "4xcpu", "--devices", "2,4", "--mesh", "dp=3")
+    assert "no mesh of 4" in mistake(*asked)
+
+
+def test_the_seconds_are_shared_by_the_device_counts(api, target, as_json, monkeypatch):
+    now = iter([100.0, 100.0, 104.0, 104.5])  # at the start, then before each search
+    clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=lambda: 0.0)
+    monkeypatch.setattr("shardwright.cli.planning.time", clock)
+    as_json("frontier", target, "--machine", "4xcpu", "--devices", "1,2,4", "--seconds", "9")
+    assert [asked["seconds"] for asked in api.asked] == [3.0, 2.5, 4.5]
 
 
 @pytest.mark.parametrize(

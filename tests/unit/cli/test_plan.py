@@ -13,9 +13,9 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
     for text in (
         "data parallel",
         "fully sharded",
-        "chosen: dp=2: batch split everywhere",
+        "chosen: dp=2 splits batch",
         "because it is the fastest of 3 plans",
-        "faster than data parallel: communication",
+        "faster than data parallel, the best of the baselines: communication",
         f"wrote {file}",
     ):
         assert text in result.stdout
@@ -70,6 +70,46 @@ def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devi
     )
     assert found["devices"] == devices
     assert [n for n, _ in api.searched] == list(range(1, devices + 1))
+
+
+def test_the_fewest_devices_share_the_seconds_and_skip_what_cannot_hold_the_weights(
+    api, target, as_json, monkeypatch
+):
+    monkeypatch.setattr("shardwright.cli.planning.Captured.state_bytes", 500 * 2**20)
+    options = ("--objective", "devices", "--memory-limit", "120MiB", "--seconds", "12")
+    found = as_json("plan", target, "--machine", "8xcpu", *options)
+    assert found["devices"] == 5
+    assert [n for n, _ in api.searched] == [5]
+    assert 0 < api.asked[0]["seconds"] <= 3  # of four machines that may do: 5 to 8 devices
+
+
+def test_machines_that_constraints_rule_out_are_no_answer_to_how_few(api, target, as_json):
+    api.refused = {1, 2, 3}
+    options = ("--objective", "devices", "--memory-limit", "200MiB", "--mesh", "dp=2,tp=2")
+    assert as_json("plan", target, "--machine", "8xcpu", *options)["devices"] == 4
+
+
+def test_constraints_and_seconds_are_handed_to_the_search(api, target, as_json):
+    options = (
+        "--pin",
+        "0=tp:features",
+        "--forbid",
+        "*=*:whole",
+        "--mesh",
+        "tp=2",
+        "--mesh",
+        "dp=2",
+    )
+    as_json("plan", target, "--machine", "2xcpu", *options, "--cap", "tp=4", "--seconds", "7")
+    (asked,) = api.asked
+    assert set(asked["constraints"]) == {
+        "pin 0=tp:features",
+        "forbid *=*:whole",
+        "mesh tp=2",
+        "mesh dp=2",
+        "cap tp=4",
+    }
+    assert asked["seconds"] == 7
 
 
 def test_the_devices_own_memory_is_the_default_limit(api, target, shardwright_command):
@@ -132,6 +172,10 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
             "no plan on 1 to 2 devices of 2xcpu fits 50.0 MiB per rank; the smallest needs 100 MiB",
         ),
         (("--machine", "2xcpu", "--objective", "fun"), "'fun' is not one of 'time', 'memory'"),
+        (("--machine", "2xcpu", "--pin", "mlp"), "'pin mlp' is not GLOB=AXIS:WORD; write it as"),
+        (("--machine", "2xcpu", "--mesh", "dp"), "'dp' is not name=size, as in 'dp=2 tp=4'"),
+        (("--machine", "2xcpu", "--cap", "tp=none"), "'cap tp=none' is no cap; write it as"),
+        (("--machine", "2xcpu", "--seconds", "soon"), "'soon' is not a valid float"),
         (("--machine", "2xcpu", "--batch", "8"), "brings its own batch; --batch and --seq belong"),
         ((), "Missing option '--machine'"),
     ],

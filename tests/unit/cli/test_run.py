@@ -18,8 +18,9 @@ def launched(monkeypatch):
             self.training = Training(0, RECORDS)
             self.calls = []
 
-        def __call__(self, target, plan, steps, sizes, *, stdout):
+        def __call__(self, target, plan, steps, sizes, *, settings, stdout):
             self.calls.append((target, plan, steps, sizes, stdout))
+            self.settings = settings
             return self.training
 
     fake = Launched()
@@ -32,7 +33,7 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     assert result.exit_code == 0, result.exception
     order = [
         "data parallel",
-        "chosen: dp=2: batch split everywhere",
+        "chosen: dp=2 splits batch",
         "because it is the fastest",
         f"training {target} on 2 ranks",
         "loss 2.0000 at step 1, 0.4000 at step 5",
@@ -111,3 +112,13 @@ def test_without_plan_and_devices_there_is_nothing_to_plan_for(api, target, laun
 def test_a_machine_with_fewer_devices_is_a_mistake(api, target, launched, mistake):
     line = mistake("run", target, "--devices", 4, "--machine", "2xcpu")
     assert "4 devices asked of 2xcpu, which has 2" in line
+
+
+def test_constraints_shape_a_plan_that_is_made_and_none_that_is_there(
+    api, target, plan_file, launched, as_json, mistake
+):
+    pin = ("--pin", "0=dp:batch")
+    as_json("run", target, "--devices", 2, "--machine", "2xcpu", *pin)
+    assert api.asked[0]["constraints"] == ("pin 0=dp:batch",)
+    line = mistake("run", target, plan_file, *pin)
+    assert "is made already, 'pin 0=dp:batch' cannot change it; leave the plan out" in line

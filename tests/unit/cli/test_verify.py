@@ -44,7 +44,7 @@ def test_a_plan_that_is_not_equal_exits_with_one(api, target, plan_file, shardwr
         ),
         (
             {"inputs": (InputSpec("kwargs.x", (8, 4), "float32"),)},
-            "is a plan for kwargs.x float32[8, 4], the target gives nothing",
+            "is a plan for another model: that takes kwargs.x, the target's takes args.0; plan",
         ),
         (
             {"fingerprint": "0123456789abcdef"},

@@ -30,30 +30,52 @@ def test_the_first_reason_is_the_objective(index, limit_mib, objective, text):
 
 def test_a_frontier_of_one_has_no_other_to_compare_with():
     frontier = Frontier((plans.simple(),))
-    assert why(frontier[0], frontier, None, "memory") == ["the smallest of 1 plans on the frontier"]
+    assert why(frontier[0], frontier, None, "memory") == ["the smallest plan there is"]
 
 
-def test_every_baseline_is_compared_part_by_part():
+def test_the_best_baseline_is_compared_part_by_part():
     frontier = plans.frontier()
-    _, data_parallel, fully_sharded = why(frontier[0], frontier)
-    assert data_parallel == (
-        "10.0 ms (11.1 %) faster than data parallel: communication 5.00 ms instead of 15.0 ms;"
-        " memory 300 MiB instead of 320 MiB; saves 10.0 ms of all_reduce dp for gradients of"
-        " layers.*.linear.weight"
+    assert why(frontier[0], frontier)[1:] == [
+        "10.0 ms (11.1 %) faster than data parallel, the best of the baselines: communication"
+        " 5.00 ms instead of 15.0 ms; memory 300 MiB instead of 320 MiB; saves 10.0 ms of"
+        " all_reduce dp for gradients of layers.*.linear.weight"
+    ]
+
+
+def test_what_does_not_fit_or_breaks_a_constraint_is_not_compared():
+    frontier = plans.frontier()
+    (_, reason) = why(frontier[0], frontier, 310 * MIB)
+    assert reason.startswith(
+        "80.0 ms (50.0 %) faster than fully sharded, the best of the baselines"
     )
-    assert fully_sharded.startswith("80.0 ms (50.0 %) faster than fully sharded: compute")
-    assert "compute 74.0 ms instead of 149 ms" in fully_sharded
-    assert "memory 300 MiB instead of 120 MiB" in fully_sharded
+    assert "compute 74.0 ms instead of 149 ms" in reason
+    assert why(frontier[0], replace(frontier, broken={"data parallel": ("cap dp=1",)}))[1] == reason
+    (_, reason) = why(frontier[2], frontier, 110 * MIB)
+    assert reason == "no baseline fits; fully sharded needs 120 MiB"
+
+
+def test_the_smallest_plan_is_compared_with_the_smallest_baseline():
+    frontier = plans.frontier()
+    assert "faster than fully sharded" in why(frontier[2], frontier, None, "memory")[1]
 
 
 def test_a_slower_plan_says_so_and_what_it_adds():
     frontier = plans.frontier()
     reason = why(frontier[2], frontier)[1]
-    assert reason.startswith("60.0 ms (66.7 %) slower than data parallel: ")
+    assert reason.startswith("60.0 ms (66.7 %) slower than data parallel")
     assert "memory 100 MiB instead of 320 MiB" in reason
 
 
 def test_a_plan_equal_to_a_baseline_says_so():
     plan = plans.simple()
     frontier = Frontier((plan,), (replace(plan, name="data parallel"),))
-    assert why(plan, frontier)[1] == "as fast as data parallel, with the same costs"
+    assert why(plan, frontier)[1] == (
+        "as fast as data parallel, the best of the baselines, with the same costs"
+    )
+
+
+def test_a_baseline_that_is_chosen_is_named():
+    plan = plans.simple("data parallel")
+    assert why(plan, Frontier((plan,), (plan,)))[1] == (
+        "it is the plan known as data parallel, the best of the baselines"
+    )

@@ -10,18 +10,17 @@ from tests import plans
 @pytest.mark.parametrize(
     "plan, text",
     [
-        (plans.simple(), "dp=2: batch split everywhere; parameters replicated"),
+        (plans.simple(), "dp=2 splits batch; parameters replicated"),
         (
             plans.simple(mesh="tp=4", lies="S(1)", weight="S(0)"),
-            "tp=4: features split everywhere; all parameters sharded",
+            "tp=4 splits features; all parameters sharded",
         ),
-        (plans.simple(lies="P"), "dp=2: features split everywhere; parameters replicated"),
-        (plans.simple(lies="R"), "dp=2: all computed whole; parameters replicated"),
+        (plans.simple(lies="P"), "dp=2 splits features; parameters replicated"),
+        (plans.simple(lies="R"), "dp=2 splits nothing; parameters replicated"),
         (plans.simple(mesh="dp=1"), "one device"),
         (
             plans.transformer(),
-            "dp=2: batch split everywhere; tp=2: features split in 66%, 34% whole;"
-            " embed up down sharded",
+            "dp=2 splits batch; tp=2 splits features (66%); embed, up, down sharded",
         ),
     ],
 )
@@ -36,7 +35,7 @@ def test_many_sharded_parameters_are_counted_not_listed():
     )
     whole = (plans.parameter("last.weight", "dp:R", mesh=mesh),)
     plan = replace(plans.simple(), parameters=sharded + whole)
-    assert summary(plan).endswith("part0 part1 part2 part3 and 3 more sharded")
+    assert summary(plan).endswith("part0, part1, part2, part3 and 3 more sharded")
 
 
 def test_axes_of_size_one_are_left_out():

@@ -1,7 +1,9 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from shardwright.ir.frontier import Frontier
+from shardwright.report.summary import LEGEND
 from shardwright.report.table import PLAIN_WIDTH, frontier_table, frontier_text, plain_text
 from tests import plans
 
@@ -33,3 +35,15 @@ def test_a_long_frontier_is_thinned_but_keeps_ends_and_choice():
     assert "59" in first_words
     assert "47 more" in text
     assert len(first_words) == 14
+
+
+def test_a_baseline_that_breaks_a_constraint_says_which():
+    frontier = replace(plans.frontier(), broken={"fully sharded": ("cap dp=1", "mesh tp=2")})
+    *_, data_parallel, fully_sharded = frontier_text(frontier).splitlines()
+    assert data_parallel.endswith("data parallel (dp=2)")
+    assert fully_sharded.endswith("fully sharded (dp=2), breaks cap dp=1; mesh tp=2")
+
+
+def test_shares_are_explained_where_there_are_some():
+    assert LEGEND not in frontier_text(plans.frontier())
+    assert frontier_text(Frontier((plans.transformer(),))).endswith(LEGEND)

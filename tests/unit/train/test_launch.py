@@ -55,6 +55,13 @@ def test_the_sizes_of_a_config_are_passed_on():
     assert (torchrun.option("--batch"), torchrun.option("--seq")) == ("8", "16")
 
 
+def test_settings_are_passed_on():
+    torchrun = FakeTorchrun()
+    launch("a.py:job", plans.simple(), 1, settings=("width=8", "depth=2"), run=torchrun)
+    at = [i for i, part in enumerate(torchrun.command) if part == "--set"]
+    assert [torchrun.command[i + 1] for i in at] == ["width=8", "depth=2"]
+
+
 def test_nothing_is_left_behind():
     torchrun = FakeTorchrun()
     launch("a.py:job", plans.simple(), 1, run=torchrun)

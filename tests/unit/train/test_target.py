@@ -84,6 +84,51 @@ def test_a_target_of_the_wrong_form_says_what_is_needed(target, sizes, message):
         load_job(target, *sizes)
 
 
+def test_momentum_is_part_of_the_optimizer(tmp_path):
+    write(tmp_path, "SIZE = 3", "sibling.py")
+    for given, name in (("lr=1", "sgd"), ("lr=1, momentum=0.9", "sgd_momentum")):
+        text = GOOD.replace("optim.AdamW(ps)", f"optim.SGD(ps, {given})")
+        assert optimizer_name(load_job(write(tmp_path, text) + ":job")) == name
+
+
+SET = HEAD + (
+    "def job(width=3, kind='a'):\n"
+    "    return Job(lambda: torch.nn.Linear(width, 1), (torch.zeros(2, width),),\n"
+    "               torch.optim.AdamW, [], 3, name=kind)\n"
+)
+
+
+def test_settings_are_arguments_of_the_function(tmp_path):
+    job = load_job(write(tmp_path, SET) + ":job", settings=("width=8", "kind=plain text"))
+    assert (job.model().in_features, job.name) == (8, "plain text")
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("widht=8", "--set widht: .*my_job.py:job has no argument widht; there are width"),
+        ("width", "--set width: write it as name=value, as in --set num_layers=4"),
+        ("=8", "write it as name=value"),
+        ("machine=2xcpu", "no argument machine; .*, and the options --machine and --optimizer"),
+    ],
+)
+def test_a_setting_that_the_function_does_not_take_is_a_mistake(tmp_path, setting, message):
+    with pytest.raises(TargetError, match=message):
+        load_job(write(tmp_path, SET) + ":job", settings=(setting,))
+
+
+@pytest.mark.hf
+def test_settings_change_a_config_and_its_batch(tmp_path):
+    file = write(tmp_path, json.dumps(GPT2), "config.json")
+    job = load_job(file, 2, settings=("n_layer=3", "batch=4", "seq=8"))
+    assert len(job.model().transformer.h) == 3
+    assert tuple(job.call()[1]["input_ids"].shape) == (4, 8)
+    with pytest.raises(TargetError, match=r"config\.json has no field n_layers; there are n_layer"):
+        load_job(file, 2, 8, ("n_layers=3",))
+    with pytest.raises(TargetError, match="at least 1 sequence of 2 tokens"):
+        load_job(file, settings=("batch=many", "seq=8"))
+
+
 @pytest.mark.hf
 def test_a_config_becomes_a_causal_language_model_on_random_tokens(tmp_path):
     job = load_job(write(tmp_path, json.dumps(GPT2), "config.json"), 2, 16)

@@ -1,0 +1,171 @@
+"""What a plan must or must not do, said by module path: pins, prohibitions, meshes and caps.
+
+A constraint is plain data. Its text has one form everywhere: `pin GLOB=AXIS:WORD`,
+`forbid GLOB=AXIS:WORD`, `mesh dp=4 tp=2`, `cap tp=4`. A WORD is what `explain` prints:
+
+* of what an operator splits, `batch`, `heads`, `features (sum)`, `whole` for nothing and
+  `partial sums` for sums that pass through; or the name of a factor of its rule, as `n`;
+* of how a parameter is stored, `R` or `S(dim)`.
+
+What the words mean for one graph on one mesh is the search's matter (`search/constrain.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shardwright.ir.layout import LayoutError, Mesh, Placement, parse_placement
+
+EVERY_AXIS = "*"
+_EXAMPLES = "'pin layers.*.mlp=tp:features', 'forbid *=dp:sequence', 'mesh dp=4 tp=2' or 'cap tp=4'"
+_START = re.compile(r"(?:^|[,\s])\s*(\*|[A-Za-z_]\w*):")
+_PLACEMENT = re.compile(r"[RP]|S\(.*\)")
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be read, that means nothing here, or that no plan can meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Along one mesh axis, or along every one (`*`): any of these words."""
+
+    axis: str
+    words: tuple[str, ...]
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The words as placements of a stored parameter; none if they are about operators."""
+        stored = [word for word in self.words if _PLACEMENT.fullmatch(word)]
+        return tuple(parse_placement(word) for word in stored)
+
+    def __str__(self) -> str:
+        return f"{self.axis}:{'|'.join(self.words)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """All in the modules, or all parameters, that `glob` matches does what each of `along` says."""
+
+    glob: str
+    along: tuple[Along, ...]
+
+    def __str__(self) -> str:
+        return f"pin {self.glob}={' '.join(map(str, self.along))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    """Nothing that `glob` matches does what any of `along` says."""
+
+    glob: str
+    along: tuple[Along, ...]
+
+    def __str__(self) -> str:
+        return f"forbid {self.glob}={' '.join(map(str, self.along))}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnMesh:
+    """The plan's mesh is this one, or another that is allowed in the same way."""
+
+    mesh: Mesh
+
+    def __str__(self) -> str:
+        return f"mesh {self.mesh}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The mesh axis is at most `size` wide."""
+
+    axis: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"cap {self.axis}={self.size}"
+
+
+Constraint = Pin | Forbid | OnMesh | Cap
+
+
+def parse_constraints(texts: Iterable[str | Constraint]) -> tuple[Constraint, ...]:
+    """Read constraints, each once; raises `ConstraintError` for text that is none.
+
+    >>> [str(c) for c in parse_constraints(["mesh dp=4,tp=2", "pin h.*.attn=tp:heads"])]
+    ['mesh dp=4 tp=2', 'pin h.*.attn=tp:heads']
+    """
+    if isinstance(texts, str):
+        raise ConstraintError(f"constraints are a list of texts, not the text {texts!r}")
+    read = (_parse(text) if isinstance(text, str) else text for text in texts)
+    return tuple(dict.fromkeys(read))
+
+
+def matches(glob: str, path: str) -> bool:
+    """Whether `glob` matches a module's path or that of one it is in; `*` crosses dots.
+
+    >>> matches("layers.*.mlp", "layers.0.mlp.up"), matches("layers.1", "layers.12")
+    (True, False)
+    """
+    return any(fnmatchcase(outer, glob) for outer in _and_outer(path))
+
+
+def _and_outer(path: str) -> Iterator[str]:
+    yield path
+    while "." in path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _parse(text: str) -> Constraint:
+    kind, _, rest = text.strip().partition(" ")
+    rest = rest.strip()
+    if kind in ("pin", "forbid") and rest:
+        glob, along = _glob_and_words(text, rest)
+        return Pin(glob, along) if kind == "pin" else Forbid(glob, along)
+    if kind == "mesh" and rest:
+        try:
+            return OnMesh(Mesh.parse(rest.replace(",", " ")))
+        except LayoutError as e:
+            raise ConstraintError(f"{text!r}: {e}") from e
+    if kind == "cap" and rest:
+        found = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*([1-9]\d*)", rest)
+        if found is None:
+            raise ConstraintError(f"{text!r} is no cap; write it as 'cap tp=4'")
+        return Cap(found[1], int(found[2]))
+    raise ConstraintError(f"{text!r} is no constraint; write it as {_EXAMPLES}")
+
+
+def _glob_and_words(text: str, rest: str) -> tuple[str, tuple[Along, ...]]:
+    glob, equals, words = rest.partition("=")
+    first, *found = _START.split(words.strip())
+    if not (glob.strip() and equals and found and not first.strip()):
+        raise ConstraintError(
+            f"{text!r} is not GLOB=AXIS:WORD; write it as 'layers.*.mlp=tp:features' for what"
+            " modules split, or 'layers.*.weight=dp:S(0)' for how parameters are stored"
+        )
+    pairs = zip(found[::2], found[1::2], strict=True)
+    return glob.strip(), tuple(_along(text, axis, word) for axis, word in pairs)
+
+
+def _along(text: str, axis: str, word: str) -> Along:
+    words = tuple(" ".join(w.split()) for w in word.rstrip(", ").split("|"))
+    if not all(words):
+        raise ConstraintError(f"{text!r} has no word after {axis!r}; write it as {axis}:batch")
+    along = Along(axis, words)
+    stored = [w for w in words if _PLACEMENT.fullmatch(w)]
+    try:
+        along.placements  # noqa: B018 - reading them checks them
+    except LayoutError as e:
+        raise ConstraintError(f"{text!r}: {e}") from e
+    if "P" in stored:
+        raise ConstraintError(f"{text!r}: a parameter is stored as R or S(dim), never as P")
+    if stored and len(stored) < len(words):
+        raise ConstraintError(
+            f"{text!r} mixes how parameters are stored ({stored[0]}) with what operators split;"
+            " write two constraints"
+        )
+    return along

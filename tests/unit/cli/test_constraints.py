@@ -1,0 +1,52 @@
+"""Constraints and what-if settings with the real capture and search behind them."""
+
+from pathlib import Path
+
+import pytest
+
+import shardwright as sw
+from shardwright.train.target import build_model, load_job
+
+TARGET = f"{Path(__file__).parents[3] / 'examples' / 'mlp.py'}:job"
+PIN = "hidden=tp:n"
+
+
+def test_the_command_and_the_function_make_the_same_constrained_plan(as_json, tmp_path):
+    file = tmp_path / "plan.json"
+    options = ("--machine", "4xH100", "--pin", PIN, "--mesh", "dp=2,tp=2", "--set", "hidden=48")
+    found = as_json("plan", TARGET, *options, "-o", file)
+    plan = sw.Plan.load(file)
+    (hidden,) = (op for op in plan.ops if op.source.module == "hidden")
+    assert found["mesh"] == "dp=2 tp=2"
+    assert hidden.tiling[1] == "n"
+    assert "made under the constraints: pin hidden=tp:n; mesh dp=2 tp=2" in plan.explain()
+
+    job = load_job(TARGET, settings=("hidden=48",))
+    args, kwargs = job.call()
+    made = sw.plan(
+        build_model(job, meta=True),
+        args,
+        kwargs,
+        machine=sw.Machine.preset("4xH100"),
+        optimizer="sgd_momentum",
+        constraints=[f"pin {PIN}", "mesh dp=2 tp=2"],
+    )
+    assert made == plan
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--pin", "hiden=tp:n"), "pin hiden=tp:n: no module matches 'hiden'; there are hidden"),
+        (("--pin", "hidden=tp:heads"), "nothing in hidden can do 'heads'; the words there are"),
+        (
+            # six samples over four devices: 2, 2, 2 and none
+            ("--pin", "hidden=dp:batch", "--mesh", "dp=4", "--set", "batch=6"),
+            "no plan on 4 devices meets the constraints: pin hidden=dp:batch: on mesh dp=4 linear"
+            " of hidden would leave a device without a part; its sizes are batch 6, features (sum)"
+            " 16, features 64",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(mistake, options, message):
+    assert message in mistake("plan", TARGET, "--machine", "4xH100", *options)
