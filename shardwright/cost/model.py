@@ -15,9 +15,19 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.codes import Ints, decode, digits, duals, layouts_of, local_elements
-from shardwright.cost.collectives import memory_pass, priced_steps
-from shardwright.cost.compute import Workload, operator_seconds, workload
+from shardwright.cost.codes import (
+    Ints,
+    decode,
+    digits,
+    duals,
+    layouts_of,
+    local_elements,
+    most_layouts,
+    storable,
+)
+from shardwright.cost.collectives import priced_steps
+from shardwright.cost.compute import Workload, workload
+from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
     fixed_bytes,
     kept_bytes,
@@ -25,8 +35,7 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
-from shardwright.cost.options import OptionBook, Options
-from shardwright.cost.prices import Prices
+from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -35,7 +44,9 @@ from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
 
+EVERYTHING = Allowed()
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
+_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
 
 
 class Table(NamedTuple):
@@ -59,6 +70,8 @@ class Want(NamedTuple):
 class CostModel:
     """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
 
+    `allowed` is what operators and parameters may do, where that is not all; `measure` says what
+    is priced beside memory, by default the seconds of a step.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -70,25 +83,30 @@ class CostModel:
         machine: Machine,
         mesh: Mesh,
         optimizer: str = "adamw",
+        allowed: Allowed = EVERYTHING,
+        measure: Measure | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
         self.machine = machine
         self.mesh = mesh
+        self._allowed = allowed
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
-        self._prices = Prices(machine, mesh)
+        self.measure = measure or Duration(machine, mesh)
         self._book = OptionBook(mesh)
         self._options: dict[str, Options] = {}
         self._workloads: dict[str, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
+        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
 
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""
         if op.name not in self._options:
-            self._options[op.name] = self._book.options(self.analysis.rules[op.name])
+            only = self._allowed.operators.get(op.name)
+            self._options[op.name] = self._book.options(self.analysis.rules[op.name], only)
         return self._options[op.name]
 
     def operator(self, op: Op) -> Table:
@@ -97,7 +115,7 @@ class CostModel:
         stays = tuple(name in self._retention.at_producer for name in op.outputs)
         key = (work, stays, op.extra_saved, id(options))
         if key not in self._tables:
-            seconds = operator_seconds(work, options.sizes, self.machine.device)
+            seconds = self.measure.operator(work, options.sizes)
             held = kept_bytes(work, stays, op.extra_saved, options.sizes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
@@ -109,6 +127,14 @@ class CostModel:
         if key not in self._workspaces:
             self._workspaces[key] = workspace_bytes(work, options.sizes)
         return self._workspaces[key]
+
+    def storable(self, leaf: Leaf) -> Ints:
+        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
+        key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
+        if key not in self._storable:
+            atoms, only = key
+            self._storable[key] = storable(atoms, self.mesh, only)
+        return self._storable[key]
 
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
@@ -123,7 +149,7 @@ class CostModel:
             seconds = np.zeros(len(held))
             if tensor.requires_grad:
                 moved = (3 + 2 * self._states) * held
-                seconds = np.array([memory_pass(m, self.machine) for m in moved.tolist()])
+                seconds = self.measure.update(moved)
                 held = (2 + self._states) * held
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
@@ -146,18 +172,19 @@ class CostModel:
         pays, copies = self._pays(value, op)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         back, options = self.has_gradient(value, op), self.options(op)
-        key = (atoms, item, pays, copies, back, _key(sources), id(options), tuple(positions))
+        again = not self.measure.brings_once and value in op.saves
+        key = (atoms, item, pays, copies, back, again, _key(sources), id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
             held = np.zeros((len(sources), len(options)), np.int64)
             wants = [self.want(value, op, position) for position in positions]
             for i, want in enumerate(wants):
-                again = np.zeros(len(options), bool)
+                shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
-                    again |= (want.layout == other.layout) & (want.grad == other.grad)
-                one = self._read(value, sources, want, back, pays, copies)
-                seconds += np.where(again, 0.0, one.seconds)
-                held += np.where(again, 0, one.bytes)
+                    shared |= (want.layout == other.layout) & (want.grad == other.grad)
+                one = self._read(value, sources, want, back, pays, copies, again)
+                seconds += np.where(shared, 0.0, one.seconds)
+                held += np.where(shared, 0, one.bytes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
@@ -180,7 +207,7 @@ class CostModel:
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
         atoms = self.analysis.atoms[value]
-        return self._prices.seconds(atoms, self._item_bytes(value), sources, targets)
+        return self.measure.redistributions(atoms, self._item_bytes(value), sources, targets)
 
     def transfers(self, value: str, source: int, want: tuple[int, int], op: Op) -> list[Transfer]:
         """The redistributions of one read: their seconds sum to those of the edge."""
@@ -233,12 +260,24 @@ class CostModel:
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def _read(
-        self, value: str, sources: Ints, want: Want, back: bool, pays: bool, copies: bool
+        self,
+        value: str,
+        sources: Ints,
+        want: Want,
+        back: bool,
+        pays: bool,
+        copies: bool,
+        again: bool = False,
     ) -> Table:
-        """Prices between the different layouts only, then spread over the choices."""
+        """Prices between the different layouts only, then spread over the choices.
+
+        `again` says that the way there is paid for in the backward pass too.
+        """
         source, to_source = np.unique(sources, return_inverse=True)
         layout, to_layout = np.unique(want.layout, return_inverse=True)
         seconds = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        if again:
+            seconds = 2 * seconds
         if back:
             dual, to_dual = np.unique(duals(sources, len(self.mesh.axes)), return_inverse=True)
             grad, to_grad = np.unique(want.grad, return_inverse=True)
@@ -255,17 +294,20 @@ class CostModel:
         Values of the same atoms and dtype share one matrix of all layouts that they may have.
         """
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        priced = self.measure.redistributions
         if (atoms, item) not in self._matrices:
-            known = np.sort(layouts_of(atoms, self.mesh))
-            few = known if len(known) <= _LAYOUTS_AT_ONCE else known[:0]
+            few = np.zeros(0, np.int64)
+            if most_layouts(atoms, self.mesh) <= _LAYOUTS_LISTED:
+                known = np.sort(layouts_of(atoms, self.mesh))
+                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
             src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
-            seconds = self._prices.seconds(atoms, item, src, dst).reshape(len(few), len(few))
+            seconds = priced(atoms, item, src, dst).reshape(len(few), len(few))
             self._matrices[atoms, item] = few, seconds
         known, seconds = self._matrices[atoms, item]
         if known.size:
             return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
         src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
-        return self._prices.seconds(atoms, item, src, dst).reshape(len(sources), len(targets))
+        return priced(atoms, item, src, dst).reshape(len(sources), len(targets))
 
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
         edge = (value, op.name)

@@ -6,8 +6,8 @@ same options: repeated layers are worked out once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import final
 
@@ -20,7 +20,7 @@ from shardwright.rules.rule import Rule, Split, Tiling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """The feasible tilings of an operator, K of them, computed whole everywhere first.
+    """The feasible tilings of an operator, K of them, computed whole everywhere first if it may be.
 
     `choices[k]` has, per mesh axis, an index into `Rule.choices()`; layouts are
     codes, `sizes` the local sizes of the rule's factors on the largest device.
@@ -46,6 +46,21 @@ class Options:
         return self.choices.index(tuple(known.index(choice) for choice in tiling))
 
 
+Only = tuple[frozenset[int], ...]  # per mesh axis, the choices or placements that are left
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What constraints, or decisions made before, leave: who is not named may do all.
+
+    Of operators the numbers, in `Rule.choices()`, of the choices that are left along each axis; of
+    parameters the digits of their layouts (`codes.py`).
+    """
+
+    operators: Mapping[str, Only] = field(default_factory=dict)
+    parameters: Mapping[str, Only] = field(default_factory=dict)
+
+
 @final
 class OptionBook:
     """Works out options on `mesh`, once for rules of equal form."""
@@ -54,11 +69,11 @@ class OptionBook:
         self._mesh = mesh
         self._known: dict[Hashable, Options] = {}
 
-    def options(self, rule: Rule) -> Options:
-        """What an operator with this rule may do."""
-        form = _form(rule)
+    def options(self, rule: Rule, only: Only | None = None) -> Options:
+        """What an operator with this rule may do, of the choices that are left to it."""
+        form = _form(rule), only
         if form not in self._known:
-            self._known[form] = _options(rule, self._mesh)
+            self._known[form] = _options(rule, self._mesh, only)
         return self._known[form]
 
 
@@ -73,9 +88,15 @@ def _form(rule: Rule) -> Hashable:
     return len(rule.operands), dims, factors, rule.additive, rule.linear
 
 
-def _options(rule: Rule, mesh: Mesh) -> Options:
+def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
     known = rule.choices()
-    every = list(product(*(range(len(known) if size > 1 else 1) for size in mesh.shape)))
+    per_axis: list[Sequence[int]] = [range(len(known) if size > 1 else 1) for size in mesh.shape]
+    if only is not None:
+        per_axis = [
+            [choice for choice in choices if size == 1 or choice in left]
+            for choices, left, size in zip(per_axis, only, mesh.shape, strict=True)
+        ]
+    every = list(product(*per_axis))
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     split = np.array([index[c.factor] if isinstance(c, Split) else -1 for c in known])

@@ -185,7 +185,7 @@ class _Maker:
             self.clusters.leaders, self.clusters.costs(), strict=True
         ):
             self._node(leader.name, seconds, held, {self.number[leader.name]})
-        for op in self.model.graph.ops:
+        for op in self.model.graph.ops if self.model.measure.brings_once else ():
             for value in op.outputs:
                 self._share(value)
         places = self.clusters.places
@@ -204,12 +204,8 @@ class _Maker:
     def parameters(self) -> None:
         """Nodes of parameters, and the edges to their readers."""
         graph, places = self.model.graph, self.clusters.places
-        codes: dict[object, Ints] = {}
         for leaf in self.leaves:
-            atoms = self.model.analysis.atoms[leaf.name]
-            if atoms not in codes:
-                codes[atoms] = storable(atoms, self.model.mesh)
-            mine = codes[atoms]
+            mine = self.model.storable(leaf)
             self.storage.append(mine)
             table = self.model.parameter(leaf, mine)
             readers = graph.consumers[leaf.name]
