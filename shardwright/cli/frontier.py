@@ -19,6 +19,7 @@ from shardwright.report.summary import summary
 @options.target
 @options.machine
 @options.device_counts
+@options.method
 @options.optimizer
 @options.habits
 @options.as_json
@@ -28,6 +29,7 @@ def command(
     seq: int | None,
     machine: str,
     devices: tuple[int, ...],
+    method: str,
     optimizer: str | None,
     habits: Mapping[str, str],
     as_json: bool,
@@ -36,7 +38,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, optimizer, habits=habits)
-    frontiers = [planning.search(captured, part) for part in parts]
+    frontiers = [planning.search(captured, part, method) for part in parts]
     if as_json:
         print_json(
             {

@@ -29,6 +29,7 @@ from shardwright.report.summary import summary
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
+@options.method
 @options.optimizer
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
@@ -40,6 +41,7 @@ def command(
     machine: str,
     memory_limit: int | None,
     objective: str,
+    method: str,
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -49,7 +51,7 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    plan, frontier = planning.choose(captured, known, objective, limit)
+    plan, frontier = planning.choose(captured, known, objective, limit, method)
     if output:
         plan.save(output)
     if as_json:

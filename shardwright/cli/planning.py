@@ -81,16 +81,22 @@ def machine_of(text: str, devices: int | None = None) -> Machine:
     return machine if devices is None else machine.with_devices(devices)
 
 
-def search(captured: Captured, machine: Machine) -> Frontier:
+def search(captured: Captured, machine: Machine, method: str = "joint") -> Frontier:
     """The frontier of one graph on one machine."""
     with working(f"searching plans for {machine}") as progress:
         from shardwright import api
 
-        return api.search(captured.graph, machine, captured.optimizer, progress=progress)
+        return api.search(
+            captured.graph, machine, captured.optimizer, method=method, progress=progress
+        )
 
 
 def choose(
-    captured: Captured, machine: Machine, objective: str, memory_limit: int
+    captured: Captured,
+    machine: Machine,
+    objective: str,
+    memory_limit: int,
+    method: str = "joint",
 ) -> tuple[Plan, Frontier]:
     """The plan that the objective asks for, and the frontier it comes from.
 
@@ -98,14 +104,14 @@ def choose(
     nothing fits.
     """
     if objective == "devices":
-        return _on_fewest_devices(captured, machine, memory_limit)
-    frontier = search(captured, machine)
+        return _on_fewest_devices(captured, machine, memory_limit, method)
+    frontier = search(captured, machine, method)
     fastest = frontier.fastest(memory_limit)
     return (frontier.smallest() if objective == "memory" else fastest), frontier
 
 
 def _on_fewest_devices(
-    captured: Captured, machine: Machine, memory_limit: int
+    captured: Captured, machine: Machine, memory_limit: int, method: str
 ) -> tuple[Plan, Frontier]:
     least: InfeasibleError | None = None
     for devices in range(1, machine.devices + 1):
@@ -113,7 +119,7 @@ def _on_fewest_devices(
             part = machine.with_devices(devices)
         except MachineError:  # so many do not split evenly over the hosts
             continue
-        frontier = search(captured, part)
+        frontier = search(captured, part, method)
         try:
             return frontier.fastest(memory_limit), frontier
         except InfeasibleError as e:

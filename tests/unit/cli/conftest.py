@@ -51,12 +51,14 @@ class FakeApi(types.ModuleType):
         super().__init__("shardwright.api")
         self.report = Report()
         self.searched = []
+        self.methods = []
 
     def capture(self, model, args=(), kwargs=None, **habits):
         return replace(GRAPH, habits=Habits(**habits))
 
-    def search(self, graph, machine, optimizer="adamw", *, progress=None):
+    def search(self, graph, machine, optimizer="adamw", *, method="joint", progress=None):
         self.searched.append((machine.devices, optimizer))
+        self.methods.append(method)
 
         def on_these(plan):
             scale = machine.devices / 2
