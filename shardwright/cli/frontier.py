@@ -23,6 +23,7 @@ from shardwright.report.summary import summary
 @options.device_counts
 @options.constraints
 @options.seconds
+@options.method
 @options.optimizer
 @options.habits
 @options.as_json
@@ -35,6 +36,7 @@ def command(
     devices: tuple[int, ...],
     constraints: tuple[str, ...],
     seconds: float,
+    method: str,
     optimizer: str | None,
     habits: Mapping[str, str],
     as_json: bool,
@@ -43,7 +45,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    wishes = planning.Wishes(constraints, seconds)
+    wishes = planning.Wishes(constraints, seconds, method)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if as_json:

@@ -14,6 +14,7 @@ from shardwright.ir.frontier import parse_bytes
 from shardwright.ir.habits import CHOICES
 
 F = TypeVar("F", bound=Callable[..., Any])
+METHODS = ("joint", "kcut")  # those of `search`, which is not imported for --help
 
 
 def _memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -119,6 +120,13 @@ memory_limit = click.option(
     callback=_memory,
     metavar="SIZE",
     help="Most memory per device, as 40GiB; by default what the device has.",
+)
+method = click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="All axes at once for time and memory, or SoyBean's k-cut: one axis after the other.",
 )
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else."

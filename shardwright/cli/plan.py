@@ -31,6 +31,7 @@ from shardwright.report.summary import summary
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
+@options.method
 @options.optimizer
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
@@ -45,6 +46,7 @@ def command(
     constraints: tuple[str, ...],
     seconds: float,
     objective: str,
+    method: str,
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -55,7 +57,7 @@ def command(
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
     plan, frontier = planning.choose(
-        captured, known, objective, limit, planning.Wishes(constraints, seconds)
+        captured, known, objective, limit, planning.Wishes(constraints, seconds, method)
     )
     if output:
         plan.save(output)

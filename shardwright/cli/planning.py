@@ -32,6 +32,7 @@ class Wishes:
 
     constraints: tuple[str, ...] = ()
     seconds: float = math.inf
+    method: str = "joint"
 
     def shares(self, searches: int) -> Iterator[Wishes]:
         """The same for each of several searches, which share the time that is left."""
@@ -120,6 +121,7 @@ def search(captured: Captured, machine: Machine, wishes: Wishes) -> Frontier:
             captured.graph,
             machine,
             captured.optimizer,
+            method=wishes.method,
             constraints=wishes.constraints,
             seconds=wishes.seconds,
             progress=progress,

@@ -9,8 +9,9 @@ atoms of its tensor; equal codes of equal atoms are equal layouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,8 @@ from shardwright.ir.layout import (
 Ints = NDArray[np.int64]
 
 WHOLE, SUMS, FIRST_ATOM = 0, 1, 2  # digits: Replicate, Partial, Shard of the first atom
-BASE = 256  # more than a tensor has atoms
+BASE = 64  # more than a tensor of 2**61 elements has atoms, as each is at least two long
+MOST_AXES = 10  # whose digits fit an int64
 
 
 def digit(placement: Placement, atoms_per_dim: Sequence[int]) -> int:
@@ -89,21 +91,30 @@ def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:
     return total
 
 
-def storable(atoms: Atoms, mesh: Mesh) -> Ints:
+def storable(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:
     """Codes of all layouts without partial sums that leave no device an empty tile.
 
-    The replicated layout comes first.
+    `only` has the digits that are allowed along each axis. The replicated layout, if it is among
+    them, comes first.
     """
-    every = layouts_of(atoms, mesh)
+    every = layouts_of(atoms, mesh, only)
     found: Ints = every[(digits(every, len(mesh.axes)) != SUMS).all(axis=1)]
     return found
 
 
-def layouts_of(atoms: Atoms, mesh: Mesh) -> Ints:
-    """Codes of all layouts that leave no device an empty tile, the replicated one first."""
+def layouts_of(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:
+    """Codes of all layouts that leave no device an empty tile, the replicated one first.
+
+    `only` has the digits that are allowed along each axis; of one of size 1 it does not matter.
+    """
     flat = [size for sizes in atoms for size in sizes]
     every = range(FIRST_ATOM + len(flat))
-    per_axis = [every if size > 1 else (WHOLE,) for size in mesh.shape]
+    per_axis: list[Sequence[int]] = [every if size > 1 else (WHOLE,) for size in mesh.shape]
+    if only is not None:
+        per_axis = [
+            [found for found in known if size == 1 or found in left]
+            for known, left, size in zip(per_axis, only, mesh.shape, strict=True)
+        ]
     by_axis = np.array(list(product(*per_axis)), np.int64).reshape(-1, len(mesh.axes))
     good = np.ones(len(by_axis), bool)
     for i, size in enumerate(flat):
@@ -112,6 +123,12 @@ def layouts_of(atoms: Atoms, mesh: Mesh) -> Ints:
             last = np.where(by_axis[:, axis] == FIRST_ATOM + i, last_tile(last, parts), last)
         good &= (last > 0) | (size == 0)
     return joined(by_axis[good])
+
+
+def most_layouts(atoms: Atoms, mesh: Mesh) -> int:
+    """How many layouts there would be if all were feasible."""
+    choices = FIRST_ATOM + sum(len(sizes) for sizes in atoms)
+    return prod(choices for size in mesh.shape if size > 1)
 
 
 def last_tile(sizes: Ints, parts: int) -> Ints:

@@ -22,10 +22,12 @@ from shardwright.cost.codes import (
     duals,
     layouts_of,
     local_elements,
+    most_layouts,
     storable,
 )
-from shardwright.cost.collectives import memory_pass, priced_steps
-from shardwright.cost.compute import Workload, forward_seconds, operator_seconds, workload
+from shardwright.cost.collectives import priced_steps
+from shardwright.cost.compute import Workload, workload
+from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
     fixed_bytes,
     kept_bytes,
@@ -34,7 +36,6 @@ from shardwright.cost.memory import (
     workspace_bytes,
 )
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
-from shardwright.cost.prices import Prices
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -46,6 +47,7 @@ Bools = NDArray[np.bool_]
 
 EVERYTHING = Allowed()
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
+_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
 
 
 class Table(NamedTuple):
@@ -69,7 +71,8 @@ class Want(NamedTuple):
 class CostModel:
     """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
 
-    `allowed` is what operators and parameters may do, where that is not all.
+    `allowed` is what operators and parameters may do, where that is not all; `measure` says what
+    is priced beside memory, by default the seconds of a step.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -82,6 +85,7 @@ class CostModel:
         mesh: Mesh,
         optimizer: str = "adamw",
         allowed: Allowed = EVERYTHING,
+        measure: Measure | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -90,13 +94,13 @@ class CostModel:
         self._allowed = allowed
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
-        self._prices = Prices(machine, mesh)
+        self.measure = measure or Duration(machine, mesh)
         self._book = OptionBook(mesh)
         self._options: dict[str, Options] = {}
-        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self._workloads: dict[str, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
+        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
 
     def options(self, op: Op) -> Options:
@@ -105,22 +109,6 @@ class CostModel:
             only = self._allowed.operators.get(op.name)
             self._options[op.name] = self._book.options(self.analysis.rules[op.name], only)
         return self._options[op.name]
-
-    def storable(self, leaf: Leaf) -> Ints:
-        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
-        key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
-        if key not in self._storable:
-            atoms, only = key
-            codes = storable(atoms, self.mesh)
-            if only is not None:
-                by_axis = digits(codes, len(self.mesh.axes))
-                left = [
-                    np.isin(by_axis[:, axis], list(only[axis])) | (size == 1)
-                    for axis, size in enumerate(self.mesh.shape)
-                ]
-                codes = codes[np.all(left, axis=0)]
-            self._storable[key] = codes
-        return self._storable[key]
 
     def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
         """Seconds of `op` forward and backward, and bytes of its own results kept for backward.
@@ -133,11 +121,8 @@ class CostModel:
         again = op.name in recomputed
         key = (work, stays, op.extra_saved, id(options), again)
         if key not in self._tables:
-            device, sizes = self.machine.device, options.sizes
-            seconds = operator_seconds(work, sizes, device)
-            if again:
-                seconds = seconds + forward_seconds(work, sizes, device)
-            held = kept_bytes(work, stays, 0 if again else op.extra_saved, sizes)
+            seconds = self.measure.operator(work, options.sizes, again)
+            held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
 
@@ -148,6 +133,14 @@ class CostModel:
         if key not in self._workspaces:
             self._workspaces[key] = workspace_bytes(work, options.sizes)
         return self._workspaces[key]
+
+    def storable(self, leaf: Leaf) -> Ints:
+        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
+        key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
+        if key not in self._storable:
+            atoms, only = key
+            self._storable[key] = storable(atoms, self.mesh, only)
+        return self._storable[key]
 
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
@@ -162,7 +155,7 @@ class CostModel:
             seconds = np.zeros(len(held))
             if tensor.requires_grad:
                 moved = (3 + 2 * self._states) * held
-                seconds = np.array([memory_pass(m, self.machine) for m in moved.tolist()])
+                seconds = self.measure.update(moved)
                 held = (2 + self._states) * held
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
@@ -194,7 +187,7 @@ class CostModel:
         """
         pays, copies = self._pays(value, op)
         twice = regathered if copies else None
-        if recomputed:
+        if recomputed or (not self.measure.brings_once and value in op.saves):
             twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         back, options = self.has_gradient(value, op), self.options(op)
@@ -263,7 +256,7 @@ class CostModel:
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
         atoms = self.analysis.atoms[value]
-        return self._prices.seconds(atoms, self._item_bytes(value), sources, targets)
+        return self.measure.redistributions(atoms, self._item_bytes(value), sources, targets)
 
     def transfers(
         self, value: str, source: int, want: tuple[int, int], op: Op, again: bool = False
@@ -366,17 +359,20 @@ class CostModel:
         Values of the same atoms and dtype share one matrix of all layouts that they may have.
         """
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        priced = self.measure.redistributions
         if (atoms, item) not in self._matrices:
-            known = np.sort(layouts_of(atoms, self.mesh))
-            few = known if len(known) <= _LAYOUTS_AT_ONCE else known[:0]
+            few = np.zeros(0, np.int64)
+            if most_layouts(atoms, self.mesh) <= _LAYOUTS_LISTED:
+                known = np.sort(layouts_of(atoms, self.mesh))
+                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
             src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
-            seconds = self._prices.seconds(atoms, item, src, dst).reshape(len(few), len(few))
+            seconds = priced(atoms, item, src, dst).reshape(len(few), len(few))
             self._matrices[atoms, item] = few, seconds
         known, seconds = self._matrices[atoms, item]
         if known.size:
             return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
         src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
-        return self._prices.seconds(atoms, item, src, dst).reshape(len(sources), len(targets))
+        return priced(atoms, item, src, dst).reshape(len(sources), len(targets))
 
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
         edge = (value, op.name)

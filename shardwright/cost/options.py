@@ -51,7 +51,7 @@ Only = tuple[frozenset[int], ...]  # per mesh axis, the choices or placements th
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the user's constraints leave: who is not named may do all.
+    """What constraints, or decisions made before, leave: who is not named may do all.
 
     Of operators the numbers, in `Rule.choices()`, of the choices that are left along each axis; of
     parameters the digits of their layouts (`codes.py`).

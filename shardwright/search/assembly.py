@@ -62,7 +62,7 @@ class Assembly:
         self.piece_of = self._movable()  # node -> its piece
         self.readings: list[Reading] = []
         self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
-        for op in model.graph.ops:
+        for op in model.graph.ops if model.measure.brings_once else ():
             for value in op.outputs:
                 self._share(value)
         self.storage = tuple(self._storage())

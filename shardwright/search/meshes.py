@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.layout import Mesh
+from shardwright.ir.machine import Machine
 
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "sp", "tp")}  # outermost first
 AXES = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names))
@@ -35,3 +36,31 @@ def meshes_of(devices: int, axes: int = 2) -> Iterator[Mesh]:
     for parts in range(1, axes + 1):
         for sizes in factorisations(devices, parts):
             yield Mesh(tuple(zip(_NAMES[parts], sizes, strict=True)))
+
+
+def mesh_of_cuts(machine: Machine) -> Mesh:
+    """The mesh of all devices whose axes are cuts into a prime number of parts each.
+
+    The outermost level of links is cut first, and of one level the largest prime.
+
+    >>> str(mesh_of_cuts(Machine.preset("2x6xA100")))
+    'k1=2 k2=3 k3=2'
+    """
+    levels = (primes(level.size) for level in reversed(machine.levels))
+    parts = [prime for level in levels for prime in reversed(level)] or [1]
+    return Mesh(tuple((f"k{i}", size) for i, size in enumerate(parts, start=1)))
+
+
+def primes(number: int) -> list[int]:
+    """The prime factors of `number`, smallest first.
+
+    >>> primes(12)
+    [2, 2, 3]
+    """
+    found, prime = [], 2
+    while number > 1:
+        while number % prime == 0:
+            found.append(prime)
+            number //= prime
+        prime += 1
+    return found

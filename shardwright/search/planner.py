@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
@@ -18,7 +19,8 @@ from shardwright.search.baselines import baselines
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
-from shardwright.search.meshes import meshes_of
+from shardwright.search.kcutplan import kcut_frontier
+from shardwright.search.meshes import mesh_of_cuts, meshes_of
 from shardwright.search.permitted import allowed_meshes, broken, require_one
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
@@ -29,11 +31,17 @@ from shardwright.search.writer import PlanWriter
 
 Progress = Callable[[str, float], None]  # what is being done, which part of all is done
 
+METHODS = ("joint", "kcut")
+
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
 _PRICED_PER_MESH = 1_000_000
 _RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
 _PLANS = 48
+
+
+class MethodError(ValueError):
+    """A way of searching that does not exist, or not with what else is asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +65,7 @@ def search(
     machine: Machine,
     optimizer: str = "adamw",
     *,
+    method: str = "joint",
     exact: bool = False,
     meshes: Sequence[Mesh] | None = None,
     constraints: Sequence[str | Constraint] = (),
@@ -64,6 +73,11 @@ def search(
     progress: Progress | None = None,
 ) -> Frontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
+
+    With the method "kcut" it is one plan instead, SoyBean's (`kcut.py`): the devices are cut by one
+    prime factor after the other, or along the axes of the one mesh in `meshes`, so that the fewest
+    bytes are communicated, whatever time and memory that takes. What follows is about the method
+    "joint".
 
     Every mesh of one and of two axes over all its devices is searched, unless
     `meshes` says which. `constraints`, texts such as `pin layers.*.mlp=tp:features`
@@ -76,6 +90,17 @@ def search(
 
     Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet.
     """
+    if method not in METHODS:
+        raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
+    if method == "kcut":
+        if exact or constraints or len(meshes or ()) > 1:
+            raise MethodError(
+                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints; leave these"
+                " out"
+            )
+        (mesh,) = meshes or (mesh_of_cuts(machine),)
+        ends = partial(search, graph, machine, optimizer, seconds=0)  # and the baselines
+        return kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
     start = time.perf_counter()
     wanted = parse_constraints(constraints)
     chosen = allowed_meshes(machine.devices, wanted, meshes)

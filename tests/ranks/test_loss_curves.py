@@ -35,7 +35,7 @@ RUNS = {
     4: {
         "gpt2": MIXED,
         "gpt2 with dropout": ["fastest", *MIXED],
-        "cnn with dropout": MIXED,
+        "cnn with dropout": [*MIXED, "k-cut"],
         "gpt2 in float32": ["fastest", *MIXED],
     },
 }
@@ -75,15 +75,17 @@ def _plans(name, world):
     frontier = _frontier(name, world)
     known = {plan.name: plan for plan in frontier.baselines}
     known |= {"fastest": frontier.fastest(), "smallest": frontier.smallest()}
+    if "k-cut" in RUNS[world][name]:
+        known["k-cut"] = _frontier(name, world, method="kcut")[0]
     picked = [known[plan] for plan in RUNS[world][name]]
     assert all(plan.devices == world for plan in picked)
     return picked
 
 
-def _frontier(name, devices):
+def _frontier(name, devices, method="joint"):
     model, batch = EXAMPLES[name][0]()
     graph = sw.capture(model, (), batch)
-    return sw.search(graph, sw.Machine.preset(f"{devices}xcpu"), optimizer="adamw")
+    return sw.search(graph, sw.Machine.preset(f"{devices}xcpu"), "adamw", method=method)
 
 
 def _train_all(jobs):

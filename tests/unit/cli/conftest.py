@@ -54,6 +54,7 @@ class FakeApi(types.ModuleType):
         self.searched = []
         self.asked = []
         self.refused = set()  # numbers of devices
+        self.methods = []
 
     def capture(self, model, args=(), kwargs=None, **habits):
         return replace(GRAPH, habits=Habits(**habits))
@@ -61,6 +62,7 @@ class FakeApi(types.ModuleType):
     def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
         self.asked.append(asked)
+        self.methods.append(asked.get("method"))
         if machine.devices in self.refused:
             raise ConstraintError(f"no mesh of {machine.devices}")
 

@@ -69,3 +69,8 @@ def test_the_seconds_are_shared_by_the_device_counts(api, target, as_json, monke
 def test_wrong_device_counts_are_a_mistake(api, target, mistake, devices, message):
     assert message in mistake("frontier", target, "--machine", "8xcpu", "--devices", devices)
     assert api.searched == []
+
+
+def test_every_device_count_is_searched_by_the_method(api, target, as_json):
+    as_json("frontier", target, "--machine", "8xcpu", "--devices", "2,4", "--method", "kcut")
+    assert api.methods == ["kcut", "kcut"]

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from shardwright.capture.opaque import WeightsNeededError
+from shardwright.cli.options import METHODS
 from shardwright.ir.plan import Plan
+from shardwright.search import planner
 
 
 def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shardwright_command):
@@ -176,6 +178,7 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
         (("--machine", "2xcpu", "--mesh", "dp"), "'dp' is not name=size, as in 'dp=2 tp=4'"),
         (("--machine", "2xcpu", "--cap", "tp=none"), "'cap tp=none' is no cap; write it as"),
         (("--machine", "2xcpu", "--seconds", "soon"), "'soon' is not a valid float"),
+        (("--machine", "2xcpu", "--method", "luck"), "'luck' is not one of 'joint', 'kcut'"),
         (("--machine", "2xcpu", "--batch", "8"), "brings its own batch; --batch and --seq belong"),
         ((), "Missing option '--machine'"),
     ],
@@ -198,3 +201,11 @@ def test_a_file_that_cannot_be_written_is_a_mistake(api, target, tmp_path, mista
 def test_a_missing_target_is_a_mistake(api, mistake):
     line = mistake("plan", "nowhere.py:job", "--machine", "2xcpu")
     assert line == "shardwright: there is no file nowhere.py; a target is file.py:function"
+
+
+def test_the_method_is_handed_on(api, target, as_json):
+    as_json("plan", target, "--machine", "2xcpu")
+    as_json("plan", target, "--machine", "2xcpu", "--method", "kcut")
+    as_json("plan", target, "--machine", "2xcpu", "--method", "kcut", "--objective", "devices")
+    assert api.methods == ["joint", "kcut", "kcut"]
+    assert METHODS == planner.METHODS

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.codes import (
+    MOST_AXES,
     decode,
     digits,
     duals,
@@ -45,6 +46,16 @@ def test_codes_know_duals_and_tiles(layout):
     assert elements.tolist() == [num_elements(largest_atoms(ATOMS, layout))]
 
 
+def test_a_code_holds_the_digits_of_ten_axes_of_the_most_atoms():
+    mesh = Mesh(tuple((f"k{i}", 2) for i in range(MOST_AXES)))
+    atoms = ((2,) * 62,)  # the elements of a tensor are counted in 64 bits
+    last = Layout(mesh, tuple(Shard(0, 61) for _ in mesh.axes))
+    code = encode(last, atoms)
+    assert np.array([code]).dtype == np.int64
+    assert digits(np.array([code]), MOST_AXES).tolist() == [[63] * MOST_AXES]
+    assert decode(code, atoms, mesh) == last
+
+
 def test_every_layout_that_fits_is_listed_once():
     every = [
         Layout(MESH, (a, b))
@@ -56,5 +67,10 @@ def test_every_layout_that_fits_is_listed_once():
     assert found[0] == Layout.replicated(MESH)
     assert len(found) == len(set(found)) and set(found) == {x for x in every if fits(atoms, x)}
     stored = {decode(code, atoms, MESH) for code in storable(atoms, MESH).tolist()}
+    only = [{0, 2}, {3}]  # the first axis replicates or shards the 4, the second shards the 2
+    assert storable(atoms, MESH, only).size == 0  # which is too short for three
+    only = [{0, 2}, {0, 1}]
+    left = [decode(code, atoms, MESH) for code in storable(atoms, MESH, only).tolist()]
+    assert left == [Layout.replicated(MESH), Layout(MESH, (Shard(0), REPLICATE))]
     whole = {x for x in found if not any(isinstance(p, Partial) for p in x.placements)}
     assert stored == whole

@@ -42,6 +42,18 @@ def test_a_tiling_that_is_not_feasible_is_not_found():
         options.find(MM, (Split("m"), Split("nowhere")))
 
 
+def test_choices_that_are_left_leave_their_options():
+    every = OptionBook(MESH).options(MM)
+    m, passes = 1, len(MM.choices()) - 1
+    left = (frozenset({m}), frozenset({0, m, passes}))
+    some = OptionBook(MESH).options(MM, left)
+    kept = [k for k, (a, b) in enumerate(every.choices) if a in left[0] and b in left[1]]
+    assert 0 < len(kept) < len(every)
+    assert some.choices == tuple(every.choices[k] for k in kept)
+    for field in ("sizes", "operands", "grads", "results"):
+        assert (getattr(some, field) == getattr(every, field)[:, kept]).all()
+
+
 def test_rules_of_one_form_share_their_options():
     book = OptionBook(MESH)
     assert book.options(RELU) is book.options(rule("x y -> x y", x=8, y=32))

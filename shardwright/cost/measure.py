@@ -1,0 +1,68 @@
+"""What the first number of a cost table measures: a step's seconds, or anything else that adds up.
+
+Whatever it is, the search makes its sum least. Bytes of memory are no measure: they are always
+there, as the second number.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.codes import Ints
+from shardwright.cost.collectives import memory_pass
+from shardwright.cost.compute import Workload, forward_seconds, operator_seconds
+from shardwright.cost.prices import Prices
+from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.machine import Machine
+
+Floats = NDArray[np.float64]
+
+
+class Measure(Protocol):
+    """Prices operators, updates of parameters and redistributions."""
+
+    @property
+    def brings_once(self) -> bool:
+        """Whether what is brought into a layout is kept, for other readers and the backward pass.
+
+        If not, every operator, forward or backward, pays for all that it reads.
+        """
+
+    def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
+        """An operator forward and backward with factors of local `sizes` (factors, K): (K,).
+
+        `again` says that it runs forward once more, in the backward pass.
+        """
+
+    def update(self, moved: Ints) -> Floats:
+        """The update of a parameter that moves so many bytes through memory: (K,) -> (K,)."""
+
+    def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
+
+
+@final
+class Duration:
+    """Seconds of the lowered program on the devices of `machine`, arranged as `mesh`."""
+
+    brings_once = True
+
+    def __init__(self, machine: Machine, mesh: Mesh) -> None:
+        self._machine = machine
+        self._prices = Prices(machine, mesh)
+
+    def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
+        """Seconds of the kernels."""
+        seconds = operator_seconds(work, sizes, self._machine.device)
+        return seconds + forward_seconds(work, sizes, self._machine.device) if again else seconds
+
+    def update(self, moved: Ints) -> Floats:
+        """Seconds of one pass over memory."""
+        return np.array([memory_pass(m, self._machine) for m in moved.tolist()])
+
+    def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """Seconds of all steps."""
+        return self._prices.seconds(atoms, item_bytes, src, dst)
