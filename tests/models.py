@@ -221,7 +221,10 @@ class UNet(nn.Module):
 
 def unet(*, channels=5, batch=3):
     torch.manual_seed(0)
-    return UNet(channels), {"images": _numbers(batch, 3, 8, 12), "masks": _integers(2, batch, 8, 12)}
+    return UNet(channels), {
+        "images": _numbers(batch, 3, 8, 12),
+        "masks": _integers(2, batch, 8, 12),
+    }
 
 
 EXAMPLES = {"gpt2": gpt2, "llama": llama, "cnn": cnn, "mlp": mlp}

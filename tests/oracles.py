@@ -133,3 +133,34 @@ def enumerate_cuts(graph, stages, work, slack):
         return None
     limit = int(min(load for load, _ in found) * (1 + slack))
     return {"limit": limit, "bytes": min(size for load, size in found if load <= limit)}
+
+
+def train_asynchronously(weights, how, batches, lr, gamma):
+    """Losses of N stages `h ← tanh(h W)` under momentum, from a history of every stage's weights.
+
+    Of mini-batch m, stage k runs the forward pass after m - (N - k - 1) updates of its own, at
+    least none, and the backward pass after m. `how` says which weights the passes see.
+    """
+    stages = len(weights)
+    history = [[(w, w * 0)] for w in weights]  # per stage and number of updates: weights, momentum
+    losses = []
+    for m, (x, y) in enumerate(batches):
+        outputs, seen = [x], []
+        for k in range(stages):
+            w, v = history[k][max(0, m - (stages - k - 1))]
+            ahead = {"spectrain": k // 2 + stages - k - 1, "pipeoptim": stages - k - 1}.get(how, 0)
+            if how == "pipeoptim-decay":
+                ahead = sum(gamma**i for i in range(1, stages - k))
+            seen.append(w - ahead * lr * v)
+            outputs.append((outputs[-1] @ seen[-1]).tanh())
+        error = outputs[-1] - y
+        losses.append((error * error).mean())
+        gradient = 2 * error / error.numel()
+        for k in reversed(range(stages)):
+            w, v = history[k][m]
+            due = {"stash": seen[k], "spectrain": w - (k // 2) * lr * v}.get(how, w)
+            gradient = gradient * (1 - outputs[k + 1] ** 2)
+            ours, gradient = outputs[k].T @ gradient, gradient @ due.T
+            v = gamma * v + ours
+            history[k].append((w - lr * v, v))
+    return losses, [h[-1][0] for h in history]
