@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shardwright.runtime.async_schedule import Call, call_at, lag, remaining
 from shardwright.runtime.prediction import check, predict
@@ -64,10 +64,13 @@ class Update:
 
 @dataclass
 class _InFlight:
-    """What a mini-batch leaves on a stage between its two passes."""
+    """What a mini-batch leaves on a stage between its two passes.
+
+    `roots` are where gradients will come in; the values handed on are not kept.
+    """
 
     received: Tensors
-    outputs: Tensors
+    roots: Sequence[GradientEdge]
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -125,13 +128,13 @@ class AsyncStage:
             received = link.receive_values() if self.index else ()
             values = self.forward(update.optimizer, received, batch)
             self.seen += 1
-            if not self.is_last:
+            if self.is_last:
+                (loss,) = values
+            else:
                 link.send_values(values)
         if call.backward is None:
             return None
         if self.is_last:
-            (root,) = self.flying[0].outputs
-            loss = root.detach()
             gradients: Tensors = (torch.ones_like(loss),)
         else:
             gradients, loss = link.receive_gradients()
@@ -175,7 +178,9 @@ class AsyncStage:
         else:
             with saved_tensors_hooks(pack, self._unpack):
                 outputs = self.module.run(used, taken, batch)
-        self.flying.append(_InFlight(taken, outputs))
+        named = dict(zip(stage.graph.outputs, outputs, strict=True))
+        roots = [get_gradient_edge(named[n]) for n in stage.returning_gradient(named)]
+        self.flying.append(_InFlight(taken, roots))
         # A weight that is handed on must not change on its way.
         return [
             out.detach().clone() if out.untyped_storage().data_ptr() in numbers else out.detach()
@@ -188,9 +193,6 @@ class AsyncStage:
         Leaves the gradients of the stage's parameters in their `grad`.
         """
         done = self.flying.popleft()
-        stage = self.module.stage
-        named = dict(zip(stage.graph.outputs, done.outputs, strict=True))
-        roots = [named[name] for name in stage.returning_gradient(stage.graph.outputs)]
         taken = [value for value in done.received if value.requires_grad]
         parameters = self.module.trained()
         for parameter in parameters:
@@ -198,8 +200,8 @@ class AsyncStage:
         leaves = [*parameters, *taken]
         if not self.keeps_weights:
             self._due = self._weights(optimizer, self.horizon.backward)
-        if roots and leaves:
-            torch.autograd.backward(roots, gradients, inputs=leaves)
+        if done.roots and leaves:
+            torch.autograd.backward(done.roots, gradients, inputs=leaves)
         self._due = ()
         return [v.grad if v.grad is not None else torch.zeros_like(v) for v in taken]
 

@@ -28,6 +28,7 @@ _ALIGN = 64  # vector instructions must not find their operands elsewhere than i
 _HEADER = 512
 _TEXT = slice(16, _HEADER)
 _DATA, _TOKEN, _FAILED = 0, 1, 2
+_TELLING = timedelta(seconds=15)  # that a stage failed: the peer waits for a message already
 
 
 class StageFailed(RuntimeError):  # noqa: N818 - what happened, to another stage
@@ -69,6 +70,7 @@ class Channel:
     timeout: timedelta
     under_way: deque[tuple[torch.Tensor, list[Any]]] = field(default_factory=deque)
     coming: tuple[torch.Tensor, list[Any]] | None = None
+    lost: bool = False  # the peer failed or is gone: it reads nothing any more
 
     def send(self, tensors: Sequence[torch.Tensor], loss: float = 0.0, *, keep: int) -> None:
         """Begin to send data; the last `keep` messages may still be under way afterwards."""
@@ -94,7 +96,7 @@ class Channel:
         ).to(self.device)
         try:
             self._begin(message)
-            self._wait(self.under_way[-1][1])
+            self._wait(self.under_way[-1][1], _TELLING)
         except StageFailed:
             return False
         return True
@@ -128,6 +130,7 @@ class Channel:
         status = int(message[:8].view(torch.int64))
         if status == _FAILED:
             text = bytes(message[_TEXT].cpu().tolist()).rstrip(b"\0").decode(errors="replace")
+            self.lost = True
             raise StageFailed(text)
         return message, status
 
@@ -148,14 +151,15 @@ class Channel:
         except RuntimeError as e:
             raise self._gone(e) from e
 
-    def _wait(self, works: list[Any]) -> None:
+    def _wait(self, works: list[Any], timeout: timedelta | None = None) -> None:
         try:
             for work in works:
-                work.wait(self.timeout)
+                work.wait(timeout or self.timeout)
         except RuntimeError as e:
             raise self._gone(e) from e
 
     def _gone(self, error: RuntimeError) -> StageFailed:
+        self.lost = True
         return StageFailed(
             f"stage {self.stage} (rank {self.peer}) is gone or has not answered for"
             f" {self.timeout.total_seconds():.0f} s: {str(error).splitlines()[0]}"

@@ -62,10 +62,12 @@ class Peers:
         self.is_open = False
 
     def fail(self, text: str) -> None:
-        """Tell both neighbours, who wait for a message each, why none will come."""
-        for channel in (self.values_out, self.gradients_out):
-            if channel is not None:
-                channel.send_failure(text)
+        """Tell the neighbours, who wait for a message each, why none will come."""
+        before, behind = (self.values_in, self.gradients_out), (self.gradients_in, self.values_out)
+        for receiving, sending in (before, behind):
+            if sending is None or receiving is None or sending.lost or receiving.lost:
+                continue
+            sending.send_failure(text)
 
     def send_values(self, values: Tensors) -> None:
         assert self.values_out is not None

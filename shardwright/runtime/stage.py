@@ -50,7 +50,11 @@ def capture_stages(
 
     Raises `StageError` for a model that does not return its loss alone.
     """
-    captured = capture_with_rules(model, args, kwargs or {})
+    return cut_stages(capture_with_rules(model, args, kwargs or {}), stages, cuts)
+
+
+def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = None) -> Stages:
+    """The stages of a captured call."""
     graph = captured.graph
     if len(graph.outputs) != 1 or graph.tensor[graph.outputs[0]].shape:
         raise StageError(

@@ -1,6 +1,7 @@
 """Stages: run one after the other they are the whole graph, whatever the cuts."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -164,5 +165,5 @@ def test_balanced_cuts_equal_enumeration(seed):
         parts = split(graph, cuts)
         handed = sum(graph.tensor[name].bytes for part in parts for name in part.received)
         positions = (0, *cuts, len(graph.ops))
-        loads = [sum(work[a:b]) for a, b in zip(positions, positions[1:], strict=False)]
+        loads = [sum(work[a:b]) for a, b in pairwise(positions)]
         assert (max(loads) <= expected["limit"], handed) == (True, expected["bytes"])
