@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -58,8 +59,8 @@ class ResidualLSTM(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h = self.embed(x)
-        for norm, layer in zip(self.norms, self.layers, strict=False):
-            h = h + layer(norm(h))[0]
+        for i, layer in enumerate(self.layers):
+            h = h + layer(self.norms[i](h))[0]
         return F.cross_entropy(self.head(self.norms[-1](h)).flatten(0, 1), y.flatten())
 
 
@@ -69,9 +70,7 @@ class DigitsCNN(nn.Module):
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
         sizes = (1, channels, channels, 2 * channels, 2 * channels, 2 * channels)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=1) for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
         self.hidden = nn.ModuleList([nn.Linear(32 * 4, 64), nn.Linear(64, 64)])
         self.head = nn.Linear(64, 10)
 
@@ -153,9 +152,7 @@ def _text_tests() -> list[Batch]:
 
 
 SUBJECTS = {
-    "transformer": Subject(
-        Transformer, _text_batch, _text_tests, {"momentum": 0.1, "adamw": 3e-3}
-    ),
+    "transformer": Subject(Transformer, _text_batch, _text_tests, {"momentum": 0.1, "adamw": 3e-3}),
     "lstm": Subject(ResidualLSTM, _text_batch, _text_tests, {"momentum": 0.3, "adamw": 5e-3}),
     "digits": Subject(DigitsCNN, _digit_batch, _digit_tests, {"momentum": 0.05, "adamw": 2e-3}),
 }

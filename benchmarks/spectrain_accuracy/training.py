@@ -22,7 +22,7 @@ WARM_UP = 20  # updates over which the learning rate rises
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. `weights` is "synchronous", or how the pipeline of `stages` chooses them."""
+    """One training run; `weights` is "synchronous" or how the pipeline chooses them."""
 
     subject: str
     optimizer: str
