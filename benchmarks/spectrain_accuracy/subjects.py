@@ -73,6 +73,9 @@ class DigitsCNN(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
         self.hidden = nn.ModuleList([nn.Linear(32 * 4, 64), nn.Linear(64, 64)])
         self.head = nn.Linear(64, 10)
+        for layer in (*self.convolutions, *self.hidden):  # the default dies out in eight layers
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
 
     def scores(self, images: Tensor) -> Tensor:
         h = images
@@ -154,5 +157,5 @@ def _text_tests() -> list[Batch]:
 SUBJECTS = {
     "transformer": Subject(Transformer, _text_batch, _text_tests, {"momentum": 0.1, "adamw": 3e-3}),
     "lstm": Subject(ResidualLSTM, _text_batch, _text_tests, {"momentum": 0.3, "adamw": 5e-3}),
-    "digits": Subject(DigitsCNN, _digit_batch, _digit_tests, {"momentum": 0.05, "adamw": 2e-3}),
+    "digits": Subject(DigitsCNN, _digit_batch, _digit_tests, {"momentum": 0.02, "adamw": 2e-3}),
 }
