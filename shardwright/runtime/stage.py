@@ -18,9 +18,9 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.discover import capture_with_rules
-from shardwright.lower.fx import to_module
+from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import lower
-from shardwright.lower.program import Dropout, Redistribute, Uniform
+from shardwright.lower.program import Dropout, Uniform
 from shardwright.lower.stages import RECEIVED, Stage, StageError, split
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
@@ -176,7 +176,7 @@ def _program(stage: Stage, device: torch.device) -> nn.Module:
     tilings = {op.name: (None,) for op in graph.ops}
     program = lower(graph, analyze(graph), mesh, tilings, whole, rank=0)
 
-    def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
+    def make(instruction: Special) -> nn.Module:
         if isinstance(instruction, Dropout):
             return GlobalDropout(instruction, device)
         assert isinstance(instruction, Uniform)  # on one device nothing is redistributed
