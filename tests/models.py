@@ -191,6 +191,42 @@ def no_loss(*, as_tuple=False, batch=BATCH):
     return NoLoss(as_tuple), {"x": _numbers(batch, 6)}
 
 
+class UNet(nn.Module):
+    """Two levels down and up again; what the way down finds skips over to the way up."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.down = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())
+            for i, o in ((3, channels), (channels, channels + 1))
+        )
+        self.middle = nn.Conv2d(channels + 1, channels + 2, 3, padding=1)
+        self.up = nn.ModuleList(
+            nn.Conv2d(i, o, 3, padding=1)
+            for i, o in ((2 * channels + 3, channels), (2 * channels, 2))
+        )
+
+    def forward(self, images, masks):
+        x, skips = images, []
+        for down in self.down:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = F.relu(self.middle(x))
+        for up in self.up:
+            x = F.interpolate(x, scale_factor=2.0)
+            x = up(torch.cat([x, skips.pop()], 1))
+        return F.cross_entropy(x, masks)
+
+
+def unet(*, channels=5, batch=3):
+    torch.manual_seed(0)
+    return UNet(channels), {
+        "images": _numbers(batch, 3, 8, 12),
+        "masks": _integers(2, batch, 8, 12),
+    }
+
+
 EXAMPLES = {"gpt2": gpt2, "llama": llama, "cnn": cnn, "mlp": mlp}
 
 

@@ -1,6 +1,6 @@
 """Slow, obvious reference implementations. Never import the code under test's helpers."""
 
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -104,3 +104,63 @@ def _is_above(p, a, b):
 def is_frontier(points):
     """Whether (time, memory, ...) tuples come fastest first with memory strictly falling."""
     return all(a[0] < b[0] and a[1] > b[1] for a, b in pairwise(points))
+
+
+def enumerate_cuts(graph, stages, work, slack):
+    """The least busiest stage of any cuts, and the fewest bytes of those at most `slack` busier.
+
+    Each stage must be the first to read some parameter. None if there are no such cuts.
+    """
+    n = len(graph.ops)
+    read = [set(op.operands) for op in graph.ops]
+    parameters = {leaf.name for leaf in graph.leaves if leaf.kind.value == "parameter"}
+    found = []
+    for cuts in combinations(range(1, n), stages - 1):
+        parts = [range(a, b) for a, b in pairwise((0, *cuts, n))]
+        homes = [{p for i in part for p in read[i] & parameters} for part in parts]
+        for k in reversed(range(stages)):
+            homes[k] -= set().union(*homes[:k])
+        if not all(homes):
+            continue
+        size = 0
+        for cut in cuts:
+            made = {graph.ops[i].outputs[0] for i in range(cut)}
+            made |= {p for i in range(cut) for p in read[i] & parameters}
+            later = {*graph.outputs, *(name for i in range(cut, n) for name in read[i])}
+            size += sum(graph.tensor[name].bytes for name in made & later)
+        found.append((max(sum(work[i] for i in part) for part in parts), size))
+    if not found:
+        return None
+    limit = int(min(load for load, _ in found) * (1 + slack))
+    return {"limit": limit, "bytes": min(size for load, size in found if load <= limit)}
+
+
+def train_asynchronously(weights, how, batches, lr, gamma):
+    """Losses of N stages `h ← tanh(h W)` under momentum, from a history of every stage's weights.
+
+    Of mini-batch m, stage k runs the forward pass after m - (N - k - 1) updates of its own, at
+    least none, and the backward pass after m. `how` says which weights the passes see.
+    """
+    stages = len(weights)
+    history = [[(w, w * 0)] for w in weights]  # per stage and number of updates: weights, momentum
+    losses = []
+    for m, (x, y) in enumerate(batches):
+        outputs, seen = [x], []
+        for k in range(stages):
+            w, v = history[k][max(0, m - (stages - k - 1))]
+            ahead = {"spectrain": k // 2 + stages - k - 1, "pipeoptim": stages - k - 1}.get(how, 0)
+            if how == "pipeoptim-decay":
+                ahead = sum(gamma**i for i in range(1, stages - k))
+            seen.append(w - ahead * lr * v)
+            outputs.append((outputs[-1] @ seen[-1]).tanh())
+        error = outputs[-1] - y
+        losses.append((error * error).mean())
+        gradient = 2 * error / error.numel()
+        for k in reversed(range(stages)):
+            w, v = history[k][m]
+            due = {"stash": seen[k], "spectrain": w - (k // 2) * lr * v}.get(how, w)
+            gradient = gradient * (1 - outputs[k + 1] ** 2)
+            ours, gradient = outputs[k].T @ gradient, gradient @ due.T
+            v = gamma * v + ours
+            history[k].append((w - lr * v, v))
+    return losses, [h[-1][0] for h in history]

@@ -1,0 +1,1 @@
+"""What asynchronous pipelines do to learning, and how much weight prediction repairs."""

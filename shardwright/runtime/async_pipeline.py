@@ -1,0 +1,185 @@
+"""An asynchronous pipeline on real ranks: one stage each, over `torch.distributed`.
+
+Rank k runs stage k as `async_stage` says; this file is about neighbours, drains
+and errors. An error in one stage is sent on in place of the next message, both
+ways, so that all ranks end with it; a process that is gone is noticed by its
+neighbours, and one that hangs by the timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.runtime.async_sim import inputs_of
+from shardwright.runtime.async_stage import AsyncStage, Scheduler, Update
+from shardwright.runtime.channel import StageFailed
+from shardwright.runtime.parallel import default_device
+from shardwright.runtime.peers import Peers
+from shardwright.runtime.stage import StageModule, Stages, capture_stages
+from shardwright.runtime.weights import Weights, weights_named
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=10)
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be built or used as it is."""
+
+
+def async_pipeline(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    weights: str = "spectrain",
+    cuts: Sequence[int] | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    timeout: timedelta = TIMEOUT,
+) -> AsyncPipeline:
+    """This rank's stage of `model`, one stage per process of the initialised process group.
+
+    Call it on every rank with the same weights. `weights` names the weights
+    that each pass uses (`runtime.weights`), `cuts` the operators before which
+    the graph is cut (balanced if None), `timeout` how long a rank waits for a
+    neighbour. Raises `PipelineError` if the ranks do not agree.
+    """
+    how = weights_named(weights)
+    if not dist.is_initialized():
+        raise PipelineError("there is no process group; start with torchrun, one process per stage")
+    stages = capture_stages(model, args, kwargs, stages=dist.get_world_size(), cuts=cuts)
+    device = device or default_device()
+    return AsyncPipeline(stages, model, how, device=device, seed=seed, timeout=timeout)
+
+
+class AsyncPipeline(StageModule):
+    """The stage of this rank. Its parameters are those that live here, under their own names.
+
+    Every rank makes an optimizer for them and calls `train_step` with the same
+    batches. Drain before looking at weights: evaluation, checkpoints, the end.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        model: nn.Module,
+        weights: Weights,
+        *,
+        device: torch.device,
+        seed: int = 0,
+        timeout: timedelta = TIMEOUT,
+    ) -> None:
+        _agree([*stages.fingerprints, weights.name])
+        rank, count = dist.get_rank(), len(stages.parts)
+        super().__init__(stages, rank, model, device, seed)
+        self._sw_link = Peers(stages.parts, rank, device, timeout)
+        self._sw_async = AsyncStage(self, rank, count, weights)
+        self._sw_failure = ""
+        (loss,) = stages.captured.graph.outputs
+        self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise PipelineError(
+            "an asynchronous pipeline has no forward pass to call; use train_step(optimizer,"
+            " batch), or drain(optimizer) and then evaluate(batch)"
+        )
+
+    def train_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        batch: Any,
+        *,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> torch.Tensor:
+        """Put one mini-batch into the pipeline; the loss of the one that this stage finished.
+
+        That is `batch`'s own on the last stage, one of N - k - 1 calls ago on
+        stage k, and NaN while the pipeline fills. `scheduler` steps after each
+        update of this stage; its gradients are clipped to `clip_norm`.
+        """
+        update = Update(optimizer, scheduler, clip_norm)
+        given = self._sw_here(batch)
+
+        def work() -> torch.Tensor:
+            self._sw_link.open()
+            loss = self._sw_async.step(update, self._sw_link, given)
+            return torch.tensor(float("nan")) if loss is None else self._sw_loss(loss)
+
+        return self._sw_guard(work)
+
+    def drain(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> list[torch.Tensor]:
+        """Finish what is under way, on all ranks; the losses that `train_step` had not returned."""
+        update = Update(optimizer, scheduler, clip_norm)
+
+        def work() -> list[torch.Tensor]:
+            losses = self._sw_async.drain(update, self._sw_link)
+            self._sw_link.close()
+            return [self._sw_loss(loss) for loss in losses]
+
+        return self._sw_guard(work)
+
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch with the weights as they are, without dropout, on every rank."""
+        if self._sw_link.is_open:
+            raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
+        given, stage, link = self._sw_here(batch), self._sw_async, self._sw_link
+
+        def work() -> torch.Tensor:
+            received = link.receive_once() if stage.index else ()
+            values = stage.evaluate(received, given)
+            if stage.is_last:
+                return link.return_loss(values[0])
+            link.send_values(values)
+            return link.return_loss(None)
+
+        return self._sw_loss(self._sw_guard(work))
+
+    def _sw_here(self, batch: Any) -> dict[str, torch.Tensor]:
+        """What this stage reads of a batch, on its device."""
+        given = inputs_of(batch)
+        if missing := [key for key in self.inputs if key not in given]:
+            raise PipelineError(f"the batch has no tensor {missing[0]}")
+        return {key: given[key].to(self._sw_device) for key in self.inputs}
+
+    def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss.to(self._sw_loss_dtype)
+
+    def _sw_guard(self, work: Callable[[], T]) -> T:
+        """Run `work`; what goes wrong in it is told to the neighbours before it is raised."""
+        if self._sw_failure:
+            raise StageFailed(self._sw_failure)
+        try:
+            return work()
+        except StageFailed as e:
+            self._sw_failure = str(e)
+            self._sw_link.fail(self._sw_failure)
+            raise
+        except Exception as e:
+            self._sw_failure = f"stage {self._sw_async.index} failed: {type(e).__name__}: {e}"
+            self._sw_link.fail(self._sw_failure)
+            raise
+
+
+def _agree(mine: list[str]) -> None:
+    """Raise `PipelineError`, on all ranks, unless all have the same stages and weights."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise PipelineError(
+                f"rank {rank} has other stages or weights ({', '.join(theirs)}) than rank 0"
+                f" ({', '.join(everyone[0])}); build the same model the same way everywhere"
+            )

@@ -1,0 +1,87 @@
+"""The order in which the stages of an asynchronous pipeline work, and how stale their weights are.
+
+A continuous 1F1B that never flushes (PipeDream, arXiv 1806.03377). N stages, k
+from 0, a mini-batch m every two ticks:
+
+    forward  of m on stage k: tick 2m + k
+    backward of m on stage k: tick 2m + 2N - 1 - k, then an update of its weights
+
+So a stage starts with N - k forward passes and then alternates one backward and
+one forward pass: `calls` is that order, mini-batch by mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """By how many updates of its stage weights are predicted, for each of the two passes."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a stage does when mini-batch `forward` arrives: its forward pass, then a backward pass.
+
+    None where there is nothing: no backward pass yet while the pipeline fills,
+    no forward pass any more while it drains.
+    """
+
+    forward: int | None
+    backward: int | None
+
+
+def lag(stage: int, stages: int) -> int:
+    """Updates that a stage makes between the two passes of a mini-batch: N - k - 1."""
+    return stages - stage - 1
+
+
+def spectrain_horizon(stage: int, stages: int) -> Horizon:
+    """SpecTrain (arXiv 1809.02839): to the end of the mini-batch's round trip at stage 0.
+
+    Backward ⌊k/2⌋: the whole rounds, of a forward and a backward pass, in the k
+    ticks that its gradient still travels. Forward as many more as `lag`.
+
+    >>> [(h.forward, h.backward) for h in (spectrain_horizon(k, 4) for k in range(4))]
+    [(3, 0), (2, 0), (2, 1), (1, 1)]
+    """
+    return Horizon(stage // 2 + lag(stage, stages), stage // 2)
+
+
+def pipeoptim_horizon(stage: int, stages: int) -> Horizon:
+    """PipeOptim (arXiv 2312.00839): the forward pass predicts the weights of the backward pass."""
+    return Horizon(lag(stage, stages), 0)
+
+
+def call_at(minibatch: int, stage: int, stages: int, start: int) -> Call:
+    """What a stage does when `minibatch` arrives, the `start`th being the first in the pipeline."""
+    behind = minibatch - lag(stage, stages)
+    return Call(minibatch, behind if behind >= start else None)
+
+
+def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
+    """What is left to do when no mini-batch follows `stop - 1`: the drain."""
+    for m in range(max(start, stop - lag(stage, stages)), stop):
+        yield Call(None, m)
+
+
+def calls(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
+    """Everything a stage does for mini-batches `start` to `stop`, from empty to empty pipeline."""
+    for m in range(start, stop):
+        yield call_at(m, stage, stages, start)
+    yield from remaining(stage, stages, start, stop)
+
+
+def forward_tick(minibatch: int, stage: int) -> int:
+    """When a stage runs the forward pass of a mini-batch; one tick is one pass."""
+    return 2 * minibatch + stage
+
+
+def backward_tick(minibatch: int, stage: int, stages: int) -> int:
+    """When a stage runs the backward pass of a mini-batch and updates its weights."""
+    return 2 * minibatch + 2 * stages - 1 - stage

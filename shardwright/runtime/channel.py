@@ -1,0 +1,166 @@
+"""Messages between neighbouring stages on ranks: point to point, always one receive ahead.
+
+Each boundary has two channels, values one way and gradients the other, each with
+a process group of its own, so that neither can hold up the other. A message is
+one flat buffer of a size that both ends know:
+
+    status, loss, text of an error | tensor | tensor | …   (each on a multiple of 64 bytes)
+
+The next message is being received while this one is worked on. It may turn out
+to be a mini-batch, the token that ends a drain, or the error of a stage that
+failed: so every receive that was begun is also met.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_ALIGN = 64  # vector instructions must not find their operands elsewhere than in one process
+_HEADER = 512
+_TEXT = slice(16, _HEADER)
+_DATA, _TOKEN, _FAILED = 0, 1, 2
+_TELLING = timedelta(seconds=15)  # that a stage failed: the peer waits for a message already
+
+
+class StageFailed(RuntimeError):  # noqa: N818 - what happened, to another stage
+    """Another stage of the pipeline failed, or its process is gone; the message says which."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shapes and dtypes of the tensors of a channel's messages."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def starts(self) -> list[int]:
+        """Where each tensor starts in a message, and where the message ends."""
+        sizes = (
+            -(-prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+        return list(accumulate(sizes, initial=_HEADER))
+
+    def views(self, message: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors in a message, sharing its memory."""
+        return [
+            message[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for start, shape, dtype in zip(self.starts(), self.shapes, self.dtypes, strict=False)
+        ]
+
+
+@dataclass
+class Channel:
+    """One direction between this rank and the rank `peer`, of stage `stage`."""
+
+    form: Form
+    peer: int
+    stage: int
+    group: Any
+    device: torch.device
+    timeout: timedelta
+    under_way: deque[tuple[torch.Tensor, list[Any]]] = field(default_factory=deque)
+    coming: tuple[torch.Tensor, list[Any]] | None = None
+    lost: bool = False  # the peer failed or is gone: it reads nothing any more
+
+    def send(self, tensors: Sequence[torch.Tensor], loss: float = 0.0, *, keep: int) -> None:
+        """Begin to send data; the last `keep` messages may still be under way afterwards."""
+        message = self._message(_DATA, loss)
+        for view, tensor in zip(self.form.views(message), tensors, strict=True):
+            view.copy_(tensor)
+        self._begin(message)
+        while len(self.under_way) > keep:
+            self._wait(self.under_way.popleft()[1])
+
+    def send_token(self) -> None:
+        """Say that this rank is done, and wait until everything sent is gone."""
+        self._begin(self._message(_TOKEN))
+        while self.under_way:
+            self._wait(self.under_way.popleft()[1])
+
+    def send_failure(self, text: str) -> bool:
+        """Say that a stage failed; False if the peer cannot be told, being gone itself."""
+        message = self._message(_FAILED)
+        raw = text.encode()[: _HEADER - _TEXT.start - 1]
+        message[_TEXT.start : _TEXT.start + len(raw)] = torch.frombuffer(
+            bytearray(raw), dtype=torch.uint8
+        ).to(self.device)
+        try:
+            self._begin(message)
+            self._wait(self.under_way[-1][1], _TELLING)
+        except StageFailed:
+            return False
+        return True
+
+    def begin_receive(self) -> None:
+        """Begin to receive the next message, unless that has begun already."""
+        if self.coming is None:
+            message = torch.empty(self.form.starts()[-1], dtype=torch.uint8, device=self.device)
+            op = dist.P2POp(dist.irecv, message, self.peer, self.group)
+            self.coming = message, self._start(op)
+
+    def receive(self, *, ahead: bool = True) -> tuple[list[torch.Tensor], float]:
+        """The next data and its loss; begins to receive the message after it, if there is one."""
+        message, status = self._receive()
+        assert status == _DATA, "a stage sent a token where a mini-batch is due"
+        if ahead:
+            self.begin_receive()
+        return self.form.views(message), float(message[8:16].view(torch.float64))
+
+    def receive_token(self) -> None:
+        """Wait until the peer says that it is done."""
+        _, status = self._receive()
+        assert status == _TOKEN, "a stage sent a mini-batch where a token is due"
+
+    def _receive(self) -> tuple[torch.Tensor, int]:
+        self.begin_receive()
+        assert self.coming is not None
+        message, works = self.coming
+        self._wait(works)
+        self.coming = None
+        status = int(message[:8].view(torch.int64))
+        if status == _FAILED:
+            text = bytes(message[_TEXT].cpu().tolist()).rstrip(b"\0").decode(errors="replace")
+            self.lost = True
+            raise StageFailed(text)
+        return message, status
+
+    def _message(self, status: int, loss: float = 0.0) -> torch.Tensor:
+        message = torch.empty(self.form.starts()[-1], dtype=torch.uint8, device=self.device)
+        message[:_HEADER] = 0
+        message[:8].view(torch.int64).fill_(status)
+        message[8:16].view(torch.float64).fill_(loss)
+        return message
+
+    def _begin(self, message: torch.Tensor) -> None:
+        op = dist.P2POp(dist.isend, message, self.peer, self.group)
+        self.under_way.append((message, self._start(op)))
+
+    def _start(self, op: dist.P2POp) -> list[Any]:
+        try:
+            return list(dist.batch_isend_irecv([op]))
+        except RuntimeError as e:
+            raise self._gone(e) from e
+
+    def _wait(self, works: list[Any], timeout: timedelta | None = None) -> None:
+        try:
+            for work in works:
+                work.wait(timeout or self.timeout)
+        except RuntimeError as e:
+            raise self._gone(e) from e
+
+    def _gone(self, error: RuntimeError) -> StageFailed:
+        self.lost = True
+        return StageFailed(
+            f"stage {self.stage} (rank {self.peer}) is gone or has not answered for"
+            f" {self.timeout.total_seconds():.0f} s: {str(error).splitlines()[0]}"
+        )
