@@ -30,6 +30,7 @@ Progress = Callable[[str, float], None]  # what is being done, which part of all
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
 _PRICED_PER_MESH = 1_000_000
+_SUMS_PER_MESH = 500_000
 _RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
 _PLANS = 48
 
@@ -148,6 +149,7 @@ def _frontier(
         seconds=seconds,
         resolution=_RESOLUTION,
         max_priced=_PRICED_PER_MESH,
+        max_sums=_SUMS_PER_MESH,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 
