@@ -28,25 +28,31 @@ AxisRole = str  # "data", "tensor" or "sequence"
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
     axes = len(space.model.mesh.axes)
-    if space.model.mesh.size == 1:
-        yield "one device", _write(space, ("data",) * axes, sharded=False)
-        return
     inner = inner_atoms(space)
+    if space.model.mesh.size == 1:
+        yield "one device", _write(space, inner, ("data",) * axes, sharded=False)
+        return
     if axes == 1:
-        yield "data parallel", _write(space, ("data",), sharded=False)
-        yield "fully sharded", _write(space, ("data",), sharded=True)
+        yield "data parallel", _write(space, inner, ("data",), sharded=False)
+        yield "fully sharded", _write(space, inner, ("data",), sharded=True)
         if inner:
-            yield "tensor parallel", _write(space, ("tensor",), sharded=False)
+            yield "tensor parallel", _write(space, inner, ("tensor",), sharded=False)
             if sequence_atoms(space):
-                yield "sequence and tensor parallel", _write(space, ("sequence",), sharded=False)
+                yield (
+                    "sequence and tensor parallel",
+                    _write(space, inner, ("sequence",), sharded=False),
+                )
     elif axes == 2 and inner:
-        yield "data x tensor parallel", _write(space, ("data", "tensor"), sharded=False)
-        yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), sharded=True)
+        yield "data x tensor parallel", _write(space, inner, ("data", "tensor"), sharded=False)
+        yield (
+            "fully sharded x tensor parallel",
+            _write(space, inner, ("data", "tensor"), sharded=True),
+        )
         if sequence_atoms(space):
             roles = ("data", "sequence")
-            yield "data x sequence and tensor parallel", _write(space, roles, sharded=False)
+            yield "data x sequence and tensor parallel", _write(space, inner, roles, sharded=False)
             name = "fully sharded x sequence and tensor parallel"
-            yield name, _write(space, roles, sharded=True)
+            yield name, _write(space, inner, roles, sharded=True)
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -99,8 +105,10 @@ def inner_atoms(space: Space) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _write(space: Space, roles: tuple[AxisRole, ...], *, sharded: bool) -> Assignment:
-    model, inner = space.model, inner_atoms(space)
+def _write(
+    space: Space, inner: frozenset[int], roles: tuple[AxisRole, ...], *, sharded: bool
+) -> Assignment:
+    model = space.model
     split = {
         "data": (batch_atoms(space),),
         "tensor": (inner,),

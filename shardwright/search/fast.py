@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.search.fill import fill
@@ -51,6 +52,7 @@ def fast_frontier(
     resolution: float = 0.0,
     max_priced: int = 20_000_000,
     max_sums: int = 2_000_000,
+    wanted: Callable[[DualBound], bool] = lambda bound: True,
 ) -> FastFrontier:
     """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
 
@@ -58,7 +60,8 @@ def fast_frontier(
     `max_table` the entries of a table at one weight, beyond which nodes are pinned, `max_priced`
     the terms that are priced for single changes, and `max_sums` the work on gaps that are wide.
     Gaps narrower than `resolution`, as a part of time or memory, are left open. With `seconds` the
-    result depends on the machine. Without a feasible assignment there are no points.
+    result depends on the machine. What lies between supported points is looked for only if `wanted`
+    says so of the bound. Without a feasible assignment there are no points.
 
     >>> import numpy as np
     >>> from shardwright.search.problem import Node
@@ -76,6 +79,8 @@ def fast_frontier(
         resolution=resolution,
     )
     points = found.points
+    if not wanted(found.bound):
+        return FastFrontier(points, found.bound, found.pinned)
     if time.monotonic() - start < seconds:
         points = fill(problem, points, max_points=max_points, resolution=_COARSER * resolution)
         points = polish(problem, points, max_points=max_points, max_priced=max_priced)
