@@ -1,8 +1,10 @@
-"""Capture and search times on 64 devices, by model, by depth and over all meshes.
+"""Capture and search times, by model, by depth, by number of devices; the distance to the optimum.
 
     python -m benchmarks.search.run -o benchmarks/search/result.json
+    python -m benchmarks.search.run --milp -o benchmarks/search/optimum.json
 
-Models are built on the meta device: nothing is downloaded or allocated. A
+Models are built on the meta device: nothing is downloaded or allocated. Every
+row is measured in a process of its own, so that its peak memory is its own. A
 search is repeated and the median reported, in wall and in processor seconds
 (on a shared machine the second is the one to compare).
 """
@@ -10,6 +12,8 @@ search is repeated and the median reported, in wall and in processor seconds
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import resource
 import statistics
 import time
@@ -18,68 +22,74 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import shardwright as sw
 from benchmarks import record
+from benchmarks.search.models import DEPTHS, PUBLISHED, SHALLOW
+from benchmarks.search.optimum import distances
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
+from shardwright.rules.analysis import analyze
+from shardwright.search.fast import fast_frontier
+from shardwright.search.space import make_space
 
 SEED = 0
 MACHINE = "8x8xH100"
 MESH = Mesh.parse("dp=8 tp=8")
-BATCH = 128  # two for each device
+LARGE = {64: "8x8xH100", 1024: "128x8xH100", 16384: "2048x8xH100"}
+MEASURED = "llama-8b, 32 layers"  # also over numbers of devices, and without folding
+
+MODELS = {**DEPTHS, **PUBLISHED}
 
 
-def llama(layers: int) -> tuple[nn.Module, dict[str, Any]]:
-    """Llama-3-8B's shape, sequence 2048."""
-    config = LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=layers,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
-    )  # fmt: skip
-    ids = torch.zeros((BATCH, 2048), dtype=torch.long)
-    return LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids}
-
-
-def bert() -> tuple[nn.Module, dict[str, Any]]:
-    """BERT-large's shape, sequence 512."""
-    config = BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    )
-    ids = torch.zeros((BATCH, 512), dtype=torch.long)
-    return BertForMaskedLM(config), {"input_ids": ids, "labels": ids}
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
-    "llama-8b, 32 layers": lambda: llama(32),
-    "llama-8b, 4 layers": lambda: llama(4),
-    "llama-8b, 128 layers": lambda: llama(128),
-    "bert-large": bert,
-}
-
-
-def measure(make: Callable[[], tuple[nn.Module, dict[str, Any]]], repeats: int) -> dict[str, Any]:
-    """Times of one model, and what its frontier looks like."""
-    with torch.device("meta"):
-        model, batch = make()
-    start = time.perf_counter()
-    graph = sw.capture(model, (), batch)
-    captured = time.perf_counter() - start
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    """Times of one model on one mesh of 64 devices, and what its frontier looks like."""
+    graph, captured, by_processor = _captured(name)
     machine = sw.Machine.preset(MACHINE)
-    one = [_timed(lambda: sw.search(graph, machine, meshes=[MESH])) for _ in range(repeats)]
-    every = [_timed(lambda: sw.search(graph, machine)) for _ in range(max(1, repeats // 2))]
+    times = [_timed(lambda: sw.search(graph, machine, meshes=[MESH])) for _ in range(repeats)]
     frontier = sw.search(graph, machine, meshes=[MESH])
     fastest = frontier[0]
-    return {
+    row: dict[str, Any] = {
         "operators": len(graph.ops),
-        "capture_seconds": round(captured, 3),
-        f"search {MESH}": _median(one),
-        "search of every mesh of one and two axes": _median(every),
+        "capture": {"wall_seconds": captured, "processor_seconds": by_processor},
+        f"search {MESH}": _median(times),
         "plans": len(frontier),
         "fastest_over_bound": fastest.step_seconds / fastest.lower_bound_seconds - 1,
-        "fastest_over_best_baseline": fastest.step_seconds
-        / min(plan.step_seconds for plan in frontier.baselines),
     }
+    if frontier.baselines:  # not every model has one on two axes
+        best = min(plan.step_seconds for plan in frontier.baselines)
+        row["fastest_over_best_baseline"] = fastest.step_seconds / best
+    if name == MEASURED:
+        row[f"search {MESH}, nothing folded"] = _median([_timed(lambda: _unfolded(graph))])
+    return {**row, "peak_resident_gib": _peak()}
+
+
+def measure_devices(devices: int, repeats: int) -> dict[str, Any]:
+    """Times of one model on every mesh over a number of devices."""
+    graph, _, _ = _captured(MEASURED)
+    machine = sw.Machine.preset(LARGE[devices])
+    times = [_timed(lambda: sw.search(graph, machine)) for _ in range(repeats)]
+    return {"search of every mesh": _median(times), "peak_resident_gib": _peak()}
+
+
+def _captured(name: str) -> tuple[Graph, float, float]:
+    """The graph of a model, and the seconds that capture took, by the clock and the processor."""
+    torch.manual_seed(SEED)
+    with torch.device("meta"):
+        model, batch = MODELS[name]()
+    wall, processor = time.perf_counter(), time.process_time()
+    graph = sw.capture(model, (), batch)
+    return (
+        graph,
+        round(time.perf_counter() - wall, 3),
+        round(time.process_time() - processor, 3),
+    )
+
+
+def _unfolded(graph: Graph) -> object:
+    model = CostModel(graph, analyze(graph), sw.Machine.preset(MACHINE), MESH)
+    return fast_frontier(make_space(model).problem, max_weights=40, max_points=64, resolution=1e-3)
 
 
 def _timed(search: Callable[[], object]) -> tuple[float, float]:
@@ -96,24 +106,41 @@ def _median(times: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def _peak() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+
+
+def _alone(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """What `function` returns, called in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, args)
+
+
 def main() -> None:
-    """Measure every model and write the result."""
+    """Measure what was asked for and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--milp", action="store_true", help="the distance to the optimum instead")
+    parser.add_argument("--models", nargs="*", choices=[*MODELS, *SHALLOW])
+    parser.add_argument("--devices", nargs="*", type=int, default=list(LARGE), choices=list(LARGE))
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    torch.manual_seed(SEED)
-    found = {}
-    for name in given.models:
-        found[name] = measure(MODELS[name], given.repeats)
-        print(f"{name}: {found[name]}", flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    record.write(
-        {"machine planned for": MACHINE, "models": found, "peak_resident_gib": round(peak, 2)},
-        given.output,
-        SEED,
-    )
+    result: dict[str, Any] = {}
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        result[name] = row
+        print(f"{name}: {json.dumps(row)}", flush=True)
+
+    if given.milp:
+        for name, row in distances([m for m in given.models or SHALLOW if m in SHALLOW]):
+            keep(name, row)
+    else:
+        for name in [m for m in given.models or MODELS if m in MODELS]:
+            keep(name, _alone(measure, name, given.repeats))
+        for devices in given.devices:
+            row = _alone(measure_devices, devices, given.repeats)
+            keep(f"{MEASURED}, {devices} devices", row)
+    record.write({"machine planned for": MACHINE, "rows": result}, given.output, SEED)
 
 
 if __name__ == "__main__":

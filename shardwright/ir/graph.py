@@ -131,7 +131,7 @@ class Leaf:
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Op:
     """One operator call. `target` is `namespace.name.overload`, for example `aten.mm.default`.
 
@@ -156,7 +156,7 @@ class Op:
     part_of: str = ""
     flop: int = 0
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the values read, in order of appearance, repeats included."""
         return tuple(_refs((*self.args, *(value for _, value in self.kwargs))))

@@ -28,31 +28,31 @@ from shardwright.search.space import Space
 AxisRole = Literal["data", "tensor", "sequence"]
 Stored = Literal["replicated", "kept", "regathered"]
 
+_RECIPES: tuple[tuple[str, tuple[AxisRole, ...], Stored], ...] = (
+    ("data parallel", ("data",), "replicated"),
+    ("ZeRO-2", ("data",), "kept"),
+    ("fully sharded", ("data",), "regathered"),
+    ("tensor parallel", ("tensor",), "replicated"),
+    ("sequence and tensor parallel", ("sequence",), "replicated"),
+    ("data x tensor parallel", ("data", "tensor"), "replicated"),
+    ("fully sharded x tensor parallel", ("data", "tensor"), "regathered"),
+    ("data x sequence and tensor parallel", ("data", "sequence"), "replicated"),
+    ("fully sharded x sequence and tensor parallel", ("data", "sequence"), "regathered"),
+)
+
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
-    axes = len(space.model.mesh.axes)
+    inner, axes = inner_atoms(space), len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
-        yield "one device", _write(space, everywhere, "replicated")
+        yield "one device", _write(space, inner, everywhere, "replicated")
         return
-    inner = inner_atoms(space)
-    if axes == 1:
-        yield "data parallel", _write(space, ("data",), "replicated")
-        yield "ZeRO-2", _write(space, ("data",), "kept")
-        yield "fully sharded", _write(space, ("data",), "regathered")
-        if inner:
-            yield "tensor parallel", _write(space, ("tensor",), "replicated")
-            if sequence_atoms(space):
-                yield "sequence and tensor parallel", _write(space, ("sequence",), "replicated")
-    elif axes == 2 and inner:
-        yield "data x tensor parallel", _write(space, ("data", "tensor"), "replicated")
-        yield "fully sharded x tensor parallel", _write(space, ("data", "tensor"), "regathered")
-        if sequence_atoms(space):
-            roles: tuple[AxisRole, ...] = ("data", "sequence")
-            yield "data x sequence and tensor parallel", _write(space, roles, "replicated")
-            name = "fully sharded x sequence and tensor parallel"
-            yield name, _write(space, roles, "regathered")
+    sequence = bool(sequence_atoms(space))
+    for name, roles, stored in _RECIPES:
+        possible = (inner or roles == ("data",)) and (sequence or "sequence" not in roles)
+        if len(roles) == axes and possible:
+            yield name, _write(space, inner, roles, stored)
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -106,8 +106,10 @@ def inner_atoms(space: Space) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _write(space: Space, roles: tuple[AxisRole, ...], stored: Stored) -> Assignment:
-    model, inner = space.model, inner_atoms(space)
+def _write(
+    space: Space, inner: frozenset[int], roles: tuple[AxisRole, ...], stored: Stored
+) -> Assignment:
+    model = space.model
     split = {
         "data": (batch_atoms(space),),
         "tensor": (inner,),

@@ -1,10 +1,10 @@
 """The frontier of a large problem, in seconds, with a certificate of how far it may be off.
 
 Paper: the questions are TensorOpt's (arXiv 2004.10856); the answer is a sweep over weights for the
-supported points (`sweep.py`), then mixtures in the gaps between them (`fill.py`) and single changes
-(`polish.py`).
-Deviation: points between supported ones need not be optimal. The lower bound says how far off they
-can be at most.
+supported points (`sweep.py`), then mixtures in the gaps between them (`fill.py`), single changes
+(`polish.py`), and the exact frontier up to a tolerance where that leaves wide gaps (`finish.py`).
+Deviation: points between supported ones need not be optimal, and where the last step ends for want
+of budget they may be off by more than its tolerance. The lower bound says by how much at most.
 Oracle: `eliminate.exact_frontier`, enumeration and a mixed-integer program.
 Known inefficiency: see `sweep.py` and `fill.py`.
 """
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.search.fill import fill
+from shardwright.search.finish import finish
 from shardwright.search.folded import Folded
 from shardwright.search.polish import polish
 from shardwright.search.problem import Point, Problem
@@ -49,14 +51,17 @@ def fast_frontier(
     max_table: int = 500_000,
     resolution: float = 0.0,
     max_priced: int = 20_000_000,
+    max_sums: int = 2_000_000,
+    wanted: Callable[[DualBound], bool] = lambda bound: True,
 ) -> FastFrontier:
     """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
 
     `max_weights` and `seconds` bound the sweep, `max_points` the points between those it finds,
-    `max_table` the entries of a table at one weight, beyond which nodes are pinned, and
-    `max_priced` the terms that are priced for single changes. Gaps narrower than `resolution`, as a
-    part of time or memory, are left open. With `seconds` the result depends on the machine. Without
-    a feasible assignment there are no points.
+    `max_table` the entries of a table at one weight, beyond which nodes are pinned, `max_priced`
+    the terms that are priced for single changes, and `max_sums` the work on gaps that are wide.
+    Gaps narrower than `resolution`, as a part of time or memory, are left open. With `seconds` the
+    result depends on the machine. What lies between supported points is looked for only if `wanted`
+    says so of the bound. Without a feasible assignment there are no points.
 
     >>> import numpy as np
     >>> from shardwright.search.problem import Node
@@ -74,7 +79,12 @@ def fast_frontier(
         resolution=resolution,
     )
     points = found.points
+    if not wanted(found.bound):
+        return FastFrontier(points, found.bound, found.pinned)
     if time.monotonic() - start < seconds:
         points = fill(problem, points, max_points=max_points, resolution=_COARSER * resolution)
         points = polish(problem, points, max_points=max_points, max_priced=max_priced)
-    return FastFrontier(points, found.bound, found.pinned)
+    done = finish(
+        problem, points, found.points, found.bound, max_sums=max_sums, deadline=start + seconds
+    )
+    return FastFrontier(done.points, done.bound, found.pinned)

@@ -11,12 +11,15 @@ Known inefficiency: a product sorts all pairs, although rows of the outer sum ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.search.problem import Floats, Ints
+
+Keep = Callable[[Ints, Floats, Ints], NDArray[np.bool_]]  # of frontier, time, memory: worth keeping
 
 _CANDIDATES_AT_ONCE = 1 << 21  # bounds the memory of a product, about 100 MB
 
@@ -107,16 +110,48 @@ def take(table: Frontiers, cells: Ints) -> Frontiers:
     return Frontiers(starts, table.time[index], table.memory[index], (index,))
 
 
-def product(left: Frontiers, right: Frontiers, cells: Ints, limit: int | None = None) -> Frontiers:
+def select(table: Frontiers, kept: NDArray[np.bool_]) -> Frontiers:
+    """Those points of `table` that are `kept`, one by one: (points,)."""
+    before = np.concatenate(([0], np.cumsum(kept)))
+    return Frontiers(
+        before[table.starts],
+        table.time[kept],
+        table.memory[kept],
+        tuple(row[kept] for row in table.trace),
+    )
+
+
+def thin(table: Frontiers, slack: float) -> Frontiers:
+    """Of points of one frontier whose times fall into the same span of `slack` keep the smallest.
+
+    What is dropped has a stand-in that needs no more memory and less than `slack` more time.
+    """
+    span = np.floor(table.time / slack)
+    cell = np.repeat(np.arange(len(table)), table.lengths)
+    last = np.ones(len(span), bool)
+    last[:-1] = (span[1:] != span[:-1]) | (cell[1:] != cell[:-1])
+    return select(table, last)
+
+
+def product(
+    left: Frontiers,
+    right: Frontiers,
+    cells: Ints,
+    limit: int | None = None,
+    keep: Keep | None = None,
+) -> Frontiers:
     """Frontier i is all sums of a point of `left[i]` and a point of `right[cells[i]]`, reduced.
 
-    The trace is that of the left point, and the place of the right point as one more row.
+    The trace is that of the left point, and the place of the right point as one more row. Sums that
+    `keep` does not want are dropped first.
     """
     num_right = right.lengths[cells]
     starts = np.concatenate(([0], np.cumsum(left.lengths * num_right)))
     total = int(starts[-1])
     parts = [
-        _sums(left, right, cells, starts, begin, min(begin + _CANDIDATES_AT_ONCE, total), limit)
+        _sums(
+            left, right, cells, starts, begin, min(begin + _CANDIDATES_AT_ONCE, total), limit, keep
+        )
         for begin in range(0, max(total, 1), _CANDIDATES_AT_ONCE)
     ]
     return parts[0] if len(parts) == 1 else _merge(parts)
@@ -130,6 +165,7 @@ def _sums(
     begin: int,
     end: int,
     limit: int | None,
+    keep: Keep | None,
 ) -> Frontiers:
     """The reduced frontiers of candidates `begin` to `end` of a product."""
     number = np.arange(begin, end)
@@ -137,13 +173,13 @@ def _sums(
     i, j = np.divmod(number - starts[cell], right.lengths[cells][cell])
     i += left.starts[cell]
     j += right.starts[cells][cell]
-    return reduce(
-        np.clip(starts, begin, end) - begin,
-        left.time[i] + right.time[j],
-        left.memory[i] + right.memory[j],
-        (*(row[i] for row in left.trace), j),
-        limit,
-    )
+    time, memory = left.time[i] + right.time[j], left.memory[i] + right.memory[j]
+    starts = np.clip(starts, begin, end) - begin
+    if keep is not None:
+        kept = keep(cell, time, memory)
+        starts = np.concatenate(([0], np.cumsum(kept)))[starts]
+        i, j, time, memory = i[kept], j[kept], time[kept], memory[kept]
+    return reduce(starts, time, memory, (*(row[i] for row in left.trace), j), limit)
 
 
 def _merge(parts: Sequence[Frontiers]) -> Frontiers:

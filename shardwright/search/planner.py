@@ -16,6 +16,7 @@ from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
+from shardwright.search.collector import paused
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
@@ -26,6 +27,7 @@ from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.repeats import Short, shorten
 from shardwright.search.space import Space, make_folded_space, make_space
+from shardwright.search.sweep import DualBound
 from shardwright.search.thinning import thin
 from shardwright.search.writer import PlanWriter
 
@@ -36,6 +38,7 @@ METHODS = ("joint", "kcut")
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
 _PRICED_PER_MESH = 1_000_000
+_SUMS_PER_MESH = 500_000
 _RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
 _PLANS = 48
 
@@ -60,6 +63,7 @@ class Candidate:
         return Seconds(self.point.time), self.peak
 
 
+@paused()
 def search(
     graph: Graph,
     machine: Machine,
@@ -120,7 +124,9 @@ def search(
             refused.append(str(e))
             continue
         writer = PlanWriter(space, graph, short, optimizer)
-        points, bound, notes = _frontier(space, exact, start + seconds - time.perf_counter())
+        worth = _may_improve([c.cost for c in (*found, *known)], writer.least_overhead)
+        left = start + seconds - time.perf_counter()
+        points, bound, notes = _frontier(space, exact, left, worth)
         bounds.append((writer, bound))
         found += [
             Candidate(point, peak, writer, "searched", notes)
@@ -205,8 +211,25 @@ def _said(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[st
     return (f"made under the constraints: {'; '.join(map(str, wanted))}",) if wanted else ()
 
 
+def _may_improve(
+    costs: Sequence[tuple[Seconds, Bytes]], overhead: int
+) -> Callable[[DualBound], bool]:
+    """Whether a bound leaves room for something better than all of `costs`, peaks of plans.
+
+    A mesh that cannot improve on the others' plans anywhere is not worth more than its ends.
+    """
+    corners: list[tuple[float, float]] = []
+    limit = math.inf
+    for seconds, peak in sorted(costs):
+        if peak < limit:
+            corners.append((seconds, limit - 1 - overhead))
+            limit = peak
+    corners.append((math.inf, limit - 1 - overhead))
+    return lambda bound: any(bound.at(memory) < seconds for seconds, memory in corners)
+
+
 def _frontier(
-    space: Space, exact: bool, seconds: float
+    space: Space, exact: bool, seconds: float, wanted: Callable[[DualBound], bool]
 ) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
     """Points of one mesh, a lower bound on the seconds within any memory, and what to note."""
     if exact:
@@ -224,6 +247,8 @@ def _frontier(
         seconds=seconds,
         resolution=_RESOLUTION,
         max_priced=_PRICED_PER_MESH,
+        max_sums=_SUMS_PER_MESH,
+        wanted=wanted,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 

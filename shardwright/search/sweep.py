@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,11 +40,13 @@ _Gap = tuple[float, int, float, int]  # the prices of two neighbours on the hull
 class DualBound:
     """Lower bounds on the time at any memory limit: the best of the lines `value − weight · limit`.
 
-    `least_memory` is less than or equal to the memory of every assignment.
+    `least_memory` is less than or equal to the memory of every assignment. Each of `proved` is a
+    limit and the seconds that no assignment within it can beat, found out in another way.
     """
 
     lines: tuple[tuple[float, float], ...]  # (weight, value)
     least_memory: int
+    proved: tuple[tuple[int, float], ...] = ()  # (bytes, seconds)
 
     def at(self, memory_limit: float) -> float:
         """Seconds that no assignment within `memory_limit` bytes can beat; inf if there is none.
@@ -56,7 +58,23 @@ class DualBound:
             return math.inf
         if math.isinf(memory_limit):
             return max(value for weight, value in self.lines if weight == 0)
-        return max(0.0, *(value - weight * memory_limit for weight, value in self.lines))
+        proved = (seconds for limit, seconds in self.proved if limit >= memory_limit)
+        return max(0.0, *proved, *(v - weight * memory_limit for weight, v in self.lines))
+
+    def times_at(self, limits: Ints) -> Floats:
+        """The same for many limits, all of them finite: (N,)."""
+        weight, value = np.array(self.lines).T
+        found = np.maximum(0.0, (value[:, None] - np.multiply.outer(weight, limits)).max(axis=0))
+        order = sorted(self.proved)
+        if order:
+            known, seconds = (np.array(column) for column in zip(*order, strict=True))
+            best = np.append(np.maximum.accumulate(seconds[::-1])[::-1], 0.0)
+            found = np.maximum(found, best[np.searchsorted(known, limits)])
+        return np.where(limits < self.least_memory, np.inf, found)
+
+    def and_proved(self, proved: Iterable[tuple[int, float]]) -> DualBound:
+        """The same bound with more limits at which the seconds are known."""
+        return replace(self, proved=(*self.proved, *proved))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -81,3 +82,10 @@ def test_a_bound_is_tight_at_a_vertex_and_says_when_nothing_fits():
 
 def test_a_bound_is_never_negative():
     assert DualBound(((0.0, 0.0), (1.0, 5.0)), 0).at(9) == 0.0
+
+
+def test_what_is_proved_at_a_limit_holds_below_it_too():
+    bound = DualBound(((0.0, 5.0), (0.5, 9.0)), least_memory=2).and_proved([(6, 7.0), (9, 5.5)])
+    assert [bound.at(limit) for limit in (1, 4, 6, 7, 9, 10)] == [math.inf, 7.0, 7.0, 5.5, 5.5, 5.0]
+    limits = np.arange(12)
+    assert bound.times_at(limits).tolist() == [bound.at(limit) for limit in limits.tolist()]
