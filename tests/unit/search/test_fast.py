@@ -5,6 +5,7 @@ from hypothesis import given
 
 from shardwright.search.fast import fast_frontier
 from shardwright.search.problem import price
+from shardwright.search.sweep import sweep
 from tests.oracles import enumerate_problem, is_frontier, least_time
 from tests.strategies import as_lists, layered_problem, problems
 
@@ -37,3 +38,12 @@ def test_a_deep_problem_is_nearly_optimal_and_exactly_priced(hub):
         # A hub turns with a hundred edges at once, and leaves gaps that no line can see into.
         assert point.time <= (1.06 if hub else 1.01) * found.lower_bound(point.memory)
         assert found.lower_bound(point.memory) <= point.time
+
+
+def test_what_is_not_wanted_is_not_filled():
+    problem = layered_problem(2, 4)
+    asked = []
+    found = fast_frontier(problem, wanted=lambda bound: bool(asked.append(bound)))
+    assert found.points == sweep(problem).points
+    assert asked == [found.bound]
+    assert len(fast_frontier(problem).points) > len(found.points)
