@@ -102,6 +102,19 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def _place(device_mesh: DeviceMesh | None) -> int:
+    """The number of this rank within the mesh, which may be a part of all ranks."""
+    if device_mesh is None:
+        return 0
+    place = 0
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError(f"rank {dist.get_rank()} is not in the device mesh {device_mesh}")
+    for at, size in zip(coordinate, device_mesh.shape, strict=True):
+        place = place * size + at
+    return place
+
+
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     world = dist.get_world_size() if dist.is_initialized() else 0
     if world != mesh.size:
@@ -139,19 +152,21 @@ class ParallelModule(nn.Module):
     ) -> None:
         super().__init__()
         graph = captured.graph
-        rank = device_mesh.get_rank() if device_mesh is not None else 0
+        rank = _place(device_mesh)
         self._sw_graph = graph
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
         self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
         program = lower(graph, analysis, mesh, tilings, storage, rank)
+        # Once for all redistributions: taking an axis out of a device mesh is slow.
+        axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
 
         def make(instruction: Redistribute | Dropout | Uniform) -> nn.Module:
             if isinstance(instruction, Dropout):
                 return GlobalDropout(instruction, device)
             if isinstance(instruction, Uniform):
                 return GlobalUniform(instruction, device)
-            return Redistribution(instruction, device_mesh)
+            return Redistribution(instruction, axes)
 
         self._sw_program = to_module(program, device, make)
         self._sw_leaves: list[tuple[LeafKind, str]] = []
