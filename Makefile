@@ -3,11 +3,12 @@
 
 PYTHON ?= python3.11
 WORKERS ?= 2
+MODELS ?=
 VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test check clean
+.PHONY: help demo test models check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -20,6 +21,9 @@ demo: $(READY) ## Plan a small GPT for two devices and train it on two local pro
 # ranks at a time.
 test: $(READY) ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+
+models: $(READY) ## Capture, plan and verify every model, and write docs/models.md
+	$(VENV)/bin/python scripts/coverage_models.py $(MODELS)
 
 check: $(READY) ## Format, lint, types, floors, docs
 	scripts/check

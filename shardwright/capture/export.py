@@ -9,7 +9,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from shardwright.capture import decompose
+from shardwright.capture.buffers import kinds_of, update_in_place, users_frame, watched
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
 from shardwright.ir.habits import EXACT, Habits
-
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
 
 
 class Returned:
@@ -51,25 +48,10 @@ class FlatCall(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, tensors, strict=True))})
         before = dict(self.model.named_buffers())
+        kinds = kinds_of(before)
         self.returned.keys, outputs = select_outputs(self.model(*args, **kwargs))
-        _update_in_place(self.model, before)
+        update_in_place(self.model, before, kinds)
         return tuple(outputs)
-
-
-def _update_in_place(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """A buffer that was assigned anew gets its new content as an update, which export sees."""
-    for name, new in dict(model.named_buffers()).items():
-        old = before.get(name)
-        if old is None or old is new:
-            continue
-        if old.shape != new.shape or old.dtype != new.dtype:
-            raise CaptureError(
-                f"the model makes its buffer {name}, {old.dtype} of {tuple(old.shape)}, one of"
-                f" {new.dtype} and {tuple(new.shape)}; keep its shape and dtype"
-            )
-        old.copy_(new.detach())
-        path, _, last = name.rpartition(".")
-        setattr(model.get_submodule(path), last, old)
 
 
 def export(
@@ -111,7 +93,8 @@ def _export(
             contextlib.redirect_stderr(said),
         ):
             warnings.simplefilter("ignore")
-            program = torch.export.export(call, example, strict=strict)
+            with watched(call.model):
+                program = torch.export.export(call, example, strict=strict)
             functional: ExportedProgram = program.run_decompositions(decompose.table(habits))
     finally:
         logging.disable(quiet)
@@ -138,12 +121,8 @@ def _module_of(model: nn.Module, error: Exception) -> str:
 def _explain(model: nn.Module, error: Exception) -> str:
     """One line: what failed, in which line of the user's code, what to do."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_TORCH, _OURS, "<"))
-    ]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+    frame = users_frame(traceback.extract_tb(error.__traceback__))
+    where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
     kind = type(error).__name__
     if "DataDependent" in kind or "data-dependent" in str(error).lower():
         return (

@@ -9,6 +9,7 @@ its own way; so it does where the backward pass is differentiated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -123,12 +124,12 @@ class _Placed:
 
 
 class Reduction(nn.Module):
-    """One `Reduce` instruction on a device mesh."""
+    """One `Reduce` instruction on a device mesh, given axis by axis."""
 
-    def __init__(self, instruction: Reduce, mesh: DeviceMesh) -> None:
+    def __init__(self, instruction: Reduce, axes: Mapping[str, DeviceMesh]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(Redistribution(part, mesh) for part in instruction.parts)
-        self.axes = [mesh[axis] for axis in instruction.axes]
+        self.parts = nn.ModuleList(Redistribution(part, axes) for part in instruction.parts)
+        self.axes = [axes[axis] for axis in instruction.axes]
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
         """The tiles as they are."""

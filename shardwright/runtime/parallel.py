@@ -121,6 +121,19 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def _place(device_mesh: DeviceMesh | None) -> int:
+    """The number of this rank within the mesh, which may be a part of all ranks."""
+    if device_mesh is None:
+        return 0
+    place = 0
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError(f"rank {dist.get_rank()} is not in the device mesh {device_mesh}")
+    for at, size in zip(coordinate, device_mesh.shape, strict=True):
+        place = place * size + at
+    return place
+
+
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     world = dist.get_world_size() if dist.is_initialized() else 0
     if mesh.size == 1 and not world:
@@ -162,7 +175,7 @@ class ParallelModule(nn.Module):
     ) -> None:
         super().__init__()
         graph = captured.graph
-        rank = device_mesh.get_rank() if device_mesh is not None else 0
+        rank = _place(device_mesh)
         self._sw_graph = graph
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
@@ -171,13 +184,15 @@ class ParallelModule(nn.Module):
             lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
         )
 
+        # Once for all redistributions: taking an axis out of a device mesh is slow.
+        axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
         made: dict[str, Redistribution] = {}
         fast = graph.habits.rng == "fast"
 
         def make(instruction: Special) -> nn.Module:
             match instruction:
                 case Redistribute():
-                    made[instruction.result] = Redistribution(instruction, device_mesh)
+                    made[instruction.result] = Redistribution(instruction, axes)
                     return made[instruction.result]
                 case Compute():
                     again = [made[name] for name in instruction.regathers]
@@ -185,8 +200,7 @@ class ParallelModule(nn.Module):
                 case Fetch():
                     return Loading(instruction)
                 case Reduce():
-                    assert device_mesh is not None
-                    return Reduction(instruction, device_mesh)
+                    return Reduction(instruction, axes)
                 case Dropout():
                     return (FastDropout if fast else GlobalDropout)(instruction, device)
                 case Attention():

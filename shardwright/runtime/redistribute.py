@@ -6,6 +6,7 @@ embedding a tile need no communication and are done here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,17 +21,17 @@ _SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
 class Redistribution(nn.Module):
-    """One `Redistribute` instruction on a device mesh."""
+    """One `Redistribute` instruction on a device mesh, given axis by axis; none on one device."""
 
-    def __init__(self, instruction: Redistribute, mesh: DeviceMesh | None) -> None:
+    def __init__(self, instruction: Redistribute, axes: Mapping[str, DeviceMesh]) -> None:
         super().__init__()
         self.text = instruction.text
         self.before = instruction.before
         self.after = instruction.after
         self.atoms_before = instruction.atoms_before
         self.atoms_grad = instruction.atoms_grad
-        self.forward_moves = _with_meshes(instruction.forward, mesh)
-        self.backward_moves = _with_meshes(instruction.backward, mesh)
+        self.forward_moves = _with_meshes(instruction.forward, axes)
+        self.backward_moves = _with_meshes(instruction.backward, axes)
         self.differentiable = instruction.differentiable
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,11 +65,10 @@ class _Function(torch.autograd.Function):
 
 
 def _with_meshes(
-    moves: tuple[Move, ...], mesh: DeviceMesh | None
+    moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]
 ) -> tuple[tuple[Move, DeviceMesh | None], ...]:
     return tuple(
-        (move, mesh[move.axis] if mesh is not None and move.collective.moves_data else None)
-        for move in moves
+        (move, axes.get(move.axis) if move.collective.moves_data else None) for move in moves
     )
 
 

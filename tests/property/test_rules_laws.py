@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from shardwright.capture.operators import call_op
 from shardwright.ir.layout import Mesh
@@ -22,6 +24,7 @@ from shardwright.rules.rule import FactorKind
 from shardwright.runtime.comparable import in_parts
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 from tests.property.operators import CALLS
+from tests.property.resized import free_sizes, resized
 from tests.property.simulated_ranks import gather, scatter
 
 MESHES = [Mesh.parse(text) for text in ("a=2", "a=3", "a=2 b=2")]
@@ -48,6 +51,27 @@ def test_every_rule_is_called():
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("one", CALLS, ids=lambda one: one.name)
 def test_tiled_equals_serial(one, mesh):
+    _check(one, mesh)
+
+
+@settings(max_examples=3)
+@given(st.data())
+@pytest.mark.parametrize("one", [one for one in CALLS if free_sizes(one)], ids=lambda o: o.name)
+def test_tiled_equals_serial_at_any_size(one, data):
+    sizes = {size: data.draw(st.integers(2, 13), label=str(size)) for size in free_sizes(one)}
+    other, changed = resized(one, sizes)
+    assume(changed)
+    _check(other, data.draw(st.sampled_from(MESHES), label="mesh"))
+
+
+def test_nearly_every_call_takes_other_sizes():
+    """Else the law above would hold of nothing."""
+    calls = [one for one in CALLS if free_sizes(one)]
+    taken = {one.op.kind for one in calls if resized(one, {s: 2 * s for s in free_sizes(one)})[1]}
+    assert {one.op.kind for one in calls} - taken == set()
+
+
+def _check(one, mesh):
     analysis = analyze(one.graph)
     assert not analysis.unknown
     rule = analysis.rules["y"]

@@ -43,7 +43,7 @@ def _build(name, reduced, size, published_size=224, batch=64):
 def _alexnet(**kwargs):
     from pytorchcv.models.alexnet import AlexNet
 
-    return AlexNet(
+    network = AlexNet(
         channels=[[6], [8], [9, 9, 8]],
         kernel_sizes=[[11], [5], [3, 3, 3]],
         strides=[[4], [1], [1, 1, 1]],
@@ -51,33 +51,43 @@ def _alexnet(**kwargs):
         use_lrn=True,
         **kwargs,
     )
+    return _headed(network, 8 * 2 * 2, kwargs["num_classes"])
 
 
 def _vgg(**kwargs):
     from pytorchcv.models.vgg import VGG
 
     channels = [[n] * count for n, count in zip([4, 5, 6, 7, 8], [2, 2, 3, 3, 3], strict=True)]
-    return VGG(channels=channels, bias=True, **kwargs)
+    network = VGG(channels=channels, bias=True, **kwargs)
+    return _headed(network, 8 * 2 * 2, kwargs["num_classes"])
+
+
+def _headed(network, features, num_classes):
+    """The network with small linear layers, made for what a small image leaves."""
+    head = network.output
+    head.fc1.fc, head.fc2.fc = nn.Linear(features, 15), nn.Linear(15, 14)
+    head.fc3 = nn.Linear(14, num_classes)
+    return network
 
 
 def _resnet(wide=False, **kwargs):
     from pytorchcv.models.resnet import ResNet
     from pytorchcv.models.wrn import WRN
 
-    channels = [[8], [12, 12], [16], [20]]
+    channels = [[8], [12, 12]]
     if wide:
         network = WRN(channels=channels, init_block_channels=6, width_factor=2.0, **kwargs)
     else:
         network = ResNet(
             channels=channels, init_block_channels=6, bottleneck=True, conv1_stride=False, **kwargs
         )
-    return _pooled(network, 1)
+    return _pooled(network, 2)
 
 
 def _densenet(**kwargs):
     from pytorchcv.models.densenet import DenseNet
 
-    network = DenseNet(channels=[[10, 13], [9, 12], [8, 10]], init_block_channels=6, **kwargs)
+    network = DenseNet(channels=[[10, 13], [9, 12]], init_block_channels=6, **kwargs)
     return _pooled(network, 2)
 
 
@@ -137,7 +147,7 @@ def _mobilenet(**kwargs):
     from pytorchcv.models.mobilenetv2 import MobileNetV2
 
     network = MobileNetV2(
-        channels=[[4], [6, 6], [8], [10, 10]],
+        channels=[[4], [6, 6], [8]],
         init_block_channels=8,
         final_block_channels=20,
         remove_exp_conv=False,
@@ -147,12 +157,12 @@ def _mobilenet(**kwargs):
 
 
 CONVOLUTIONAL = {
-    "alexnet": _build("alexnet", _alexnet, 224),
-    "vgg16": _build("vgg16", _vgg, 224),
-    "resnet50": _build("resnet50", _resnet, 32),
-    "wide resnet": _build("wrn50_2", partial(_resnet, wide=True), 32),
-    "densenet121": _build("densenet121", _densenet, 32),
+    "alexnet": _build("alexnet", _alexnet, 96),
+    "vgg16": _build("vgg16", _vgg, 64),
+    "resnet50": _build("resnet50", _resnet, 16),
+    "wide resnet": _build("wrn50_2", partial(_resnet, wide=True), 16),
+    "densenet121": _build("densenet121", _densenet, 16),
     "inceptionv4": _build("inceptionv4", _inception, 75, 299),
     "efficientnet_b0": _build("efficientnet_b0", _efficientnet, 32),
-    "mobilenetv2": _build("mobilenetv2_w1", _mobilenet, 32),
+    "mobilenetv2": _build("mobilenetv2_w1", _mobilenet, 16),
 }

@@ -47,7 +47,7 @@ def _encoder(kind, head, labels):
     small = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "hidden_size": 24,
         "intermediate_size": 21,
         "num_attention_heads": 3,
@@ -90,6 +90,24 @@ def _whisper(full):
     }
 
 
+def _mobilenet(full=False):
+    """The reduced one without most of the blocks that repeat the one before."""
+    build = _build(
+        "MobileNetV2",
+        "ForImageClassification",
+        {"depth_multiplier": 0.25, "min_depth": 4, "depth_divisible_by": 4},
+        {},
+        _pictures(),
+    )
+    model, batch = build(full)
+    if not full:
+        blocks = model.mobilenet_v2.layer
+        repeats = [block for block in blocks if block.use_residual]
+        kept = [block for block in blocks if block not in repeats[1:]]
+        model.mobilenet_v2.layer = torch.nn.ModuleList(kept)
+    return model, batch
+
+
 def _pictures(published_size=224, reduced_size=32, num_classes=2, batch=32):
     def given(full):
         size = batch if full else 5
@@ -111,8 +129,8 @@ def _segments(full):
 _ENCODER_DECODER = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 3,
     "decoder_attention_heads": 3,
     "encoder_ffn_dim": 21,
@@ -125,7 +143,7 @@ _ENCODER_DECODER = {
 _TOWER = {
     "hidden_size": 24,
     "intermediate_size": 21,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 3,
     "projection_dim": 10,
 }
@@ -138,7 +156,7 @@ HUGGING_FACE = {
             "vocab_size": VOCABULARY,
             "n_positions": 16,
             "n_embd": 30,
-            "n_layer": 2,
+            "n_layer": 1,
             "n_head": 3,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -157,7 +175,7 @@ HUGGING_FACE = {
     ),
     "qwen3": _decoder(
         "Qwen3",
-        {"head_dim": 8},
+        {"head_dim": 8, "num_hidden_layers": 1},
         {
             "vocab_size": 151936,
             "intermediate_size": 12288,
@@ -166,8 +184,8 @@ HUGGING_FACE = {
         },
     ),
     "gemma2": _decoder("Gemma2", {"head_dim": 8, "sliding_window": 4}, {"vocab_size": 256000}),
-    "mistral": _decoder("Mistral", {"sliding_window": 4}),
-    "mixtral": _decoder("Mixtral", {"num_local_experts": 4}, length=2048),
+    "mistral": _decoder("Mistral", {"sliding_window": 4, "num_hidden_layers": 1}),
+    "mixtral": _decoder("Mixtral", {"num_local_experts": 4, "num_hidden_layers": 1}, length=2048),
     "bert": _encoder("Bert", "ForMaskedLM", "tokens"),
     "roberta": _encoder("Roberta", "ForSequenceClassification", "sequence"),
     "t5": _build(
@@ -179,6 +197,7 @@ HUGGING_FACE = {
             "d_kv": 8,
             "d_ff": 21,
             "num_layers": 2,
+            "num_decoder_layers": 1,
             "num_heads": 3,
             "decoder_start_token_id": 0,
         },
@@ -250,24 +269,23 @@ HUGGING_FACE = {
     "resnet": _build(
         "ResNet",
         "ForImageClassification",
-        {"embedding_size": 4, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 2, 1, 1]},
+        {"embedding_size": 4, "hidden_sizes": [8, 12], "depths": [1, 2]},
         {},
         _pictures(),
     ),
-    "mobilenet_v2": _build(
-        "MobileNetV2",
-        "ForImageClassification",
-        {"depth_multiplier": 0.25, "min_depth": 4, "depth_divisible_by": 4},
-        {},
-        _pictures(),
-    ),
+    "mobilenet_v2": _mobilenet,
     "segformer": _build(
         "Segformer",
         "ForSemanticSegmentation",
         {
-            "hidden_sizes": [4, 6, 8, 10],
-            "num_attention_heads": [1, 1, 2, 2],
-            "depths": [1, 2, 1, 1],
+            "num_encoder_blocks": 2,
+            "hidden_sizes": [4, 6],
+            "num_attention_heads": [1, 2],
+            "depths": [1, 2],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "mlp_ratios": [4, 4],
             "decoder_hidden_size": 12,
         },
         {},

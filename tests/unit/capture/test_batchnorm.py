@@ -9,7 +9,7 @@ from torch import nn
 
 from shardwright.capture import kernels
 from shardwright.capture.capture import capture_call
-from tests.zoo.tilings import Subject, worst
+from tests.zoo.subject import Subject, worst
 
 
 class Normed(nn.Module):

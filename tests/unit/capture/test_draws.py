@@ -11,7 +11,7 @@ from shardwright.capture.call import CaptureError
 from shardwright.capture.capture import capture_call
 from shardwright.lower.program import Uniform
 from shardwright.runtime.dropout import GlobalUniform, random_state
-from tests.zoo.tilings import Subject
+from tests.zoo.subject import Subject
 
 
 class Draws(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 from shardwright.capture.call import CaptureError
 from shardwright.capture.capture import capture_call
-from tests.zoo.tilings import Subject
+from tests.zoo.subject import Subject
 
 
 class Wrapped(nn.Module):
@@ -53,6 +53,51 @@ def _resizes(module, y):
     return y
 
 
+def _resizes_in_place(module, y):
+    module.kept.resize_(8)
+    return y
+
+
+def _registers(module, y):
+    if not hasattr(module, "late"):
+        module.register_buffer("late", y.detach().mean(0))
+    return y * module.late
+
+
+def _drops(module, y):
+    module.kept = None
+    return y
+
+
+def _deletes(module, y):
+    del module.kept
+    return y
+
+
+def _asserts(_module, y):
+    assert y.sum() > 0
+    return y
+
+
+def _loops(_module, y):
+    while y.sum() > 0:
+        y = y - 1
+    return y
+
+
+def _uniques(_module, y):
+    return torch.unique(y)
+
+
+def _selects_masked(_module, y):
+    return torch.masked_select(y, y > 0)
+
+
+def _writes_where_data_say(module, y):
+    module.kept[int(y.argmax())] = 1.0
+    return y
+
+
 @pytest.mark.parametrize(
     "function, words",
     [
@@ -61,7 +106,16 @@ def _resizes(module, y):
         (_selects, r"test_export\.py:\d+\): aten\.index\.Tensor gives .* as many as the data say"),
         (_finds, r"test_export\.py:\d+\): aten\.nonzero\.default gives .* as many as the data"),
         (_changes_a_parameter, r"the model changes layer\.bias in place"),
-        (_resizes, r"buffer kept.*\(4,\).*\(8,\).*keep its shape"),
+        (_resizes, r"test_export\.py:\d+: .*buffer kept.*\(4,\).*\(8,\).*keep its shape"),
+        (_resizes_in_place, r"test_export\.py:\d+: .*buffer kept.*\(4,\).*\(8,\).*keep its shape"),
+        (_registers, r"test_export\.py:\d+: .*buffer late while it runs.*in __init__"),
+        (_drops, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
+        (_deletes, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
+        (_asserts, r"test_export\.py:\d+ decides on the value of a tensor"),
+        (_loops, r"test_export\.py:\d+ decides on the value of a tensor"),
+        (_uniques, r"test_export\.py:\d+\): aten\._unique2\.default gives .* as many as the data"),
+        (_selects_masked, r"test_export\.py:\d+\): aten\.masked_select\.default gives .* as many"),
+        (_writes_where_data_say, r"test_export\.py:\d+ decides on the value of a tensor"),
     ],
 )
 def test_an_error_says_where_and_what_to_do(function, words, capsys):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.zoo.tilings import Subject
+from tests.zoo.subject import Subject
 
 
 class Recurrent(nn.Module):

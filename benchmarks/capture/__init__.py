@@ -1,0 +1,1 @@
+"""How long the search takes, how it grows, and how far from the optimum it may be."""

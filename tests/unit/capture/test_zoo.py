@@ -1,0 +1,20 @@
+"""Models of the zoo: what is captured is what the module computes."""
+
+import pytest
+
+from tests.zoo.huggingface import HUGGING_FACE
+from tests.zoo.subject import capture_error
+
+# One of each kind of trouble; `make models` runs all of them on ranks. Mixtral is not among them:
+# its own kernel refuses sizes as small as these when the plain module runs.
+OFTEN = ("u-net", "lstm lm", "efficientnet_b0", "clip", "segformer")
+CASES = [
+    pytest.param(name, marks=[pytest.mark.hf] if name in HUGGING_FACE else []) for name in OFTEN
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_is_what_the_module_computes(name):
+    error, where = capture_error(name)
+    assert error <= 1e-3, where

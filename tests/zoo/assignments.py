@@ -1,0 +1,173 @@
+"""All models on one group of four ranks, against one device: a chosen plan and random tilings.
+
+Each rank captures, plans and runs on one device every fourth model and leaves the others a file;
+then all ranks check one model after the other. On the mesh of one axis two pairs of ranks share
+the assignments; on the mesh of two axes all four run every one.
+"""
+
+import itertools
+import pickle
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import REPLICATE, Bytes, Layout, Mesh, Seconds, Shard, fits
+from shardwright.ir.machine import Machine
+from shardwright.rules.placing import tiling_text, tilings
+from shardwright.runtime.parallel import read_plan
+from shardwright.search.planner import search
+from tests.zoo import ZOO
+from tests.zoo.subject import Subject, descend, descend_locally, worst
+
+MESHES = ("a=2", "a=2 b=2")
+WORLD = 4
+_REDUCED = 100  # times, about, that models are narrower than published ones
+
+
+@dataclass(frozen=True)
+class Error:
+    """The worst error of some assignments, relative, and where it is."""
+
+    size: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A tiling per operator and a layout per parameter."""
+
+    name: str
+    mesh: Mesh
+    chosen: dict
+    storage: dict
+
+    def __str__(self):
+        chosen = " ".join(f"{k}={'/'.join(tiling_text(t))}" for k, t in self.chosen.items())
+        return f"{self.name} on {self.mesh}: {chosen}"
+
+
+def verify(names, count, folder, progress=False):
+    """On each of four ranks: errors by model, mesh and kind ("plan" or "random").
+
+    A model that cannot be captured, planned or run on one device has the error's text instead.
+    """
+    rank = dist.get_rank()
+    for name in names[rank::WORLD]:
+        Path(folder, name).write_bytes(pickle.dumps(_prepared(name, count)))
+    dist.barrier()
+    ranks = torch.arange(WORLD).view(2, 2)
+    pair = DeviceMesh("cpu", ranks, mesh_dim_names=("pair", "a"))["a"]
+    device_meshes = {"a=2": pair, "a=2 b=2": DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b"))}
+    found = {}
+    for name in names:
+        prepared = pickle.loads(Path(folder, name).read_bytes())
+        if not isinstance(prepared, str):
+            try:
+                prepared = _checked(*prepared, device_meshes, rank // 2)
+            except Exception as e:  # the other ranks wait for this one: nothing can go on
+                raise RuntimeError(f"{name}: {type(e).__name__}: {e}") from e
+        found[name] = prepared
+        if progress and rank == 0:
+            print(f"{name} ran on {WORLD} ranks", flush=True)
+    return found
+
+
+def merged(by_rank):
+    """What `verify` found on all ranks: the worst of it."""
+    first = dict(by_rank[0])
+    for other in by_rank[1:]:
+        for name, errors in other.items():
+            if isinstance(errors, str):
+                continue
+            first[name] = {
+                key: max(first[name][key], error, key=lambda e: e.size)
+                for key, error in errors.items()
+            }
+    return first
+
+
+def _prepared(name, count):
+    """A subject, what it gives on one device, and assignments; or what went wrong."""
+    try:
+        one = Subject(*ZOO[name]())
+        assignments = [
+            assignment
+            for text in MESHES
+            for assignment in (
+                chosen_plan(one, Mesh.parse(text)),
+                *random_assignments(one, Mesh.parse(text), count, f"{name} {text}"),
+            )
+        ]
+        return one, one.run(one.one_device()), assignments
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+
+
+def _checked(one, serial, assignments, device_meshes, pair):
+    """Errors by mesh and kind; this rank's share of them."""
+    found = {(text, kind): Error(0.0, "") for text in MESHES for kind in ("plan", "random")}
+    for number, assignment in enumerate(assignments):
+        text = str(assignment.mesh)
+        if assignment.mesh.size < WORLD and number % 2 != pair:
+            continue
+        module = one.module(
+            assignment.mesh, assignment.chosen, assignment.storage, device_meshes[text]
+        )
+        kind = "plan" if assignment.name == "plan" else "random"
+        step = descend if kind == "plan" else descend_locally
+        size, key = worst(serial, one.run(module, step))
+        error = Error(size, f"{key}, {assignment}")
+        found[text, kind] = max(found[text, kind], error, key=lambda e: e.size)
+    return found
+
+
+def chosen_plan(one, mesh):
+    """The fastest plan on devices as much slower as reduced models have less to compute.
+
+    On devices as they are, nothing is worth splitting in models this small.
+    """
+    machine = Machine.preset(f"{mesh.size}xH100")
+    peaks = tuple((dtype, peak / _REDUCED) for dtype, peak in machine.device.flop_per_s)
+    none = Seconds(0.0)
+    machine = replace(
+        machine,
+        device=replace(
+            machine.device, memory_bytes=Bytes(2**50), flop_per_s=peaks, launch_seconds=none
+        ),
+        levels=tuple(replace(level, latency_seconds=none) for level in machine.levels),
+        collective_launch_seconds=none,
+    )
+    plan = search(one.narrow, machine, meshes=[mesh]).fastest()
+    chosen, storage = read_plan(plan, one.narrow, one.analysis)
+    if all(choice is None for tiling in chosen.values() for choice in tiling):
+        raise AssertionError(f"the plan on {mesh} splits nothing, so it shows nothing")
+    return Assignment("plan", mesh, chosen, storage)
+
+
+def random_assignments(one, mesh, count, seed):
+    """Every operator draws one of its tilings and every parameter one of its layouts."""
+    draw = random.Random(seed)
+    options = {
+        op.name: [tiling for tiling, _ in tilings(one.analysis.rules[op.name], mesh)]
+        for op in one.graph.ops
+    }
+    layouts = {
+        leaf.name: _storage(one.analysis.atoms[leaf.name], mesh)
+        for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+    }
+    for number in range(count):
+        chosen = {key: draw.choice(found) for key, found in options.items()}
+        storage = {key: draw.choice(found) for key, found in layouts.items()}
+        yield Assignment(f"random tiling {number}", mesh, chosen, storage)
+
+
+def _storage(atoms, mesh):
+    """Every way to store a parameter: each axis replicates it or shards one of its atoms."""
+    shards = [Shard(d, a) for d, sizes in enumerate(atoms) for a in range(len(sizes))]
+    ways = itertools.product([REPLICATE, *shards], repeat=len(mesh.axes))
+    return [layout for way in ways if fits(atoms, layout := Layout(mesh, way))]
