@@ -105,6 +105,9 @@ def _head(plan: Plan) -> list[str]:
         lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
+    if pieces := {op.piece for op in plan.ops} - {0}:
+        again = sum(op.piece > 0 for op in plan.ops)
+        lines.append(_item("recomputed", f"{again} operators in {len(pieces)} pieces"))
     for name, text in plan.habits.lines():
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
@@ -256,6 +259,8 @@ def _splits(module: _Module) -> Iterator[str]:
             named.setdefault(tiling, []).append(kind)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
+    if module.ops and all(op.piece for op in module.ops):
+        yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
         lies = _without(p.layout.placements, "R", p.layout) + " regathered" * p.regathered

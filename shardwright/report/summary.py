@@ -21,10 +21,10 @@ def summary(plan: Plan) -> str:
         if size > 1
     ]
     if not axes:
-        return "one device"
+        return "; ".join(["one device", *_recomputed(plan)])
     if plan.stages > 1:
         axes.append(f"{plan.stages} stages, {plan.schedule}")
-    return "; ".join([*axes, _parameters(plan)])
+    return "; ".join([*axes, _parameters(plan), *_recomputed(plan)])
 
 
 def _compute(plan: Plan, axis: int) -> str:
@@ -59,8 +59,15 @@ def _parameters(plan: Plan) -> str:
             sharded[owner or parameter.name] += parameter.bytes
     if not sharded:
         return "parameters replicated"
+    regathered = any(p.regathered for p in plan.parameters)
+    how = "sharded and regathered" if regathered else "sharded"
     if not whole:
-        return "all parameters sharded"
+        return f"all parameters {how}"
     names = sorted(sharded, key=lambda name: -sharded[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more} sharded"
+    return f"{', '.join(names[:_SHOWN])}{more} {how}"
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    pieces = {op.piece for op in plan.ops} - {0}
+    return [f"{len(pieces)} piece{'s' * (len(pieces) > 1)} recomputed"] if pieces else []

@@ -71,6 +71,7 @@ def search(
     *,
     method: str = "joint",
     exact: bool = False,
+    recompute: bool = True,
     meshes: Sequence[Mesh] | None = None,
     constraints: Sequence[str | Constraint] = (),
     seconds: float = math.inf,
@@ -86,7 +87,8 @@ def search(
     Every mesh of one and of two axes over all its devices is searched, unless
     `meshes` says which. `constraints`, texts such as `pin layers.*.mlp=tp:features`
     (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
-    and never chosen. `exact` gives FT's exact frontier of the additive
+    and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
+    again in the backward pass. `exact` gives FT's exact frontier of the additive
     costs; without it the frontier's supported points are exact and what lies
     between them is a mixture, with a lower bound on the time of each plan.
     After `seconds` the meshes that are left have their ends and baselines only,
@@ -103,13 +105,15 @@ def search(
                 " out"
             )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
-        ends = partial(search, graph, machine, optimizer, seconds=0)  # and the baselines
+        ends = partial(
+            search, graph, machine, optimizer, seconds=0, recompute=False
+        )  # and the baselines
         return kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
     start = time.perf_counter()
     wanted = parse_constraints(constraints)
     chosen = allowed_meshes(machine.devices, wanted, meshes)
     marks = Marks.on(graph, wanted)
-    sources = _Sources(graph, marks)
+    sources = _Sources(graph, marks, recompute=recompute)
     found: list[Candidate] = []
     known: list[Candidate] = []
     refused: list[str] = []  # why a mesh was left out
@@ -136,7 +140,7 @@ def search(
             known += _baselines(writer)
     if wanted:
         require_one(refused, len(chosen), machine.devices)
-        free = _Sources(graph)
+        free = _Sources(graph, recompute=False)
         for mesh in dict.fromkeys((*(meshes or meshes_of(machine.devices)), *chosen)):
             space, short = free.space(machine, mesh, optimizer)
             known += _baselines(PlanWriter(space, graph, short, optimizer), wanted, marks)
@@ -169,7 +173,8 @@ class _Sources:
     Copies that `marks` distinguish are no repeats.
     """
 
-    def __init__(self, graph: Graph, marks: Marks = NO_MARKS) -> None:
+    def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
+        self.recompute = recompute
         self.short = shorten(graph, marks.of)
         self.limits = Limits(self.short.graph, analyze(self.short.graph), marks)
         self.whole: tuple[Short, Limits] | None = None
@@ -180,14 +185,15 @@ class _Sources:
         """The space on `mesh`; raises `ConstraintError` where that leaves something no choice."""
         short = self.short
         model = self.limits.model(machine, mesh, optimizer)
-        space = make_folded_space(model, short.repeats, short.skipped)
+        space = make_folded_space(model, short.repeats, short.skipped, recompute=self.recompute)
         if space is not None:
             return space, short
         if self.whole is None:
             limits = Limits(self.graph, analyze(self.graph), self.marks)
             self.whole = Short(self.graph, (), (), {}, {}), limits
         short, limits = self.whole
-        return make_space(limits.model(machine, mesh, optimizer)), short
+        model = limits.model(machine, mesh, optimizer)
+        return make_space(model, recompute=self.recompute), short
 
 
 def _baselines(
