@@ -9,7 +9,7 @@ from shardwright.capture.call import CaptureError
 from shardwright.capture.capture import capture_call
 from shardwright.capture.opaque import WeightsNeededError
 from shardwright.capture.trees import put_back, take_apart
-from tests.zoo.tilings import Subject, worst
+from tests.zoo.subject import Subject, worst
 
 
 class Branch(nn.Module):

@@ -15,7 +15,7 @@ from shardwright.runtime.async_sim import inputs_of
 from shardwright.runtime.stage import StageModule, Stages
 from tests.models import cnn, double, gpt2, mlp, traps, unet
 from tests.oracles import enumerate_cuts
-from tests.zoo.tilings import Subject
+from tests.zoo.subject import Subject
 
 MODELS = {
     "gpt2": lambda: gpt2(layers=2),  # tied embeddings, dropout
