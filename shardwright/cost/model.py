@@ -187,12 +187,13 @@ class CostModel:
         """
         pays, copies = self._pays(value, op)
         twice = regathered if copies else None
-        if recomputed or (not self.measure.brings_once and value in op.saves):
+        if recomputed:
             twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         back, options = self.has_gradient(value, op), self.options(op)
+        converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         again = b"" if twice is None else twice.tobytes()
-        flags = (pays, copies, back)
+        flags = (pays, copies, back, converted)
         key = (atoms, item, flags, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
@@ -202,7 +203,7 @@ class CostModel:
                 shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
                     shared |= (want.layout == other.layout) & (want.grad == other.grad)
-                one = self._read(value, sources, want, back, pays, copies, twice)
+                one = self._read(value, sources, want, back, pays, copies, twice, converted)
                 seconds += np.where(shared, 0.0, one.seconds)
                 held += np.where(shared, 0, one.bytes)
             self._tables[key] = _frozen(seconds, held)
@@ -325,14 +326,18 @@ class CostModel:
         pays: bool,
         copies: bool,
         twice: Bools | None = None,
+        converted: bool = False,
     ) -> Table:
         """Prices between the different layouts only, then spread over the choices.
 
-        From sources that are read `twice` nothing is kept between the two times.
+        From sources that are read `twice` nothing is kept between the two times. With `converted`
+        the way there is paid for twice all the same.
         """
         source, to_source = np.unique(sources, return_inverse=True)
         layout, to_layout = np.unique(want.layout, return_inverse=True)
         seconds = forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        if converted:
+            seconds = forward + forward
         if back:
             dual, to_dual = np.unique(duals(sources, len(self.mesh.axes)), return_inverse=True)
             grad, to_grad = np.unique(want.grad, return_inverse=True)

@@ -66,7 +66,8 @@ def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:
         f"SoyBean's k-cut: one axis after the other, each cut so that least crosses it;"
         f" {cuts.bytes:,.0f} bytes in all devices by SoyBean's measure ({parts}), and data parallel"
         f" gradients alone would be {gradients:,} bytes; time and memory were not looked at",
-        "the lower bound is that of the joint search over the meshes of the baselines",
+        "the lower bound is that of the joint search over the meshes of the baselines, with nothing"
+        " recomputed",
     ]
     if cuts.pinned:
         shown = ", ".join(cuts.pinned[:5])
