@@ -94,3 +94,31 @@ def test_optimizers_that_cannot_be_predicted_are_named():
         check(torch.optim.RMSprop([parameter]))
     with pytest.raises(PredictionError, match=r"this SGD has momentum=0; give it momentum, or"):
         check(torch.optim.SGD([parameter], lr=0.1))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_in_training_predictions_are_nearer_than_stale_weights(name):
+    """At every horizon that eight stages need, on average over a run that makes progress.
+
+    Where updates are mostly noise, a straight line several updates long is no better.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    parameters, optimizer = list(model.parameters()), OPTIMIZERS[name](model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.01
+    history = []
+    for _ in range(80):
+        x = torch.randn(32, 5)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True).tanh()).square().mean().backward()
+        optimizer.step()
+        made = [predict(optimizer, parameters, s, linear) for s in range(8)]
+        history.append([[w.clone() for w in weights] for weights in made])
+    for s in range(1, 8):
+        stale = predicted = 0.0
+        for before, after in zip(history, history[s:], strict=False):
+            stale += sum(float((a - b).norm()) for a, b in zip(before[0], after[0], strict=True))
+            predicted += sum(
+                float((a - b).norm()) for a, b in zip(before[s], after[0], strict=True)
+            )
+        assert predicted < stale, s
