@@ -66,7 +66,8 @@ def test_a_plan_runs_with_the_habits_it_was_made_with(
     assert result.exit_code == 0, result.exception
     assert launched.calls[0][1].habits.rng == "fast"
     assert mistake("run", target, file, "--rng", "exact") == (
-        f"shardwright: {file} was made for a choice of its own; leave out --rng exact"
+        f"shardwright: {file} is made already, '--rng exact' cannot change it; leave the plan out"
+        " to plan again"
     )
 
 

@@ -28,7 +28,10 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def subject(request):
-    return Subject(*MODELS[request.param]())
+    model, batch = MODELS[request.param]()
+    found = Subject(model, batch)
+    found.model = model
+    return found
 
 
 def run_stages(subject, cuts):

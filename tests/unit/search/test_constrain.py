@@ -84,13 +84,15 @@ def test_pinning_all_that_a_plan_does_gives_that_plan(graph, free, place):
         for op in plan.ops
     ]
     pins += [f"pin {p.name}={p.layout}" for p in plan.parameters]
-    again = search(graph, MACHINE, constraints=[*pins, f"mesh {plan.mesh}"]).fastest()
-    assert again.tilings == plan.tilings
-    assert {n: str(x) for n, x in again.layouts.items()} == {
-        n: str(x) for n, x in plan.layouts.items()
-    }
-    assert again.peak_bytes == plan.peak_bytes
-    assert again.step_seconds == pytest.approx(plan.step_seconds, rel=1e-9)
+    found = search(graph, MACHINE, exact=True, constraints=[*pins, f"mesh {plan.mesh}"])
+    for again in found:  # they differ in what is recomputed or gathered again
+        assert again.tilings == plan.tilings
+        assert {n: str(x) for n, x in again.layouts.items()} == {
+            n: str(x) for n, x in plan.layouts.items()
+        }
+    near = 1.002  # near-duplicates are not shown
+    best = found.fastest(int(plan.peak_bytes * near))
+    assert best.step_seconds <= plan.step_seconds * near
 
 
 def test_folding_breaks_where_copies_are_told_apart_and_nowhere_else():
@@ -208,7 +210,8 @@ def test_meshes_are_those_that_constraints_leave(texts, meshes):
 
 def test_one_device_keeps_every_pin_and_its_own_mesh(graph):
     one = MACHINE.with_devices(1)
-    assert len(search(graph, one, constraints=["pin *=dp:batch", "pin *.weight=tp:S(0)"])) == 1
+    pins = ["pin *=dp:batch", "pin *.weight=tp:S(0)"]
+    assert len(search(graph, one, constraints=pins, recompute=False)) == 1
 
 
 def test_marks_leave_out_what_depends_on_constants_alone(graph):
