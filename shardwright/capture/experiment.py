@@ -15,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,49 +44,61 @@ Place = tuple[str, int]  # an operand and a dimension of it
 def discover(op: Op, graph: Graph) -> str | None:
     """Index notation of a call, or None where nothing can be split or nothing can be run.
 
-    The operator runs in a process of its own: a kernel that is given sizes it
-    does not expect may take the process with it. Raises `CaptureError` for an
-    operator that answers differently when asked again.
+    Each trial runs in a process of its own: a kernel that is given sizes it
+    does not expect may take the process with it, and then others are tried.
+    Raises `CaptureError` for an operator that answers differently when asked again.
     """
+    described = {name: graph.tensor[name] for name in op.operands}
+    if any("complex" in tensor.dtype for tensor in described.values()):
+        return None
+    dims = [len(graph.tensor[name].shape) for name in op.outputs]
+    end = time.monotonic() + _PATIENCE
+    for sizes in _trials(tuple(described.values())):
+        for wide in (torch.float64, torch.float32):
+            found = _in_a_process(end - time.monotonic(), op, described, sizes, wide, dims)
+            if isinstance(found, CaptureError):
+                raise found
+            if found is not None:
+                return found or None
+    return None
+
+
+def _in_a_process(seconds: float, *trial: Any) -> str | CaptureError | None:
+    """What `_answer` sends; None if the process died or took too long."""
     context = multiprocessing.get_context("fork")  # which knows the user's operators
     answer, ask = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(ask, op, graph), daemon=True)
+    child = context.Process(target=_answer, args=(ask, *trial), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it does not use
         child.start()
     ask.close()
     try:
-        found = answer.recv() if answer.poll(_PATIENCE) else None
+        found: str | CaptureError | None = answer.recv() if answer.poll(max(0, seconds)) else None
     except EOFError:  # it died
         found = None
     child.kill()
     child.join()
-    if isinstance(found, CaptureError):
-        raise found
     return found
 
 
-def _answer(ask: Any, op: Op, graph: Graph) -> None:
+def _answer(
+    ask: Any,
+    op: Op,
+    described: Mapping[str, Tensor],
+    sizes: Mapping[int, int],
+    wide: torch.dtype,
+    dims: Sequence[int],
+) -> None:
+    """Send the notation, empty if nothing can be split, or None if the call does not run."""
     torch.set_num_threads(1)  # those of the parent are not there
     faulthandler.disable()  # a crash here is an answer
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # last words
         try:
-            ask.send(_discover(op, graph))
+            trial = _Trial(op, described, sizes, wide)
+            ask.send((trial.notation() or "") if trial.runs(dims) else None)
         except CaptureError as e:
             ask.send(e)
-
-
-def _discover(op: Op, graph: Graph) -> str | None:
-    described = {name: graph.tensor[name] for name in op.operands}
-    if any("complex" in tensor.dtype for tensor in described.values()):
-        return None
-    for sizes in _trials(tuple(described.values())):
-        for wide in (torch.float64, torch.float32):
-            trial = _Trial(op, described, sizes, wide)
-            if trial.runs([len(graph.tensor[name].shape) for name in op.outputs]):
-                return trial.notation()
-    return None
 
 
 def _trials(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:

@@ -44,7 +44,9 @@ def _as_reshape(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
     return replace(op, target="aten.reshape.default", args=(op.args[0], local[0]), kwargs=())
 
 
-def _slice(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
+def _slice(
+    op: Op, results: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
+) -> Op:
     """A split slice is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
     rank = len(results[0])
     dim = int(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank  # type: ignore[arg-type]
@@ -53,9 +55,9 @@ def _slice(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
         return op
     start = op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("start")
     first = int(start or 0)  # type: ignore[arg-type]
-    if first < 0:  # counted from the end, which is a whole number of chunks away
-        offset = first // length * local_length
-        return replace(op, args=(op.args[0], dim, offset, offset + local_length or None), kwargs=())
+    if first < 0:  # counted from the end, and the start where it would be before that
+        chunks = operands[0][dim] // local_length
+        first = max(0, first + chunks * length)
     offset = first // length * local_length
     return replace(op, args=(op.args[0], dim, offset, offset + local_length), kwargs=())
 

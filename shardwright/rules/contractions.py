@@ -124,10 +124,12 @@ def aligned_grouped_mm(call: Call) -> Notation | None:
         return None
     inner, outer = call.operands[1][1:]
     k, n = ("(k a!)" if inner % 16 == 0 else "k!"), ("(n b!)" if outer % 16 == 0 else "n!")
+    text = f"t! {k}, e! {k} {n}, e! -> t! {n}"
+    tiles = [name for name in "ab" if f"{name}!" in text]
     return parse(
-        f"t! {k}, e! {k} {n}, e! -> t! {n}",
+        text,
         call.operands,
         call.results,
-        sizes={"a": 16, "b": 16},
-        work="t k a n b",
+        sizes=dict.fromkeys(tiles, 16),
+        work=" ".join(["t k n", *tiles]),
     )

@@ -191,6 +191,7 @@ CALLS = [
     call("slice.Tensor", f(5, 7), 0, 0, 9223372036854775807),
     call("slice.Tensor", f(5, 7), 1, 1, 6),
     call("slice.Tensor", f(5, 8), 1, 0, 8, 2),
+    call("slice.Tensor", f(5, 7), 1, -9),
     call("split.Tensor", f(5, 12), 6, 1),
     call("split.Tensor", f(11, 5), 4),
     call("split_with_sizes.default", f(5, 18), [6, 12], -1),
@@ -397,6 +398,9 @@ CALLS = [
          f(9, 6), f(3, 6, 5), torch.tensor([2, 7, 9], dtype=torch.int32)),
     call("_grouped_mm.default",
          f(9, 48).float().detach(), f(3, 48, 64).float().detach(),
+         torch.tensor([2, 7, 9], dtype=torch.int32)),
+    call("_grouped_mm.default",
+         f(9, 20).float().detach(), f(3, 20, 64).float().detach(),
          torch.tensor([2, 7, 9], dtype=torch.int32)),
     # Recurrent layers
     call("lstm.input",

@@ -11,12 +11,20 @@ from shardwright.ir.graph import Graph, Tensor
 from tests.property.operators import OneOp
 
 _SMALLEST_FREE = 5  # smaller numbers are windows, strides and dimensions as often as sizes
+_GATES = {"lstm": (16,), "gru": (12,)}
 
 
 def free_sizes(one):
-    """The sizes of a call's operands that other sizes may stand for."""
-    sizes = {size for value in one.values.values() for size in value.shape}
-    return sorted(size for size in sizes if size >= _SMALLEST_FREE)
+    """The sizes of a call's operands that other sizes may stand for.
+
+    Not those that kernels do not check: what 32-bit operands hold, which are offsets of groups,
+    and gates times the width of a recurrent state.
+    """
+    values = one.values.values()
+    sizes = {size for value in values for size in value.shape}
+    held = {int(value.max()) for value in values if value.dtype == torch.int32}
+    held.update(_GATES.get(one.op.kind, ()))
+    return sorted(size for size in sizes - held if size >= _SMALLEST_FREE)
 
 
 def resized(one, sizes):
@@ -51,6 +59,8 @@ def _call(one, sizes):
         return None
     if len(results) != len(op.outputs):  # another number of pieces
         return None
+    if not all(result.numel() for result in results):  # nothing is left to be split
+        return None
     described = [*values.items(), *zip(op.outputs, results, strict=True)]
     graph = Graph(
         leaves=one.graph.leaves,
@@ -73,11 +83,11 @@ def _results(one, op, values):
 def _value(value, sizes):
     """Numbers of the same kind: drawn from those there are, and indices that stay in bounds."""
     shape = [sizes.get(size, size) for size in value.shape]
-    if not shape:
+    if not shape or value.dtype == torch.int32:
         return value
     at = torch.arange(math.prod(shape)) * 7 % value.numel()
     drawn = value.detach().flatten()[at].view(shape)
-    if drawn.dtype in (torch.int64, torch.int32):
+    if drawn.dtype == torch.int64:
         drawn = drawn % min(sizes.values())
     return drawn.requires_grad_(value.requires_grad)
 

@@ -1,4 +1,4 @@
-"""Where a rule is written, what an experiment finds is never more than what is written."""
+"""Where a rule is written, an experiment finds the same, but for what it cannot try."""
 
 from dataclasses import replace
 
@@ -8,25 +8,36 @@ from shardwright.capture.experiment import discover
 from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import FactorKind, Split
-from shardwright.rules.table import ELEMENTWISE
 from tests.property.operators import CALLS
 
 # The width of attention's values may be split, counts may be added up, and windows that do not
 # overlap may be apart: nobody gains by it.
 LEFT_OUT = ("scaled_dot_product_attention", "histc", "conv_transpose2d")
+# Sizes or numbers of groups in their arguments, which tiles would need others of; or a kernel that
+# takes no tiles as small as an experiment's, or dies of tiles that do not fit.
+NOT_TRIED = (
+    *("full", "zeros", "ones", "new_zeros", "new_ones", "new_full", "expand", "repeat"),
+    *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "pixel_shuffle", "group_norm"),
+    *("_grouped_mm", "lstm", "gru"),
+)
 MADE_UP = ("dropout", "uniform", "empty", "empty_like")
-ONCE = list({one.op.kind: one for one in CALLS if one.op.kind not in MADE_UP}.values())
+ONCE = list({one.op.kind: one for one in reversed(CALLS) if one.op.kind not in MADE_UP}.values())
 
 
 @pytest.mark.parametrize("one", ONCE, ids=lambda one: one.name)
-def test_what_is_found_is_also_written(one):
+def test_what_is_found_is_what_is_written(one):
     text = discover(one.op, one.graph)
     found = _splits(_carrying(one.graph, text)) if text else set()
     written = _splits(one.graph)
     if one.op.kind not in LEFT_OUT:
         assert found <= written, text
-    if one.op.kind in ELEMENTWISE and one.results[0].is_floating_point():
-        assert found == written, text
+    if one.op.kind not in NOT_TRIED:
+        assert {split for split in written if _tried(*split)} <= found, text
+
+
+def _tried(operands, results):
+    """Not a part of a dimension, nor operands that come as partial sums, as a bias may."""
+    return "Partial" not in operands and "atom=1" not in operands + results
 
 
 def _carrying(graph, text):

@@ -42,7 +42,8 @@ nothing allocated:
 * *largest whole*: the largest share of the multiply-adds that one operator holds which nothing
   can split, for want of a rule or because its rule has no factor to split; {MOST_WHOLE:.0%} at
   most;
-* *planned*: mesh, step time and memory per rank of the fastest plan, as estimated;
+* *planned*: mesh, step time and memory per rank, as estimated, of the fastest plan that fits the
+  devices' memory, in the precision that the model is built in;
 * *capture + search*: seconds, on the machine that wrote the page.
 
 At a reduced size, in float64, on 2 and on 2x2 ranks against one device:

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import shardwright as sw
 from shardwright.capture.build import DROPOUT
 from shardwright.capture.operators import call_op
+from shardwright.ir.frontier import InfeasibleError
 from shardwright.rules.analysis import analyze
 from tests.zoo import ZOO
 
@@ -19,7 +20,7 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Published:
-    """The captured step of a model, the rules of its operators, and its fastest plan.
+    """The captured step of a model, the rules of its operators, and its plan.
 
     * `step`: which step of capture did it;
     * `operators`, `work`: per kind of rule, the share of all operators and of all multiply-adds;
@@ -44,11 +45,20 @@ def published(name, machine=MACHINE):
     start = time.perf_counter()
     graph = sw.capture(model, (), batch)
     captured = time.perf_counter() - start
-    frontier = sw.search(graph, sw.Machine.preset(machine))
-    plan = frontier.fastest()
-    text = f"{plan.mesh}, {plan.step_seconds * 1e3:.1f} ms, {plan.peak_bytes / 2**30:.1f} GiB"
+    text = _planned(graph, sw.Machine.preset(machine))
     seconds = time.perf_counter() - start - captured
     return described(graph, plan=text, capture_seconds=captured, search_seconds=seconds)
+
+
+def _planned(graph, machine):
+    """The fastest plan that fits, or the smallest where none does, in a few words."""
+    frontier = sw.search(graph, machine)
+    try:
+        plan, fits = frontier.fastest(machine.device.memory_bytes), ""
+    except InfeasibleError:
+        plan, fits = frontier.smallest(), " (does not fit)"
+    memory = plan.peak_bytes / 2**30
+    return f"{plan.mesh}, {plan.step_seconds * 1e3:.1f} ms, {memory:.1f} GiB{fits}"
 
 
 def described(graph, **rest):
