@@ -169,11 +169,9 @@ def choose(
     """
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
-    end = time.monotonic() + wishes.seconds
 
     def run(micro_batches: Sequence[int] | None) -> Frontier:
-        left = replace(wishes, seconds=max(0.0, end - time.monotonic()))
-        return search(captured, machine, left, micro_batches)
+        return search(captured, machine, wishes, micro_batches)
 
     if wishes.micro_batches or wishes.method != "joint":
         frontier = run((1,))

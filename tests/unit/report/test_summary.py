@@ -21,7 +21,7 @@ from tests import plans
         (replace(plans.simple(mesh="dp=1"), micro_batches=4), "one device; 4 micro-batches"),
         (
             replace(plans.simple(), micro_batches=2),
-            "dp=2: batch split everywhere; 2 micro-batches; parameters replicated",
+            "dp=2 splits batch; 2 micro-batches; parameters replicated",
         ),
         (
             plans.transformer(),

@@ -87,7 +87,7 @@ def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time():
         found = model.transfers("first.weight", code, want, op)
         edge = model.edge("first.weight", np.array([code]), op, [1])
         assert edge.seconds[0, k] == pytest.approx(sum(t.seconds for t in found))
-        return [(t.backward, t.times, *t.collectives) for t in found]
+        return [(t.phase == "backward", t.times, *t.collectives) for t in found]
 
     assert moved("dp:R") == [(True, 1, "all_reduce dp")]
     assert moved("dp:S(0)") == [
