@@ -104,8 +104,8 @@ def _head(plan: Plan) -> list[str]:
     if plan.stages > 1:
         lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
     if plan.micro_batches > 1:
-        pieces = f"{plan.micro_batches}, one after the other; their gradients add up"
-        lines.append(_item("micro-batches", pieces))
+        often = f"{plan.micro_batches}, one after the other; their gradients add up"
+        lines.append(_item("micro-batches", often))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if pieces := {op.piece for op in plan.ops} - {0}:

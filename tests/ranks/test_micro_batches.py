@@ -18,10 +18,9 @@ from shardwright.ir.plan import PlanError
 from shardwright.rules.micro import micro_batches
 from shardwright.rules.placing import feasible, place, tiling_text, tilings
 from shardwright.runtime.batch import BatchError
-from shardwright.search.space import storage_layouts
 from tests import models
 from tests.ranks.harness import run_ranks
-from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
 
 ASSIGNMENTS = {2: 4, 4: 1}  # per number of ranks
 MESHES = {1: ["a=1"], 2: ["a=2"], 4: ["a=2 b=2"]}
@@ -59,13 +58,15 @@ def _compare(name, one, serial, mesh, device_mesh, count):
     micro = micro_batches(one.graph, one.analysis, count)
     options = {op.name: _options(one, micro, op, mesh) for op in one.graph.ops}
     layouts = {
-        leaf.name: storage_layouts(one.analysis.atoms[leaf.name], mesh)
+        leaf.name: stored_as(one.analysis.atoms[leaf.name], mesh)
         for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
     }
     for number in range(ASSIGNMENTS.get(mesh.size, 1)):
         chosen = {key: draw.choice(found) for key, found in options.items()}
         storage = {key: draw.choice(found) for key, found in layouts.items()}
-        module = one.module(mesh, chosen, storage, device_mesh, count)
+        again = frozenset(key for key in storage if draw.random() < 0.5)
+        pieces = some_pieces(one.graph, draw)
+        module = one.module(mesh, chosen, storage, device_mesh, again, pieces, count)
         parallel = one.run(module)
         assert serial.keys() == parallel.keys()
         errors = {key: error(serial[key], parallel[key]) for key in serial}
@@ -74,7 +75,7 @@ def _compare(name, one, serial, mesh, device_mesh, count):
         stored = {key: str(layout) for key, layout in storage.items()}
         assert errors[worst] <= TOLERANCE, (
             f"{name} in {count} micro-batches on {mesh}, assignment {number}: {worst} is"
-            f" {errors[worst]:.1e} off under {tiled} and {stored}"
+            f" {errors[worst]:.1e} off under {tiled}, {stored}, {again} and {pieces}"
         )
 
 
