@@ -16,6 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
+from shardwright.search.micro import if_tight
 from shardwright.search.planner import Progress, search
 
 __all__ = [
@@ -64,15 +65,22 @@ def plan(
     optimizer: str = "adamw",
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
+    micro_batches: Sequence[int] | None = None,
     rng: str = "exact",
     batch_norm: str = "exact",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
+    The step takes the batch in one of these numbers of `micro_batches`; None
+    tries more than one where the limit makes plans slower or rules all out.
     `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
     that would do, if there is none, and `ConstraintError` for `constraints` that mean nothing here
     or that no plan can meet.
     """
     graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
-    frontier = search(graph, machine, optimizer, constraints=constraints)
+
+    def run(counts: Sequence[int] | None) -> Frontier:
+        return search(graph, machine, optimizer, constraints=constraints, micro_batches=counts)
+
+    frontier = run(micro_batches) if micro_batches else if_tight(run, memory_limit)
     return frontier.fastest(memory_limit)

@@ -24,6 +24,7 @@ from shardwright.report.summary import summary
 @options.constraints
 @options.seconds
 @options.method
+@options.micro_batches
 @options.optimizer
 @options.habits
 @options.as_json
@@ -37,6 +38,7 @@ def command(
     constraints: tuple[str, ...],
     seconds: float,
     method: str,
+    micro_batches: tuple[int, ...],
     optimizer: str | None,
     habits: Mapping[str, str],
     as_json: bool,
@@ -45,7 +47,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    wishes = planning.Wishes(constraints, seconds, method)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if as_json:
@@ -77,6 +79,7 @@ def _point(plan: Plan) -> dict[str, object]:
         "peak_bytes": plan.peak_bytes,
         "devices": plan.devices,
         "mesh": str(plan.mesh),
+        "micro_batches": plan.micro_batches,
         "summary": summary(plan),
     }
 

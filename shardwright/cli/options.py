@@ -112,6 +112,12 @@ machine = click.option(
 device_counts = click.option(
     "--devices", callback=_counts, metavar="N,N,…", help="Device counts to compare, as 1,2,4,8."
 )
+micro_batches = click.option(
+    "--micro-batches",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Numbers of micro-batches that a step may take its batch in, as 1,2,4.",
+)
 optimizer = click.option(
     "--optimizer", help="Plan the memory and update of this one instead of the target's."
 )

@@ -32,6 +32,7 @@ from shardwright.report.summary import summary
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
 @options.method
+@options.micro_batches
 @options.optimizer
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
@@ -47,6 +48,7 @@ def command(
     seconds: float,
     objective: str,
     method: str,
+    micro_batches: tuple[int, ...],
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -56,9 +58,8 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    plan, frontier = planning.choose(
-        captured, known, objective, limit, planning.Wishes(constraints, seconds, method)
-    )
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches)
+    plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
         plan.save(output)
     if as_json:
@@ -81,6 +82,7 @@ def content(
         "lower_bound_seconds": plan.lower_bound_seconds,
         "devices": plan.devices,
         "mesh": str(plan.mesh),
+        "micro_batches": plan.micro_batches,
         "summary": summary(plan),
         "remarks": remarks.as_json(plan),
         "file": output,

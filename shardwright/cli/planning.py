@@ -19,6 +19,7 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.report.units import size
+from shardwright.search.micro import if_tight
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -33,6 +34,7 @@ class Wishes:
     constraints: tuple[str, ...] = ()
     seconds: float = math.inf
     method: str = "joint"
+    micro_batches: tuple[int, ...] = ()
 
     def shares(self, searches: int) -> Iterator[Wishes]:
         """The same for each of several searches, which share the time that is left."""
@@ -112,8 +114,13 @@ def machine_of(text: str, devices: int | None = None) -> Machine:
     return machine if devices is None else machine.with_devices(devices)
 
 
-def search(captured: Captured, machine: Machine, wishes: Wishes) -> Frontier:
-    """The frontier of one graph on one machine."""
+def search(
+    captured: Captured,
+    machine: Machine,
+    wishes: Wishes,
+    micro_batches: Sequence[int] | None = (1,),
+) -> Frontier:
+    """The frontier of one graph on one machine. Of `micro_batches` the user's wish comes first."""
     with working(f"searching plans for {machine}") as progress:
         from shardwright import api
 
@@ -124,6 +131,7 @@ def search(captured: Captured, machine: Machine, wishes: Wishes) -> Frontier:
             method=wishes.method,
             constraints=wishes.constraints,
             seconds=wishes.seconds,
+            micro_batches=wishes.micro_batches or micro_batches,
             progress=progress,
         )
 
@@ -152,12 +160,23 @@ def choose(
 ) -> tuple[Plan, Frontier]:
     """The plan that the objective asks for, and the frontier it comes from.
 
+    Without `micro_batches` more than one are tried where memory is to be least,
+    and where the limit makes plans slower or rules all out, but not where
+    devices are to be few.
+
     Raises `InfeasibleError`, naming the smallest memory that would do, when
     nothing fits.
     """
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
-    frontier = search(captured, machine, wishes)
+
+    def run(micro_batches: Sequence[int] | None) -> Frontier:
+        return search(captured, machine, wishes, micro_batches)
+
+    if wishes.micro_batches or wishes.method != "joint":
+        frontier = run((1,))
+    else:
+        frontier = run(None) if objective == "memory" else if_tight(run, memory_limit)
     fastest = frontier.fastest(memory_limit)
     return (frontier.smallest() if objective == "memory" else fastest), frontier
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @options.constraints
 @options.seconds
 @options.habits
+@options.micro_batches
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
 @options.as_json
@@ -47,6 +48,7 @@ def command(
     constraints: tuple[str, ...],
     seconds: float,
     habits: Mapping[str, str],
+    micro_batches: tuple[int, ...],
     steps: int | None,
     verify: bool,
     as_json: bool,
@@ -55,6 +57,7 @@ def command(
     if plan is not None:
         given = [*constraints]
         given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
+        given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
         if given:
             raise UsageError(
                 f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
@@ -72,7 +75,7 @@ def command(
             machine,
             devices,
             memory_limit,
-            planning.Wishes(constraints, seconds),
+            planning.Wishes(constraints, seconds, micro_batches=micro_batches),
             quiet=as_json,
         )
 

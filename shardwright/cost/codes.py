@@ -80,6 +80,16 @@ def duals(codes: Ints, axes: int) -> Ints:
     return joined(np.where(found == SUMS, WHOLE, found))
 
 
+def summed_gradients(stored: Ints, grads: Ints, axes: int) -> Ints:
+    """Where terms of a parameter's gradient are added up: (S,), (T,) -> (S, T).
+
+    As it is `stored`, but not yet summed over axes along which that is whole
+    and the gradient, of layout `grads`, is not.
+    """
+    home, come = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
+    return joined(np.where((home == WHOLE) & (come != WHOLE), SUMS, home))
+
+
 def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:
     """Elements of the largest tile, `ceil` at every cut: digits (..., axes) -> (...)."""
     total = np.ones(by_axis.shape[:-1], np.int64)

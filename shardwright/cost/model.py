@@ -24,6 +24,7 @@ from shardwright.cost.codes import (
     local_elements,
     most_layouts,
     storable,
+    summed_gradients,
 )
 from shardwright.cost.collectives import priced_steps
 from shardwright.cost.compute import Workload, workload
@@ -36,7 +37,7 @@ from shardwright.cost.memory import (
     workspace_bytes,
 )
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
-from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase, Transfer
@@ -48,6 +49,7 @@ Bools = NDArray[np.bool_]
 EVERYTHING = Allowed()
 _LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
 _LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
+_NO_GRADIENT, _EACH_TIME, _SUMMED_FIRST = range(3)  # ways of gradients back over an edge
 
 
 class Table(NamedTuple):
@@ -73,6 +75,9 @@ class CostModel:
 
     `allowed` is what operators and parameters may do, where that is not all; `measure` says what
     is priced beside memory, by default the seconds of a step.
+    With `micro_batches`, `graph` and `analysis` are those of one micro-batch
+    (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
+    counts so often, what is done once a step counts once.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -86,12 +91,15 @@ class CostModel:
         optimizer: str = "adamw",
         allowed: Allowed = EVERYTHING,
         measure: Measure | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
         self.machine = machine
         self.mesh = mesh
         self._allowed = allowed
+        self.micro_batches = micro_batches
+        self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
         self.measure = measure or Duration(machine, mesh)
@@ -121,7 +129,7 @@ class CostModel:
         again = op.name in recomputed
         key = (work, stays, op.extra_saved, id(options), again)
         if key not in self._tables:
-            seconds = self.measure.operator(work, options.sizes, again)
+            seconds = self.measure.operator(work, options.sizes, again) * self.micro_batches
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = _frozen(seconds, held)
         return self._tables[key]
@@ -190,7 +198,7 @@ class CostModel:
         if recomputed:
             twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        back, options = self.has_gradient(value, op), self.options(op)
+        back, options = self._way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         again = b"" if twice is None else twice.tobytes()
         flags = (pays, copies, back, converted)
@@ -220,7 +228,7 @@ class CostModel:
         """Like `edge`, for one redistribution from which all `readers` read."""
         paid = [self._pays(value, op) for op in readers]
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
-        back = any(self.has_gradient(value, op) for op in readers)
+        back = max(self._way_back(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         flags = (pays, copies, back, recomputed)
         key = (atoms, item, flags, _key(sources), _key(want.layout), _key(want.grad))
@@ -257,7 +265,8 @@ class CostModel:
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
         atoms = self.analysis.atoms[value]
-        return self.measure.redistributions(atoms, self._item_bytes(value), sources, targets)
+        priced = self.measure.redistributions
+        return priced(atoms, self._item_bytes(value), sources, targets) * self.micro_batches
 
     def transfers(
         self, value: str, source: int, want: tuple[int, int], op: Op, again: bool = False
@@ -269,14 +278,19 @@ class CostModel:
         """
         atoms, item = self.analysis.atoms[value], self._item_bytes(value)
         layout, grad = want
-        ways = [(Phase.FORWARD, source, layout)]
+        times = self.micro_batches
+        ways = [(Phase.FORWARD, source, layout, times)]
         if again:
-            ways.append((Phase.AGAIN, source, layout))
-        if self.has_gradient(value, op):
-            (dual,) = duals(np.array([source]), len(self.mesh.axes)).tolist()
-            ways.append((Phase.BACKWARD, grad, dual))
+            ways.append((Phase.AGAIN, source, layout, times))
+        back, axes = self._way_back(value, op), len(self.mesh.axes)
+        if back:
+            (dual,) = duals(np.array([source]), axes).tolist()
+            (summed,) = summed_gradients(np.array([source]), np.array([grad]), axes).ravel()
+            first = [(Phase.BACKWARD, grad, int(summed), times)]
+            first.append((Phase.BACKWARD, int(summed), dual, 1))
+            ways += first if back == _SUMMED_FIRST else [(Phase.BACKWARD, grad, dual, times)]
         found = []
-        for phase, start, end in ways:
+        for phase, start, end, times in ways:
             src, dst = (decode(code, atoms, self.mesh) for code in (start, end))
             steps = list(priced_steps(atoms, item, src, dst, self.machine))
             if steps:
@@ -290,7 +304,8 @@ class CostModel:
                             f"{s.collective.value} {names[s.axis]}" for s, _, _ in steps
                         ),
                         bytes=max(size for _, size, _ in steps),
-                        seconds=Seconds(sum(seconds for _, _, seconds in steps)),
+                        seconds=Seconds(times * sum(seconds for _, _, seconds in steps)),
+                        times=times,
                     )
                 )
         return found
@@ -317,12 +332,19 @@ class CostModel:
         tensor = self.graph.tensor
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
+    def _way_back(self, value: str, op: Op) -> int:
+        """Which way gradients take over this edge: none, home each time, or summed up before."""
+        if not self.has_gradient(value, op):
+            return _NO_GRADIENT
+        split = self.micro_batches > 1 and value in self._parameters
+        return _SUMMED_FIRST if split else _EACH_TIME
+
     def _read(
         self,
         value: str,
         sources: Ints,
         want: Want,
-        back: bool,
+        back: int,
         pays: bool,
         copies: bool,
         twice: Bools | None = None,
@@ -335,13 +357,18 @@ class CostModel:
         """
         source, to_source = np.unique(sources, return_inverse=True)
         layout, to_layout = np.unique(want.layout, return_inverse=True)
-        seconds = forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        seconds = forward = forward * self.micro_batches
         if converted:
             seconds = forward + forward
-        if back:
-            dual, to_dual = np.unique(duals(sources, len(self.mesh.axes)), return_inverse=True)
+        axes = len(self.mesh.axes)
+        if back == _EACH_TIME:
+            dual, to_dual = np.unique(duals(sources, axes), return_inverse=True)
             grad, to_grad = np.unique(want.grad, return_inverse=True)
-            seconds = seconds + self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
+            backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
+            seconds = seconds + backward * self.micro_batches
+        if back == _SUMMED_FIRST:
+            seconds = seconds + self._summed(value, sources, want.grad)
         held = np.zeros(seconds.shape, np.int64)
         if pays or copies:
             moved = sources[:, None] != want.layout
@@ -357,6 +384,19 @@ class CostModel:
         return value in self._retention.at_producer and any(
             saver not in recomputed for saver in savers[value]
         )
+
+    def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
+        """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
+        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
+        axes = len(self.mesh.axes)
+        grad, to_grad = np.unique(grads, return_inverse=True)
+        summed = summed_gradients(sources, grad, axes)
+        each = self.measure.redistributions(
+            atoms, item, np.tile(grad, len(sources)), summed.ravel()
+        )
+        home = np.repeat(duals(sources, axes), len(grad))
+        once = self.measure.redistributions(atoms, item, summed.ravel(), home)
+        return (each * self.micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).

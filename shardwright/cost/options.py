@@ -84,7 +84,7 @@ def _form(rule: Rule) -> Hashable:
         tuple(tuple(index[name] for name in names) for names in port)
         for port in (*rule.operands, *rule.results)
     )
-    factors = tuple((factor.size, factor.kind) for factor in rule.factors)
+    factors = tuple((factor.size, factor.least, factor.kind) for factor in rule.factors)
     return len(rule.operands), dims, factors, rule.additive, rule.linear
 
 
@@ -102,7 +102,8 @@ def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
     split = np.array([index[c.factor] if isinstance(c, Split) else -1 for c in known])
     largest = np.array([[factor.size] * len(every) for factor in rule.factors], np.int64)
     largest = largest.reshape(len(rule.factors), len(every))
-    last = largest.copy()
+    least = np.array([factor.least or factor.size for factor in rule.factors], np.int64)
+    last = np.broadcast_to(least[:, None], largest.shape)
     for axis, parts in enumerate(mesh.shape):
         cut = split[chosen[:, axis]] == np.arange(len(rule.factors))[:, None]
         largest = np.where(cut, -(-largest // parts), largest)

@@ -103,6 +103,9 @@ def _head(plan: Plan) -> list[str]:
         lines[2] += f" + waiting {_ms(rest)}" if rest > 0 else f" - overlapped {_ms(-rest)}"
     if plan.stages > 1:
         lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
+    if plan.micro_batches > 1:
+        often = f"{plan.micro_batches}, one after the other; their gradients add up"
+        lines.append(_item("micro-batches", often))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if pieces := {op.piece for op in plan.ops} - {0}:
@@ -144,8 +147,8 @@ def _collectives(plan: Plan) -> dict[str, tuple[int, float]]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for transfer in plan.transfers:
         moving = [c for c in transfer.collectives if _moves_data(c)]
-        counts.update(moving)
         for collective in moving:
+            counts[collective] += transfer.times
             seconds[collective] += transfer.seconds / len(moving)
     return {c: (counts[c], seconds[c]) for c in sorted(counts, key=lambda c: -seconds[c])}
 
@@ -207,21 +210,22 @@ class _Tree:
 
     def _transfers(self, transfers: Iterable[Transfer], path: str, depth: int) -> Iterator[_Row]:
         """One row per direction, collectives and source line, naming all that they move."""
-        grouped: dict[tuple[Phase, tuple[str, ...], str], list[Transfer]] = {}
+        grouped: dict[tuple[Phase, tuple[str, ...], int, str], list[Transfer]] = {}
         for t in transfers:
             moving = tuple(c for c in t.collectives if _moves_data(c))
             if moving:
-                key = (t.phase, moving, self._where(t))
+                key = (t.phase, moving, t.times, self._where(t))
                 grouped.setdefault(key, []).append(t)
-        for (phase, moving, where), found in grouped.items():
+        for (phase, moving, times, where), found in grouped.items():
             what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
             what = {Phase.BACKWARD: "gradient of ", Phase.AGAIN: "again "}.get(phase, "") + what
             seconds, size = sum(t.seconds for t in found), sum(t.bytes for t in found)
+            often = f"{times} x " if times > 1 else ""
             yield _Row(
                 depth,
                 "",
                 (),
-                f"{' + '.join(moving)}: {what}, {_mib(size)}, {_ms(seconds)} ms, {where}",
+                f"{often}{' + '.join(moving)}: {what}, {_mib(size)}, {_ms(seconds)} ms, {where}",
             )
 
     def _moved(self, transfer: Transfer, path: str) -> str:

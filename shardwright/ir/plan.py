@@ -78,14 +78,15 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One redistribution that an edge needs, in one phase."""
+    """One redistribution that an edge needs, in one phase, `times` a step."""
 
     value: str
     consumer: str
     phase: Phase
     collectives: tuple[str, ...]  # such as "all_reduce tp", in the order they run
     bytes: Bytes  # of the largest tile that takes part
-    seconds: Seconds
+    seconds: Seconds  # of all times
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Plan:
     name: str = "searched"  # or the baseline it is: "data parallel", ...
     stages: int = 1
     schedule: str = "none"
+    micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     habits: Habits = EXACT
@@ -181,7 +183,8 @@ class Plan:
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20
         size = f"{peak / 1024:.2f} GiB" if peak >= 1024 else f"{peak:.4g} MiB"
+        pieces = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         return (
-            f"{self.name}: {self.mesh} on {self.machine}, {self.step_seconds * 1e3:.2f} ms/step,"
-            f" {size}/rank"
+            f"{self.name}: {self.mesh} on {self.machine}{pieces},"
+            f" {self.step_seconds * 1e3:.2f} ms/step, {size}/rank"
         )

@@ -40,6 +40,7 @@ def write(plan: Plan) -> str:
             "mesh": str(plan.mesh),
             "stages": plan.stages,
             "schedule": plan.schedule,
+            "micro_batches": plan.micro_batches,
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
@@ -79,6 +80,7 @@ def write(plan: Plan) -> str:
                     ", ".join(t.collectives),
                     t.bytes,
                     t.seconds,
+                    *([t.times] if t.times > 1 else []),
                 ]
                 for t in plan.transfers
             ],
@@ -119,6 +121,7 @@ def _read(data: dict[str, Any]) -> Plan:
         mesh=mesh,
         stages=_is(data["stages"], int),
         schedule=_is(data["schedule"], str),
+        micro_batches=_at_least_one(data.get("micro_batches", 1)),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
@@ -174,8 +177,9 @@ def _read(data: dict[str, Any]) -> Plan:
                 tuple(_is(names, str).split(", ")),
                 Bytes(_is(size, int)),
                 Seconds(_number(seconds)),
+                _at_least_one(times[0] if times else 1),
             )
-            for value, consumer, phase, names, size, seconds in data["transfers"]
+            for value, consumer, phase, names, size, seconds, *times in data["transfers"]
         ),
     )
 
@@ -190,6 +194,12 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise TypeError(f"{value!r} where a number of at least 0 is needed")
     return float(value)
+
+
+def _at_least_one(value: Any) -> int:
+    if _is(value, int) < 1:
+        raise ValueError(f"{value} where a number of at least 1 is needed")
+    return int(value)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ Consumers that want the same share it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from shardwright.capture.opaque import OPAQUE
@@ -61,17 +61,39 @@ def lower(
     for the backward pass. Operators that `pieces` gives the same number, not 0,
     are recomputed there together.
     """
-    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered)
+    placings = {op.name: place(analysis.rules[op.name], tilings[op.name], mesh) for op in graph.ops}
     given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
+    whole = Layout.replicated(mesh)
+    return write(graph, analysis, mesh, rank, placings, given, whole, regathered, pieces)
+
+
+def write(
+    graph: Graph,
+    analysis: Analysis,
+    mesh: Mesh,
+    rank: int,
+    placings: Mapping[str, Placing],
+    given: Mapping[str, Layout],
+    results: Layout,
+    regathered: Collection[str],
+    pieces: Mapping[str, int] | None,
+    home: Callable[[str, Layout], Layout] = lambda _, layout: layout.dual(),
+) -> Program:
+    """The program of `rank` whose operators lie as `placings` and whose leaves as `given` say.
+
+    Outputs and updates end as `results`. `home` says how the gradient of a
+    value is wanted, by its name and layout; `regathered` and `pieces` as in `lower`.
+    """
+    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered, home)
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind, given)
     for op in graph.ops:
         writer.piece = pieces.get(op.name, 0) if pieces else 0
-        writer.operator(op, place(analysis.rules[op.name], tilings[op.name], mesh))
+        writer.operator(op, placings[op.name])
     writer.piece = 0
     whole = Layout.replicated(mesh)
-    outputs = tuple(writer.read(name, whole, whole) for name in graph.outputs)
-    updates = tuple((buffer, writer.read(name, whole, whole)) for buffer, name in graph.updates)
+    outputs = tuple(writer.read(name, results, whole) for name in graph.outputs)
+    updates = tuple((buffer, writer.read(name, results, whole)) for buffer, name in graph.updates)
     program = Program(
         mesh=mesh,
         rank=rank,
@@ -114,11 +136,13 @@ class _Writer:
         mesh: Mesh,
         coordinate: tuple[int, ...],
         regathered: Collection[str],
+        home: Callable[[str, Layout], Layout],
     ) -> None:
         self.graph = graph
         self.analysis = analysis
         self.mesh = mesh
         self.coordinate = coordinate
+        self.home = home
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
@@ -207,14 +231,15 @@ class _Writer:
         key = value, wanted, grad, piece
         if key in self.redistributed:
             return self.redistributed[key]
-        backward = moves(atoms, grad, src.dual(), self.coordinate) if differentiable else ()
+        home = self.home(value, src)
+        backward = moves(atoms, grad, home, self.coordinate) if differentiable else ()
         if not forward and not backward:
             self.redistributed[key] = self.names[value]
             return self.names[value]
         result = f"{value}/{len(self.redistributed)}"
         text = f"{src} -> {wanted}"
         if differentiable:
-            text += f", gradient {grad} -> {src.dual()}"
+            text += f", gradient {grad} -> {home}"
         self.write(
             Redistribute(
                 value=self.names[value],

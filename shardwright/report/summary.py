@@ -20,8 +20,10 @@ def summary(plan: Plan) -> str:
         for axis, (name, size) in enumerate(plan.mesh.axes)
         if size > 1
     ]
-    if not axes:
-        return "; ".join(["one device", *_recomputed(plan)])
+    if plan.micro_batches > 1:
+        axes.append(f"{plan.micro_batches} micro-batches")
+    if not any(size > 1 for size in plan.mesh.shape):
+        return "; ".join(["one device", *axes, *_recomputed(plan)])
     if plan.stages > 1:
         axes.append(f"{plan.stages} stages, {plan.schedule}")
     return "; ".join([*axes, _parameters(plan), *_recomputed(plan)])

@@ -25,12 +25,16 @@ class FactorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One index of a rule. `atom` is the id of its atom in the unified graph, for names."""
+    """One index of a rule. `atom` is the id of its atom in the unified graph, for names.
+
+    `least` is the size in the shortest of several micro-batches, 0 where all are equal.
+    """
 
     name: str
     size: int
     kind: FactorKind
     atom: int = -1
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,105 @@
-"""A rank's part of a batch: what the program reads of a global batch, cut out of it."""
+"""A rank's part of a batch: what the program reads of a global batch, cut out of it.
+
+And of that what each micro-batch reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from shardwright.capture.call import flatten
-from shardwright.ir.layout import Atoms, Layout, atom_range, local_atoms, shape_of
-from shardwright.lower.program import flat
+from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
+from shardwright.lower.program import Shape, flat, flat_dim
 
 
 class BatchError(ValueError):
     """A batch that is not what the module was captured with."""
 
 
-def local_inputs(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    layouts: Mapping[str, tuple[Atoms, Layout]],
-    coordinate: tuple[int, ...],
-) -> dict[str, torch.Tensor]:
-    """By path, the tiles at `coordinate` of a call's tensors, each global or cut already.
+@dataclass(frozen=True)
+class InputPart:
+    """What a rank takes of the input `key`: the tiles at `coordinates`, one per micro-batch.
 
-    `layouts` has the inputs' atoms and layouts, by path. Raises `BatchError`
-    for a tensor that is missing or has another shape than planned.
+    Where micro-batches take different tiles, `layout` shards the input along
+    the first axis of its mesh and the part is the tiles one after the other;
+    else all take the same.
+    """
+
+    key: str
+    atoms: Atoms
+    layout: Layout
+    coordinates: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        assert self.coordinates, "an input has at least one tile"
+
+    @property
+    def _cut_along(self) -> int:
+        """The dimension of the atoms' shape along which micro-batches are cut; -1 if none."""
+        if len(self.coordinates) == 1:
+            return -1
+        return flat_dim(self.atoms, self.layout.placements[0])
+
+    def _tile(self, number: int) -> Atoms:
+        return local_atoms(self.atoms, self.layout, self.coordinates[number])
+
+    def shape(self) -> Shape:
+        """Shape of this rank's part."""
+        if self._cut_along < 0:
+            return shape_of(self._tile(0))
+        first = self.layout.placements[0]
+        assert isinstance(first, Shard)
+        tiles = [self._tile(i) for i in range(len(self.coordinates))]
+        length = sum(tile[first.dim][first.atom] for tile in tiles)
+        sizes = list(tiles[0][first.dim])
+        sizes[first.atom] = length
+        return shape_of((*tiles[0][: first.dim], tuple(sizes), *tiles[0][first.dim + 1 :]))
+
+    def of(self, given: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a global batch; what is that part already stays as it is."""
+        shape = self.shape()
+        if tuple(given.shape) == shape_of(self.atoms):
+            whole = given.reshape(flat(self.atoms))
+            if self._cut_along < 0:
+                return cut(whole, self.atoms, self.layout, self.coordinates[0]).reshape(shape)
+            tiles = [cut(whole, self.atoms, self.layout, at) for at in self.coordinates]
+            return torch.cat(tiles, self._cut_along).reshape(shape)
+        if tuple(given.shape) == shape:
+            return given
+        raise BatchError(
+            f"{self.key} has shape {tuple(given.shape)}; the plan is for a global batch of"
+            f" {shape_of(self.atoms)} (or this rank's part of it, {shape}): pad the batch, or plan"
+            " for its shape"
+        )
+
+    def micro_batch(self, part: torch.Tensor, number: int) -> torch.Tensor:
+        """The tile of micro-batch `number` in this rank's part."""
+        along = self._cut_along
+        if along < 0:
+            return part
+        tiles = [flat(self._tile(i)) for i in range(number + 1)]
+        start, tile = sum(sizes[along] for sizes in tiles[:number]), tiles[number]
+        whole = part.reshape(*tile[:along], -1, *tile[along + 1 :])
+        return whole.narrow(along, start, tile[along]).reshape(shape_of(self._tile(number)))
+
+
+def local_inputs(
+    args: Sequence[Any], kwargs: Mapping[str, Any], parts: Mapping[str, InputPart]
+) -> dict[str, torch.Tensor]:
+    """By path, this rank's parts of a call's tensors, each global or cut already.
+
+    Raises `BatchError` for a tensor that is missing or has another shape than planned.
     """
     found = {}
     given = flatten(args, kwargs)
-    for key, (atoms, layout) in layouts.items():
+    for key, part in parts.items():
         if not isinstance(given.get(key), torch.Tensor):
-            raise BatchError(f"the batch has no tensor {key}; it needs {', '.join(layouts)}")
-        found[key] = _cut_input(key, given[key], atoms, layout, coordinate)
+            raise BatchError(f"the batch has no tensor {key}; it needs {', '.join(parts)}")
+        found[key] = part.of(given[key])
     return found
 
 
@@ -48,18 +115,3 @@ def cut(
                 whole = whole.narrow(dim, held.start, len(held))
             dim += 1
     return whole
-
-
-def _cut_input(
-    key: str, given: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
-) -> torch.Tensor:
-    tile = local_atoms(atoms, layout, coordinate)
-    if tuple(given.shape) == shape_of(atoms):
-        return cut(given.reshape(flat(atoms)), atoms, layout, coordinate).reshape(shape_of(tile))
-    if tuple(given.shape) == shape_of(tile):
-        return given
-    raise BatchError(
-        f"{key} has shape {tuple(given.shape)}; the plan is for a global batch of"
-        f" {shape_of(atoms)} (or this rank's part of it, {shape_of(tile)}): pad the batch, or plan"
-        " for its shape"
-    )

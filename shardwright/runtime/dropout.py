@@ -9,6 +9,7 @@ once more to their combination.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -39,22 +40,34 @@ class _Draws(nn.Module):
     ) -> None:
         super().__init__()
         self.number = number
-        indices = [_indices(atoms, device) for atoms in positions]
-        sizes = [_size(atoms) for atoms in positions]
-        rows = torch.zeros((), dtype=torch.int64, device=device)
-        for index, size in zip(indices[:-1], sizes[:-1], strict=True):
-            rows = rows.unsqueeze(-1) * size + index
-        columns = indices[-1] if indices else torch.zeros(1, dtype=torch.int64, device=device)
-        self.register_buffer("rows", _to_int32(rows), persistent=False)
-        self.register_buffer("columns", _mix(_to_int32(columns)), persistent=False)
+        self.alternative: torch.Tensor | None = None
+        rows, columns = _keys(positions, device)
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("columns", columns, persistent=False)
+
+    def choose_by(
+        self,
+        number: torch.Tensor,
+        alternatives: Sequence[tuple[tuple[tuple[int, int, int], ...], ...]],
+        device: torch.device,
+    ) -> None:
+        """From now on draw for the tile at `alternatives[number]`; all have one shape."""
+        keys = [_keys(positions, device) for positions in alternatives]
+        self.alternative = number
+        self.rows = torch.stack([rows for rows, _ in keys])
+        self.columns = torch.stack([columns for _, columns in keys])
 
     def bits(self, state: torch.Tensor) -> torch.Tensor:
         """int32, one per element, the last dimension's positions along the last dimension."""
         state = state.to(self.rows.device)
         key = _mix(_to_int32(state[0] + 0x9E3779B9 * (self.number + 1)))
         key = _mix(key ^ _to_int32(state[1]))
-        rows = _mix(self.rows ^ key)
-        bits = rows.unsqueeze(-1) ^ self.columns
+        rows, columns = self.rows, self.columns
+        if self.alternative is not None:
+            rows, columns = (
+                keys.index_select(0, self.alternative).squeeze(0) for keys in (rows, columns)
+            )
+        bits = _mix(rows ^ key).unsqueeze(-1) ^ columns
         bits.mul_(0x7FEB352D)
         bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF))
         bits.mul_(_signed(0x846CA68B))
@@ -134,6 +147,19 @@ class GlobalUniform(_Draws):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, number={self.number}"
+
+
+def _keys(
+    positions: tuple[tuple[tuple[int, int, int], ...], ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 keys of the rows and of the columns of a tile."""
+    indices = [_indices(atoms, device) for atoms in positions]
+    sizes = [_size(atoms) for atoms in positions]
+    rows = torch.zeros((), dtype=torch.int64, device=device)
+    for index, size in zip(indices[:-1], sizes[:-1], strict=True):
+        rows = rows.unsqueeze(-1) * size + index
+    columns = indices[-1] if indices else torch.zeros(1, dtype=torch.int64, device=device)
+    return _to_int32(rows), _mix(_to_int32(columns))
 
 
 def _threshold(probability: float) -> int:

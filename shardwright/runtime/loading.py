@@ -37,9 +37,7 @@ class Loading(nn.Module):
         """This rank's tiles in the shapes operators take them in, and an empty list of works."""
         works: Works = []
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            tiles = [
-                _local(p).view(shape) for p, shape in zip(parameters, self.shapes, strict=True)
-            ]
+            tiles = [local(p).view(shape) for p, shape in zip(parameters, self.shapes, strict=True)]
             return (*tiles, works)
         found: dict[int, torch.Tensor] = {}
         trained = []
@@ -48,7 +46,7 @@ class Loading(nn.Module):
             if plain and parameter.shape == shape:
                 found[i] = parameter
             elif not parameter.requires_grad or (plain and not self.copied[i]):
-                found[i] = _local(parameter).view(shape)
+                found[i] = local(parameter).view(shape)
             else:
                 trained.append(i)
         if trained:
@@ -63,7 +61,8 @@ class Loading(nn.Module):
         return ", ".join(self.names)
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's tile of a parameter; a plain tensor is its own."""
     if not isinstance(parameter, DTensor):
         return parameter
     return parameter.to_local(grad_placements=parameter.placements)
@@ -80,12 +79,12 @@ class _Load(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.works, ctx.copied = works, copied
-        local = [_local(p) for p in parameters]
+        tiles = [local(p) for p in parameters]
         ctx.stored = [
             (tile.shape, _Placed(p) if isinstance(p, DTensor) else None)
-            for tile, p in zip(local, parameters, strict=True)
+            for tile, p in zip(tiles, parameters, strict=True)
         ]
-        return tuple(tile.view(shape) for tile, shape in zip(local, shapes, strict=True))
+        return tuple(tile.view(shape) for tile, shape in zip(tiles, shapes, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

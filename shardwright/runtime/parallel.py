@@ -20,6 +20,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import input_layouts, lower
+from shardwright.lower.micro import lower_micro, micro_inputs
 from shardwright.lower.passes import prepared
 from shardwright.lower.program import (
     Attention,
@@ -34,11 +35,14 @@ from shardwright.lower.program import (
     flat_dim,
 )
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
-from shardwright.runtime.batch import BatchError, cut, local_inputs
+from shardwright.runtime.batch import BatchError, InputPart, cut, local_inputs
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.loading import Loading, Reduction
+from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.regather import Regathering
 from shardwright.runtime.seeded import FastAttention, FastDropout
@@ -84,6 +88,7 @@ def parallelize(
         training=model.training,
         regathered=regathered,
         pieces={op.name: op.piece for op in plan.ops},
+        micro_batches=plan.micro_batches,
     )
 
 
@@ -111,6 +116,11 @@ def read_plan(
     if parameters != set(storage):
         odd = min(parameters ^ set(storage))
         raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
+    try:
+        if plan.micro_batches > 1:
+            micro_batched(graph, analysis, plan.micro_batches)
+    except MicroBatchError as e:
+        raise PlanError(f"the plan has {plan.micro_batches} micro-batches, but {e}") from e
     return tilings, storage
 
 
@@ -172,6 +182,7 @@ class ParallelModule(nn.Module):
         training: bool = True,
         regathered: frozenset[str] = frozenset(),
         pieces: Mapping[str, int] | None = None,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__()
         graph = captured.graph
@@ -179,10 +190,6 @@ class ParallelModule(nn.Module):
         self._sw_graph = graph
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
-        self._sw_inputs = _inputs(graph, analysis, input_layouts(graph, analysis, mesh, tilings))
-        program = prepared(
-            lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
-        )
 
         # Once for all redistributions: taking an axis out of a device mesh is slow.
         axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
@@ -211,7 +218,26 @@ class ParallelModule(nn.Module):
                 case Uniform():
                     return GlobalUniform(instruction, device)
 
-        self._sw_program = to_module(program, device, make)
+        at: tuple[tuple[int, ...], ...]
+        if micro_batches == 1:
+            layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
+            self._sw_inputs = _inputs(graph, analysis, layouts, at)
+            program = prepared(
+                lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
+            )
+            self._sw_program: nn.Module = to_module(program, device, make)
+        else:
+            micro = micro_batched(graph, analysis, micro_batches)
+            layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
+            at = tuple((i, *self._sw_coordinate) for i in range(micro_batches))
+            self._sw_inputs = _inputs(graph, analysis, layouts, at)
+            lowered = lower_micro(
+                graph, analysis, micro, mesh, tilings, storage, rank, regathered, pieces
+            )
+            parts = {
+                leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
+            }
+            self._sw_program = MicroBatched(lowered, parts, graph, make, device)
         # Kind, key, and for parameters and buffers the module that holds them and their name there.
         self._sw_leaves: list[tuple[LeafKind, str, nn.Module, str]] = []
         self._sw_constants: dict[str, torch.Tensor] = {}
@@ -238,8 +264,8 @@ class ParallelModule(nn.Module):
             elif leaf.kind is LeafKind.CONSTANT:
                 self._sw_constants[first] = captured.constants[leaf.name].to(device)
             held = leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER)
-            at, name = _container(self, first) if held else (self, "")
-            self._sw_leaves.append((leaf.kind, first, at, name))
+            holder, name = _container(self, first) if held else (self, "")
+            self._sw_leaves.append((leaf.kind, first, holder, name))
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -296,7 +322,7 @@ class ParallelModule(nn.Module):
     def _sw_local_inputs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        return local_inputs(args, kwargs, self._sw_inputs, self._sw_coordinate)
+        return local_inputs(args, kwargs, self._sw_inputs)
 
     def _sw_parameter(
         self,
@@ -327,10 +353,13 @@ class ParallelModule(nn.Module):
 
 
 def _inputs(
-    graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout]
-) -> dict[str, tuple[Atoms, Layout]]:
+    graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout], at: tuple[tuple[int, ...], ...]
+) -> dict[str, InputPart]:
     leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
-    return {leaf.keys[0]: (analysis.atoms[leaf.name], layouts[leaf.name]) for leaf in leaves}
+    return {
+        leaf.keys[0]: InputPart(leaf.keys[0], analysis.atoms[leaf.name], layouts[leaf.name], at)
+        for leaf in leaves
+    }
 
 
 def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:

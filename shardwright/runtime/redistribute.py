@@ -6,7 +6,8 @@ embedding a tile need no communication and are done here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move, Redistribute
+
+Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
 _SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
@@ -30,8 +33,8 @@ class Redistribution(nn.Module):
         self.after = instruction.after
         self.atoms_before = instruction.atoms_before
         self.atoms_grad = instruction.atoms_grad
-        self.forward_moves = _with_meshes(instruction.forward, axes)
-        self.backward_moves = _with_meshes(instruction.backward, axes)
+        self.forward_moves: tuple[Step, ...] = _steps(instruction.forward, axes)
+        self.backward_moves: tuple[Step, ...] = _steps(instruction.backward, axes)
         self.differentiable = instruction.differentiable
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,26 +67,25 @@ class _Function(torch.autograd.Function):
         return ctx.how.sent_back(grads[0]), None
 
 
-def _with_meshes(
-    moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]
-) -> tuple[tuple[Move, DeviceMesh | None], ...]:
+def _steps(moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]) -> tuple[Step, ...]:
     return tuple(
-        (move, axes.get(move.axis) if move.collective.moves_data else None) for move in moves
+        partial(_move, move=move, mesh=axes.get(move.axis) if move.collective.moves_data else None)
+        for move in moves
     )
 
 
 def _run(
     x: torch.Tensor,
-    moves: tuple[tuple[Move, DeviceMesh | None], ...],
+    steps: tuple[Step, ...],
     atoms: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    """Apply `moves` to a tile seen as its atoms; always a contiguous tensor of its own."""
-    if not moves:
+    """Apply `steps` to a tile seen as its atoms; always a contiguous tensor of its own."""
+    if not steps:
         return x.view_as(x)
     x = x.reshape(atoms)
-    for move, mesh in moves:
-        x = _move(x, move, mesh)
+    for step in steps:
+        x = step(x)
     return x.reshape(shape).contiguous()
 
 

@@ -135,6 +135,7 @@ def build(
     device_mesh: Any,
     regathered: frozenset[str] = frozenset(),
     pieces: Mapping[str, int] | None = None,
+    micro_batches: int = 1,
 ) -> ParallelModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
@@ -159,6 +160,7 @@ def build(
         seed=1,
         regathered=regathered,
         pieces=pieces,
+        micro_batches=micro_batches,
     )
 
 

@@ -40,6 +40,7 @@ def main(folder: Path) -> None:
             device_mesh,
             frozenset(p.name for p in plan.parameters if p.regathered),
             {op.name: op.piece for op in plan.ops},
+            plan.micro_batches,
         )
         result = measure(module, plan.optimizer, payload["batch"])
         if dist.get_rank() == 0:

@@ -117,10 +117,22 @@ class Limits:
         }
         return Allowed(operators, parameters)
 
-    def model(self, machine: Machine, mesh: Mesh, optimizer: str) -> CostModel:
-        """Prices of what is left; raises `ConstraintError` where something has no choice."""
-        allowed = self.allowed(mesh)
-        model = CostModel(self._graph, self._analysis, machine, mesh, optimizer, allowed)
+    def model(
+        self, machine: Machine, mesh: Mesh, optimizer: str, micro_batches: int = 1
+    ) -> CostModel:
+        """Prices of what is left; raises `ConstraintError` where something has no choice.
+
+        With `micro_batches` the graph must be that of one of them.
+        """
+        model = CostModel(
+            self._graph,
+            self._analysis,
+            machine,
+            mesh,
+            optimizer,
+            self.allowed(mesh),
+            micro_batches=micro_batches,
+        )
         self._check_sizes(model)
         return model
 

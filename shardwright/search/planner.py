@@ -14,7 +14,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
-from shardwright.rules.analysis import analyze
+from shardwright.rules.analysis import Analysis, analyze
 from shardwright.search.baselines import baselines
 from shardwright.search.collector import paused
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
@@ -22,6 +22,7 @@ from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
+from shardwright.search.micro import analyzed, possible
 from shardwright.search.permitted import allowed_meshes, broken, require_one
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
@@ -74,6 +75,7 @@ def search(
     recompute: bool = True,
     meshes: Sequence[Mesh] | None = None,
     constraints: Sequence[str | Constraint] = (),
+    micro_batches: Sequence[int] | None = (1,),
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
@@ -85,7 +87,9 @@ def search(
     "joint".
 
     Every mesh of one and of two axes over all its devices is searched, unless
-    `meshes` says which. `constraints`, texts such as `pin layers.*.mlp=tp:features`
+    `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
+    and so on for as long as they save memory. `constraints`, texts such as
+    `pin layers.*.mlp=tp:features`
     (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
     again in the backward pass. `exact` gives FT's exact frontier of the additive
@@ -99,10 +103,11 @@ def search(
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
     if method == "kcut":
-        if exact or constraints or len(meshes or ()) > 1:
+        whole = micro_batches is not None and tuple(micro_batches) == (1,)
+        if exact or constraints or len(meshes or ()) > 1 or not whole:
             raise MethodError(
-                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints; leave these"
-                " out"
+                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints and no"
+                " micro-batches; leave these out"
             )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
         ends = partial(
@@ -114,35 +119,45 @@ def search(
     chosen = allowed_meshes(machine.devices, wanted, meshes)
     marks = Marks.on(graph, wanted)
     sources = _Sources(graph, marks, recompute=recompute)
+    counts, impossible = sources.possible(micro_batches)
     found: list[Candidate] = []
     known: list[Candidate] = []
     refused: list[str] = []  # why a mesh was left out
     bounds: list[tuple[PlanWriter, Callable[[float], float]]] = []
-    for i, mesh in enumerate(chosen):
+    rounds = [(count, mesh) for count in counts for mesh in chosen]
+    useful = counts[0]  # the last number of micro-batches that gave a plan
+    for i, (count, mesh) in enumerate(rounds):
+        if micro_batches is None and count > 2 * useful:
+            break
         if progress:
             best = f", best so far {min(c.point.time for c in found) * 1e3:.1f} ms" if found else ""
-            progress(f"mesh {mesh}{best}", i / len(chosen))
+            pieces = f", {count} micro-batches" if count > 1 else ""
+            progress(f"mesh {mesh}{pieces}{best}", i / len(rounds))
         try:
-            space, short = sources.space(machine, mesh, optimizer)
+            space, short = sources.space(machine, mesh, optimizer, count)
         except ConstraintError as e:
-            refused.append(str(e))
+            refused += [str(e)] if count == counts[0] else []
             continue
         writer = PlanWriter(space, graph, short, optimizer)
-        worth = _may_improve([c.cost for c in (*found, *known)], writer.least_overhead)
+        costs = [c.cost for c in (*found, *known)]
+        worth = _may_improve(costs, writer.least_overhead)
         left = start + seconds - time.perf_counter()
         points, bound, notes = _frontier(space, exact, left, worth)
         bounds.append((writer, bound))
+        before = len(found)
         found += [
-            Candidate(point, peak, writer, "searched", notes)
+            Candidate(point, peak, writer, "searched", (*impossible, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
         ]
-        if not wanted:
+        if not wanted and count == counts[0]:
             known += _baselines(writer)
+        if any(_is_new(c.cost, costs) for c in found[before:]):
+            useful = count
     if wanted:
         require_one(refused, len(chosen), machine.devices)
         free = _Sources(graph, recompute=False)
         for mesh in dict.fromkeys((*(meshes or meshes_of(machine.devices)), *chosen)):
-            space, short = free.space(machine, mesh, optimizer)
+            space, short = free.space(machine, mesh, optimizer, counts[0])
             known += _baselines(PlanWriter(space, graph, short, optimizer), wanted, marks)
     if progress:
         progress("done", 1.0)
@@ -176,24 +191,41 @@ class _Sources:
     def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
         self.recompute = recompute
         self.short = shorten(graph, marks.of)
-        self.limits = Limits(self.short.graph, analyze(self.short.graph), marks)
-        self.whole: tuple[Short, Limits] | None = None
         self.graph = graph
         self.marks = marks
+        self._analyses: dict[bool, Analysis] = {}
+        self._limits: dict[tuple[int, bool], Limits] = {}
 
-    def space(self, machine: Machine, mesh: Mesh, optimizer: str) -> tuple[Space, Short]:
-        """The space on `mesh`; raises `ConstraintError` where that leaves something no choice."""
+    def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Numbers of micro-batches that the graph can have, and why it cannot have others."""
+        return possible(self.short.graph, self._analysis(whole=False), wanted)
+
+    def space(
+        self, machine: Machine, mesh: Mesh, optimizer: str, count: int
+    ) -> tuple[Space, Short]:
+        """The space on `mesh` with `count` micro-batches.
+
+        Raises `ConstraintError` where constraints leave something no choice.
+        """
         short = self.short
-        model = self.limits.model(machine, mesh, optimizer)
+        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count)
         space = make_folded_space(model, short.repeats, short.skipped, recompute=self.recompute)
         if space is not None:
             return space, short
-        if self.whole is None:
-            limits = Limits(self.graph, analyze(self.graph), self.marks)
-            self.whole = Short(self.graph, (), (), {}, {}), limits
-        short, limits = self.whole
-        model = limits.model(machine, mesh, optimizer)
-        return make_space(model, recompute=self.recompute), short
+        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count)
+        return make_space(model, recompute=self.recompute), Short(self.graph, (), (), {}, {})
+
+    def _limited(self, count: int, *, whole: bool) -> Limits:
+        if (count, whole) not in self._limits:
+            graph = self.graph if whole else self.short.graph
+            sized = analyzed(graph, self._analysis(whole=whole), count)
+            self._limits[count, whole] = Limits(*sized, self.marks)
+        return self._limits[count, whole]
+
+    def _analysis(self, *, whole: bool) -> Analysis:
+        if whole not in self._analyses:
+            self._analyses[whole] = analyze(self.graph if whole else self.short.graph)
+        return self._analyses[whole]
 
 
 def _baselines(
@@ -257,6 +289,11 @@ def _frontier(
         wanted=wanted,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
+
+
+def _is_new(cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]]) -> bool:
+    """Whether nothing known is as fast and as small."""
+    return not any(seconds <= cost[0] and peak <= cost[1] for seconds, peak in known)
 
 
 def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:

@@ -159,6 +159,7 @@ class PlanWriter:
             notes=(*notes, self.graph.note) if self.graph.note else notes,
             remarks=self._remarks,
             habits=self.graph.habits,
+            micro_batches=self.space.model.micro_batches,
         )
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
@@ -241,7 +242,7 @@ class PlanWriter:
             found = self.space.model.transfers(rep, code, want, like, again) if moved else []
             self._transfers[key] = found
         for t in self._transfers[key]:
-            yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds)
+            yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds, t.times)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""

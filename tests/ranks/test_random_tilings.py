@@ -69,7 +69,7 @@ def _compare_assignments(name, meshes):
             pieces = some_pieces(one.graph, draw)
             parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, pieces))
             assert serial.keys() == parallel.keys()
-            errors = {key: _error(serial[key], parallel[key]) for key in serial}
+            errors = {key: error(serial[key], parallel[key]) for key in serial}
             worst = max(errors, key=errors.get)
             tiled = {key: " ".join(tiling_text(tiling)) for key, tiling in chosen.items()}
             stored = {
@@ -91,13 +91,22 @@ class Widened:
         self.analysis = analyze(self.graph)
         self.model, self.batch = model, batch
 
-    def one_device(self):
+    def one_device(self, micro_batches=1):
         mesh = Mesh.parse("a=1")
         chosen = {op.name: (None,) for op in self.graph.ops}
         storage = {leaf.name: Layout.replicated(mesh) for leaf in self.graph.leaves}
-        return self.module(mesh, chosen, storage, None)
+        return self.module(mesh, chosen, storage, None, micro_batches=micro_batches)
 
-    def module(self, mesh, chosen, storage, device_mesh, regathered=frozenset(), pieces=None):
+    def module(
+        self,
+        mesh,
+        chosen,
+        storage,
+        device_mesh,
+        regathered=frozenset(),
+        pieces=None,
+        micro_batches=1,
+    ):
         return ParallelModule(
             self.captured,
             self.analysis,
@@ -112,6 +121,7 @@ class Widened:
             seed=3,
             regathered=regathered,
             pieces=pieces,
+            micro_batches=micro_batches,
         )
 
     def run(self, module):
@@ -138,7 +148,7 @@ def some_pieces(graph, draw):
     return {op.name: i for i, span in enumerate(spans, 1) for op in graph.ops[slice(*span)]}
 
 
-def _error(serial, parallel):
+def error(serial, parallel):
     if serial is None or parallel is None:
         return 0.0 if serial is parallel else float("inf")
     difference = (serial.reshape(parallel.shape) - parallel).abs().max().item()

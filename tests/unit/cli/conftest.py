@@ -55,12 +55,15 @@ class FakeApi(types.ModuleType):
         self.asked = []
         self.refused = set()  # numbers of devices
         self.methods = []
+        self.micro_batches = []
 
     def capture(self, model, args=(), kwargs=None, **habits):
         return replace(GRAPH, habits=Habits(**habits))
 
     def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
+        micro_batches = asked.pop("micro_batches", (1,))
+        self.micro_batches.append(micro_batches)
         self.asked.append(asked)
         self.methods.append(asked.get("method"))
         if machine.devices in self.refused:
@@ -79,8 +82,11 @@ class FakeApi(types.ModuleType):
             )
 
         found = plans.frontier()
+        every = list(found)
+        if micro_batches is None or 2 in micro_batches:
+            every.append(replace(plans.simple(ms=300, mib=80), micro_batches=2))
         return Frontier(
-            tuple(on_these(p) for p in found), tuple(on_these(p) for p in found.baselines), 0.25
+            tuple(on_these(p) for p in every), tuple(on_these(p) for p in found.baselines), 0.25
         )
 
     def verify(self, model, plan, args=(), kwargs=None):

@@ -26,6 +26,15 @@ def test_without_devices_the_whole_machine_is_searched(api, target, as_json):
     assert {p["devices"] for p in found["points"]} == {8}
 
 
+def test_numbers_of_micro_batches_are_searched(api, target, as_json):
+    arguments = ("frontier", target, "--machine", "2xcpu")
+    assert {p["micro_batches"] for p in as_json(*arguments)["points"]} == {1}
+    found = as_json(*arguments, "--micro-batches", "1,2")
+    assert [p["micro_batches"] for p in found["points"]] == [1, 1, 1, 2]
+    assert "; 2 micro-batches; " in found["points"][-1]["summary"]
+    assert api.micro_batches == [(1,), (1, 2)]
+
+
 def test_device_counts_have_their_own_marks(api, target, shardwright_command):
     result = shardwright_command("frontier", target, "--machine", "8xcpu", "--devices", "2,4")
     assert "2: 2 devices, 4: 4 devices" in result.stdout

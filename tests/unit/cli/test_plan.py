@@ -54,15 +54,31 @@ def test_plan_json_holds_the_contracts_keys(api, target, tmp_path, as_json):
     "options, peak_mib",
     [
         ((), 300),
-        (("--objective", "memory"), 100),
+        (("--objective", "memory"), 80),
+        (("--objective", "memory", "--micro-batches", "1"), 100),
         (("--memory-limit", "250MiB"), 200),
         (("--memory-limit", "104857600"), 100),
-        (("--objective", "memory", "--memory-limit", "250MiB"), 100),
+        (("--objective", "memory", "--memory-limit", "250MiB"), 80),
     ],
 )
 def test_objective_and_limit_choose_from_the_frontier(api, target, as_json, options, peak_mib):
     found = as_json("plan", target, "--machine", "2xcpu", *options)
     assert found["peak_bytes"] == peak_mib * 2**20
+
+
+@pytest.mark.parametrize(
+    "options, asked, chosen",
+    [
+        (("--memory-limit", "300MiB"), [(1,)], 1),
+        (("--memory-limit", "90MiB"), [(1,), None], 2),
+        (("--micro-batches", "2,1"), [(1, 2)], 1),
+        (("--micro-batches", "2", "--objective", "memory"), [(2,)], 2),
+    ],
+)
+def test_micro_batches_are_tried_when_named_or_needed(api, target, as_json, options, asked, chosen):
+    found = as_json("plan", target, "--machine", "2xcpu", *options)
+    assert api.micro_batches == asked
+    assert found["micro_batches"] == found["plan"]["micro_batches"] == chosen
 
 
 @pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 5)])
@@ -172,6 +188,10 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
         (
             ("--machine", "2xcpu", "--objective", "devices", "--memory-limit", "50MiB"),
             "no plan on 1 to 2 devices of 2xcpu fits 50.0 MiB per rank; the smallest needs 100 MiB",
+        ),
+        (
+            ("--machine", "2xcpu", "--micro-batches", "0,2"),
+            "'--micro-batches': '0,2' is no list of counts, as 1,2,4,8",
         ),
         (("--machine", "2xcpu", "--objective", "fun"), "'fun' is not one of 'time', 'memory'"),
         (("--machine", "2xcpu", "--pin", "mlp"), "'pin mlp' is not GLOB=AXIS:WORD; write it as"),

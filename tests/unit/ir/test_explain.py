@@ -72,3 +72,18 @@ def test_stages_and_notes_are_named():
     page = explain(plan)
     assert "4 stages, schedule 1F1B" in page
     assert "pinned: layers.0" in page
+
+
+def test_micro_batches_are_named_and_what_each_of_them_moves_is_counted():
+    plan = plans.transformer()
+    again = tuple(replace(t, times=4) for t in plan.transfers)
+    page = explain(replace(plan, micro_batches=4, transfers=again))
+    assert "  micro-batches 4, one after the other; their gradients add up\n" in page
+    first = next(t for t in plan.transfers if t.collectives[0].startswith("all_"))
+    assert f"4 x {first.collectives[0]}: " in page
+    single, fourfold = (
+        [int(line.split()[1]) for line in text.splitlines() if line.startswith("  collectives")]
+        for text in (explain(plan), page)
+    )
+    assert single
+    assert fourfold == [4 * count for count in single]

@@ -18,6 +18,11 @@ from tests import plans
         (plans.simple(lies="P"), "dp=2 splits features; parameters replicated"),
         (plans.simple(lies="R"), "dp=2 splits nothing; parameters replicated"),
         (plans.simple(mesh="dp=1"), "one device"),
+        (replace(plans.simple(mesh="dp=1"), micro_batches=4), "one device; 4 micro-batches"),
+        (
+            replace(plans.simple(), micro_batches=2),
+            "dp=2 splits batch; 2 micro-batches; parameters replicated",
+        ),
         (
             plans.transformer(),
             "dp=2 splits batch; tp=2 splits features (66%); embed, up, down sharded",

@@ -21,9 +21,12 @@ def frontier():
     return search(residual_layers(7), MACHINE)
 
 
-def priced_from_scratch(plan, graph):
+def priced_from_scratch(plan, graph, analysis=None, micro_batches=1):
     """Seconds and additive bytes of a plan, operator by operator over the whole graph."""
-    model = CostModel(graph, analyze(graph), MACHINE, plan.mesh, plan.optimizer)
+    analysis = analysis or analyze(graph)
+    model = CostModel(
+        graph, analysis, MACHINE, plan.mesh, plan.optimizer, micro_batches=micro_batches
+    )
     rules, atoms = model.analysis.rules, model.analysis.atoms
     lies = {leaf.name: 0 for leaf in graph.leaves}
     again = {parameter.name: parameter.regathered for parameter in plan.parameters}

@@ -1,0 +1,187 @@
+"""Lowering a step that takes its batch in micro-batches: one program for each, on each rank.
+
+A micro-batch is a place on the outermost axis of the mesh (`rules/micro.py`),
+and its program what any rank of that mesh would run. Its outputs are terms of
+sums over all micro-batches, and so are the gradients of parameters: the
+runtime adds them up. A gradient is reduced over the devices before that only
+where the parameter is stored sharded. Where it is stored whole the rank's own
+terms, which are no larger, are added up first and reduced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    Mesh,
+    Placement,
+    Replicate,
+    Shard,
+    local_atoms,
+)
+from shardwright.lower.lower import input_layouts, write
+from shardwright.lower.program import (
+    Attention,
+    Dropout,
+    Instruction,
+    Program,
+    Recompute,
+    Redistribute,
+    Uniform,
+    flat,
+    moves,
+)
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro import MicroBatches, extended, gradient_layout
+from shardwright.rules.placing import Placing
+from shardwright.rules.rule import Tiling
+
+
+@dataclass(frozen=True)
+class MicroPrograms:
+    """What one rank runs in a step: `programs` one after the other, then `reductions`.
+
+    A reduction brings the sum of a parameter's gradients (`value`, in the
+    shape that the parameter is stored in) to where the parameter lies.
+    """
+
+    programs: tuple[Program, ...]
+    reductions: tuple[Redistribute, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (*self.programs, *self.reductions)))
+
+
+def lower_micro(
+    graph: Graph,
+    analysis: Analysis,
+    micro: MicroBatches,
+    mesh: Mesh,
+    tilings: Mapping[str, Tiling],
+    storage: Mapping[str, Layout],
+    rank: int,
+    regathered: Collection[str] = (),
+    pieces: Mapping[str, int] | None = None,
+) -> MicroPrograms:
+    """The programs of `rank` of `mesh`; the rest is that of `lower`, on the devices."""
+    wide, wide_tilings = micro.mesh(mesh), micro.tilings(tilings)
+    placings = {
+        op.name: micro.place(analysis.rules[op.name], wide_tilings[op.name], mesh)
+        for op in graph.ops
+    }
+    given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
+    given.update(input_layouts(graph, analysis, wide, wide_tilings))
+    sums = {
+        name: _accumulated(graph, placings, name, layout)
+        for name, layout in storage.items()
+        if graph.tensor[name].requires_grad
+    }
+
+    def home(value: str, layout: Layout) -> Layout:
+        return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
+
+    results = extended(Layout.replicated(mesh), wide, PARTIAL)
+
+    def program(number: int) -> Program:
+        place, known = number * mesh.size + rank, (placings, given, results)
+        return write(graph, analysis, wide, place, *known, regathered, pieces, home)
+
+    programs = tuple(program(number) for number in range(micro.count))
+    at = mesh.coordinate(rank)
+    reductions = tuple(
+        _reduction(analysis, leaf.name, sums[leaf.name], storage[leaf.name], at)
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
+        if leaf.name in sums and sums[leaf.name] != storage[leaf.name]
+    )
+    return MicroPrograms(programs, reductions)
+
+
+def micro_inputs(
+    graph: Graph,
+    analysis: Analysis,
+    micro: MicroBatches,
+    mesh: Mesh,
+    tilings: Mapping[str, Tiling],
+) -> dict[str, Layout]:
+    """Layouts of the inputs on the mesh that `micro` extends."""
+    return input_layouts(graph, analysis, micro.mesh(mesh), micro.tilings(tilings))
+
+
+def _accumulated(
+    graph: Graph, placings: Mapping[str, Placing], name: str, stored: Layout
+) -> Layout:
+    """How the terms of a parameter's gradient lie while they are added up.
+
+    As the parameter does, but not yet summed over the axes along which it is
+    stored whole and some reader leaves a part of its gradient.
+    """
+    grads = [
+        grad
+        for op in graph.consumers[name]
+        for operand, grad in zip(op.operands, placings[op.name].operand_grads, strict=True)
+        if operand == name
+    ]
+    found: list[Placement] = []
+    for axis, placement in enumerate(stored.placements, start=1):
+        parts = any(not isinstance(grad.placements[axis], Replicate) for grad in grads)
+        found.append(placement if isinstance(placement, Shard) or not parts else PARTIAL)
+    return Layout(stored.mesh, tuple(found))
+
+
+def _reduction(
+    analysis: Analysis, name: str, summed: Layout, stored: Layout, at: tuple[int, ...]
+) -> Redistribute:
+    atoms = analysis.atoms[name]
+    tile = local_atoms(atoms, stored, at)
+    return Redistribute(
+        value=name,
+        result=f"{name}/gradient",
+        text=f"gradient {summed} -> {stored}",
+        before=flat(tile),
+        after=flat(tile),
+        atoms_before=flat(tile),
+        atoms_grad=flat(tile),
+        forward=moves(atoms, summed, stored, at),
+        backward=(),
+        differentiable=False,
+    )
+
+
+def alike(programs: Sequence[Program]) -> list[list[int]]:
+    """Numbers of programs that differ only in where in a whole tensor their tiles start."""
+    groups: dict[object, list[int]] = {}
+    for number, program in enumerate(programs):
+        form = tuple(map(_form, program.instructions))
+        groups.setdefault(form, []).append(number)
+    return list(groups.values())
+
+
+def flattened(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """All instructions, those that are recomputed together one by one."""
+    for instruction in instructions:
+        if isinstance(instruction, Recompute):
+            yield from flattened(instruction.instructions)
+        else:
+            yield instruction
+
+
+def _form(instruction: Instruction) -> Instruction:
+    if isinstance(instruction, Recompute):
+        return replace(instruction, instructions=tuple(map(_form, instruction.instructions)))
+    if isinstance(instruction, Redistribute):
+        ways = (instruction.forward, instruction.backward)
+        forward, backward = (
+            tuple(replace(move, start=0, keeps=True) for move in moves) for moves in ways
+        )
+        return replace(instruction, forward=forward, backward=backward)
+    if isinstance(instruction, Dropout | Uniform | Attention):
+        lengths = tuple(
+            tuple((0, length, size) for _, length, size in dim) for dim in instruction.positions
+        )
+        return replace(instruction, positions=lengths)
+    return instruction

@@ -1,0 +1,170 @@
+"""A step in micro-batches is the step of one device: loss, every gradient, every buffer, dropout.
+
+Under any tilings and storage, on one rank and on several, also where micro-batches are uneven.
+"""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import shardwright as sw
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.ir.plan import PlanError
+from shardwright.rules.micro import micro_batches
+from shardwright.rules.placing import feasible, place, tiling_text, tilings
+from shardwright.runtime.batch import BatchError
+from tests import models
+from tests.ranks.harness import run_ranks
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
+
+ASSIGNMENTS = {2: 4, 4: 1}  # per number of ranks
+MESHES = {1: ["a=1"], 2: ["a=2"], 4: ["a=2 b=2"]}
+COUNTS = (2, 3)
+EXAMPLES = {
+    "gpt2": lambda: models.gpt2(batch=7),
+    "llama": lambda: models.llama(batch=7),
+    "cnn": lambda: models.cnn(batch=7),
+    "running mean": lambda: models.mlp(batch=7),
+    "traps": models.traps,
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.slow
+@pytest.mark.parametrize("world", MESHES)
+def test_any_tilings_in_micro_batches_equal_one_device(world):
+    run_ranks(world, _compare_all, MESHES[world])
+
+
+def _compare_all(meshes):
+    for name, example in EXAMPLES.items():
+        one = Widened(*models.double(*example()))
+        serial = one.run(one.one_device())
+        for text in meshes:
+            mesh = Mesh.parse(text)
+            device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+            for count in COUNTS:
+                _compare(name, one, serial, mesh, device_mesh, count)
+
+
+def _compare(name, one, serial, mesh, device_mesh, count):
+    draw = random.Random(f"{name} {mesh} {count}")
+    micro = micro_batches(one.graph, one.analysis, count)
+    options = {op.name: _options(one, micro, op, mesh) for op in one.graph.ops}
+    layouts = {
+        leaf.name: stored_as(one.analysis.atoms[leaf.name], mesh)
+        for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+    }
+    for number in range(ASSIGNMENTS.get(mesh.size, 1)):
+        chosen = {key: draw.choice(found) for key, found in options.items()}
+        storage = {key: draw.choice(found) for key, found in layouts.items()}
+        again = frozenset(key for key in storage if draw.random() < 0.5)
+        pieces = some_pieces(one.graph, draw)
+        module = one.module(mesh, chosen, storage, device_mesh, again, pieces, count)
+        parallel = one.run(module)
+        assert serial.keys() == parallel.keys()
+        errors = {key: error(serial[key], parallel[key]) for key in serial}
+        worst = max(errors, key=errors.get)
+        tiled = {key: " ".join(tiling_text(tiling)) for key, tiling in chosen.items()}
+        stored = {key: str(layout) for key, layout in storage.items()}
+        assert errors[worst] <= TOLERANCE, (
+            f"{name} in {count} micro-batches on {mesh}, assignment {number}: {worst} is"
+            f" {errors[worst]:.1e} off under {tiled}, {stored}, {again} and {pieces}"
+        )
+
+
+def _options(one, micro, op, mesh):
+    """Tilings that leave no rank an empty tile of any micro-batch."""
+    rule, wide = one.analysis.rules[op.name], micro.mesh(mesh)
+    return [
+        tiling
+        for tiling, _ in tilings(rule, mesh)
+        if feasible(rule, place(rule, (micro.choices[op.name], *tiling), wide))
+    ]
+
+
+def planned(choice, count=2):
+    """A classical plan of a small CNN for two devices, in micro-batches."""
+    graph = sw.capture(*_small())
+    frontier = sw.search(graph, sw.Machine.preset("2xcpu"), micro_batches=(count,))
+    return {plan.name: plan for plan in frontier.baselines}[choice]
+
+
+def _small():
+    model, batch = models.double(*models.cnn(channels=(4, 6), batch=7))
+    return model, (), batch
+
+
+@pytest.mark.ranks
+def test_a_plan_in_micro_batches_is_verified():
+    plan = planned("fully sharded", 3)
+    assert plan.micro_batches == 3
+    model, args, batch = _small()
+    report = sw.verify(model, plan, args, batch)
+    assert report.ok
+    assert max(report.loss_error, report.max_gradient_error, report.max_parameter_error) < 1e-9
+
+
+def test_a_plan_that_its_model_cannot_follow_is_refused():
+    model, batch = models.cnn(norm=True)
+    (plan, *_) = sw.search(sw.capture(model, (), batch), sw.Machine.preset("1xcpu"))
+    with pytest.raises(PlanError, match="the plan has 2 micro-batches, but centered_square_sum in"):
+        sw.verify(model, replace(plan, micro_batches=2), (), batch)
+
+
+@pytest.mark.ranks
+def test_a_plan_in_micro_batches_trains():
+    run_ranks(2, _trains, *(planned(name).to_json() for name in ("data parallel", "fully sharded")))
+
+
+def _trains(*texts):
+    for text in texts:
+        plan = sw.Plan.from_json(text)
+        model, _, batch = _small()
+        module = sw.parallelize(model, plan, seed=5)
+        _moves_what_the_plan_says(plan, module, batch)
+        _takes_local_batches(module, batch)
+
+
+def _moves_what_the_plan_says(plan, module, batch):
+    """Collectives of one step, counted, are those that the plan counts and pays for."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        module(**batch).backward()
+    names = {
+        "all_reduce": "all_reduce",
+        "all_gather_into_tensor": "all_gather",
+        "reduce_scatter_tensor": "reduce_scatter",
+    }
+    moved = Counter()
+    for event in seen.key_averages():
+        room, _, kind = event.key.partition("::")
+        if room == "_c10d_functional" and kind in names:
+            moved[names[kind]] += event.count
+    said = Counter()
+    for transfer in plan.transfers:
+        for collective in transfer.collectives:
+            kind = collective.split()[0]
+            if kind not in ("slice", "mask", "embed"):
+                said[kind] += transfer.times
+    assert moved == said, f"{plan.name}: {moved} instead of {said}"
+
+
+def _takes_local_batches(module, batch):
+    module.eval()
+    local = module.local_batch(batch)
+    with torch.no_grad():
+        assert torch.equal(module(**local), module(**batch))
+    for key, value in module.local_batch(local).items():
+        assert torch.equal(local[key], value)
+    rank = torch.distributed.get_rank()
+    rows = [[0, 1, 4, 5], [2, 3, 6]][rank]  # micro-batches of 4 and 3, each over two ranks
+    assert torch.equal(local["images"], batch["images"][rows])
+    with pytest.raises(BatchError, match=rf"this rank's part of it, \({len(rows)}, 3, 12, 12\)"):
+        module(images=batch["images"][:5], classes=batch["classes"])
+    module.train()
