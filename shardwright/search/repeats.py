@@ -22,6 +22,8 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref
 _GRAM = 6  # operators that must repeat for a distance to be tried as a period
 _PERIODS_TRIED = 6
 _LEAST_COPIES = 5  # of which three are kept
+# Random operators, whose last argument only says which draw of the graph they are.
+_NUMBERED = ("shardwright.dropout.default", "shardwright.uniform.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _kinds(graph: Graph, marks: Mapping[str, object]) -> NDArray[np.int64]:
         place = {name: i for i, name in reversed(list(enumerate(names)))}
         key = (
             op.target,
-            tuple(_plain(a) for a in op.args),
+            tuple(_plain(a) for a in (op.args[:-1] if op.target in _NUMBERED else op.args)),
             tuple((k, _plain(a)) for k, a in op.kwargs),
             tuple((form[name], leaves.get(name)) for name in names[1:]),
             tuple(graph.tensor[name].alias_of != "" for name in op.outputs),

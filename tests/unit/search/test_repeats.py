@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from shardwright.ir.graph import verify
@@ -55,3 +57,14 @@ def test_a_tied_weight_belongs_to_no_copy():
     short = shorten(residual_layers(7, tied=True))
     assert short.skipped == (4,)
     assert "scale" not in short.stands_for
+
+
+def test_draws_repeat_though_each_has_a_number_of_its_own():
+    graph = residual_layers(7)
+    ops = [
+        replace(op, target="shardwright.dropout.default", args=(*op.args, 0.1, number))
+        if op.kind == "relu"
+        else op
+        for number, op in enumerate(graph.ops)
+    ]
+    assert len(list(find_repeats(replace(graph, ops=tuple(ops))))) == 1
