@@ -8,6 +8,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.capture.localnorm import local_batch_norm
 from shardwright.ir.habits import HabitError
+from shardwright.ir.plan import Phase
 
 
 def numbers(*shape, dtype=torch.float64):
@@ -81,7 +82,11 @@ def test_the_batch_needs_no_reduction_but_that_of_the_buffers():
     graph = sw.capture(Normed(), (torch.randn(64, 3, 32, 32),), batch_norm="local")
     baselines = sw.search(graph, sw.Machine.preset("2xcpu")).baselines
     plan = {plan.name: plan for plan in baselines}["data parallel"]
-    reduced = [(t.value, t.backward) for t in plan.transfers if "all_reduce dp" in t.collectives]
+    reduced = [
+        (t.value, t.phase is Phase.BACKWARD)
+        for t in plan.transfers
+        if "all_reduce dp" in t.collectives
+    ]
     activations = [value for value, backward in reduced if not backward and value in plan.tilings]
     parameters = {p.name for p in plan.parameters}
     assert all(value in parameters for value, backward in reduced if backward)

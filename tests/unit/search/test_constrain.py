@@ -90,7 +90,7 @@ def test_pinning_all_that_a_plan_does_gives_that_plan(graph, free, place):
         assert {n: str(x) for n, x in again.layouts.items()} == {
             n: str(x) for n, x in plan.layouts.items()
         }
-    near = 1.002  # near-duplicates are not shown
+    near = 1.01  # near-duplicates are not shown, and the search sees sums, not peaks
     best = found.fastest(int(plan.peak_bytes * near))
     assert best.step_seconds <= plan.step_seconds * near
 
