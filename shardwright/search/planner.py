@@ -27,6 +27,7 @@ from shardwright.search.permitted import allowed_meshes, broken, require_one
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.repeats import Short, shorten
+from shardwright.search.solver import make_solver
 from shardwright.search.space import Space, make_folded_space, make_space
 from shardwright.search.sweep import DualBound
 from shardwright.search.thinning import thin
@@ -40,6 +41,8 @@ _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
+_MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
+_NARROWED = "recomputation was not searched: with it this graph is too wide on this mesh"
 _RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
 _PLANS = 48
 
@@ -138,6 +141,7 @@ def search(
         except ConstraintError as e:
             refused += [str(e)] if count == counts[0] else []
             continue
+        narrowed = (_NARROWED,) if mesh in sources.too_wide else ()
         writer = PlanWriter(space, graph, short, optimizer)
         costs = [c.cost for c in (*found, *known)]
         worth = _may_improve(costs, writer.least_overhead)
@@ -146,7 +150,7 @@ def search(
         bounds.append((writer, bound))
         before = len(found)
         found += [
-            Candidate(point, peak, writer, "searched", (*impossible, *notes))
+            Candidate(point, peak, writer, "searched", (*impossible, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
         ]
         if not wanted and count == counts[0]:
@@ -190,6 +194,7 @@ class _Sources:
 
     def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
         self.recompute = recompute
+        self.too_wide: set[Mesh] = set()  # with recomputation
         self.short = shorten(graph, marks.of)
         self.graph = graph
         self.marks = marks
@@ -205,15 +210,27 @@ class _Sources:
     ) -> tuple[Space, Short]:
         """The space on `mesh` with `count` micro-batches.
 
-        Raises `ConstraintError` where constraints leave something no choice.
+        Recomputation is left out where the space is too wide with it. Raises
+        `ConstraintError` where constraints leave something no choice.
         """
+        if self.recompute and mesh not in self.too_wide:
+            space, short = self._space(machine, mesh, optimizer, count, recompute=True)
+            solver = make_solver(space.folded, _MOST_ENTRIES)
+            if not solver.pinned and solver.entries <= _MOST_ENTRIES:
+                return space, short
+            self.too_wide.add(mesh)
+        return self._space(machine, mesh, optimizer, count, recompute=False)
+
+    def _space(
+        self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
+    ) -> tuple[Space, Short]:
         short = self.short
         model = self._limited(count, whole=False).model(machine, mesh, optimizer, count)
-        space = make_folded_space(model, short.repeats, short.skipped, recompute=self.recompute)
+        space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
         if space is not None:
             return space, short
         model = self._limited(count, whole=True).model(machine, mesh, optimizer, count)
-        return make_space(model, recompute=self.recompute), Short(self.graph, (), (), {}, {})
+        return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:
