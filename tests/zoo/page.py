@@ -50,8 +50,8 @@ At a reduced size, in float64, on 2 and on 2x2 ranks against one device:
 
 * *plan*: the worst error of loss, gradients, buffers, and parameters after a step of an optimizer,
   under the plan that the search chooses, relative to each tensor's largest element;
-* *tilings*: the same under 10 random tilings and storage layouts; at most {TOLERANCE:.0e}. CI tries the
-  first three of them, to stay short.
+* *tilings*: the same under 10 random tilings and storage layouts; at most {TOLERANCE:.0e}.
+  CI tries the first three of them, to stay short.
 
 """
 
