@@ -13,24 +13,15 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, rebuild_outputs, unflatten
-from shardwright.capture.operators import operator_of
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.discover import capture_with_rules
-from shardwright.lower.fx import Special, to_module
+from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.micro import lower_micro, micro_inputs
 from shardwright.lower.passes import prepared
 from shardwright.lower.program import (
-    Attention,
-    Compute,
-    Dropout,
-    Fetch,
-    Redistribute,
-    Reduce,
-    RunModule,
-    Uniform,
     flat,
     flat_dim,
 )
@@ -40,13 +31,9 @@ from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.rule import Tiling
 from shardwright.runtime.batch import BatchError, InputPart, cut, local_inputs
-from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform, random_state
-from shardwright.runtime.loading import Loading, Reduction
+from shardwright.runtime.dropout import random_state
 from shardwright.runtime.micro import MicroBatched
-from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.regather import Regathering
-from shardwright.runtime.seeded import FastAttention, FastDropout
-from shardwright.runtime.whole import WholeModule
+from shardwright.runtime.modules import module_maker
 
 
 def parallelize(
@@ -191,33 +178,7 @@ class ParallelModule(nn.Module):
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
 
-        # Once for all redistributions: taking an axis out of a device mesh is slow.
-        axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
-        made: dict[str, Redistribution] = {}
-        fast = graph.habits.rng == "fast"
-
-        def make(instruction: Special) -> nn.Module:
-            match instruction:
-                case Redistribute():
-                    made[instruction.result] = Redistribution(instruction, axes)
-                    return made[instruction.result]
-                case Compute():
-                    again = [made[name] for name in instruction.regathers]
-                    return Regathering(operator_of(instruction.op.target), again)
-                case Fetch():
-                    return Loading(instruction)
-                case Reduce():
-                    return Reduction(instruction, axes)
-                case Dropout():
-                    return (FastDropout if fast else GlobalDropout)(instruction, device)
-                case Attention():
-                    return (FastAttention if fast else GlobalAttention)(instruction, device)
-                case RunModule():
-                    key = str(instruction.op.args[1])
-                    return WholeModule(instruction, captured.opaque[key], device, training)
-                case Uniform():
-                    return GlobalUniform(instruction, device)
-
+        make = module_maker(captured, mesh, device_mesh, device, training)
         at: tuple[tuple[int, ...], ...]
         if micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
@@ -267,7 +228,7 @@ class ParallelModule(nn.Module):
             holder, name = _container(self, first) if held else (self, "")
             self._sw_leaves.append((leaf.kind, first, holder, name))
         # Generators are seeded on the host, which would wait for a state on the device.
-        state = random_state(seed, 0, torch.device("cpu") if fast else device)
+        state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 

@@ -1,0 +1,71 @@
+"""The modules of a program's instructions that are no plain operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.capture.build import Captured
+from shardwright.capture.operators import operator_of
+from shardwright.ir.layout import Mesh
+from shardwright.lower.fx import Special
+from shardwright.lower.program import (
+    Attention,
+    Compute,
+    Dropout,
+    Fetch,
+    Redistribute,
+    Reduce,
+    RunModule,
+    Uniform,
+)
+from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.loading import Loading, Reduction
+from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.regather import Regathering
+from shardwright.runtime.seeded import FastAttention, FastDropout
+from shardwright.runtime.whole import WholeModule
+
+
+def module_maker(
+    captured: Captured,
+    mesh: Mesh,
+    device_mesh: DeviceMesh | None,
+    device: torch.device,
+    training: bool,
+) -> Callable[[Special], nn.Module]:
+    """What `to_module` makes an instruction's module with, for one rank of `mesh`.
+
+    An operator that regathers finds the redistributions made before it.
+    """
+    # Once for all redistributions: taking an axis out of a device mesh is slow.
+    axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
+    made: dict[str, Redistribution] = {}
+    fast = captured.graph.habits.rng == "fast"
+
+    def make(instruction: Special) -> nn.Module:
+        match instruction:
+            case Redistribute():
+                made[instruction.result] = Redistribution(instruction, axes)
+                return made[instruction.result]
+            case Compute():
+                again = [made[name] for name in instruction.regathers]
+                return Regathering(operator_of(instruction.op.target), again)
+            case Fetch():
+                return Loading(instruction)
+            case Reduce():
+                return Reduction(instruction, axes)
+            case Dropout():
+                return (FastDropout if fast else GlobalDropout)(instruction, device)
+            case Attention():
+                return (FastAttention if fast else GlobalAttention)(instruction, device)
+            case RunModule():
+                key = str(instruction.op.args[1])
+                return WholeModule(instruction, captured.opaque[key], device, training)
+            case Uniform():
+                return GlobalUniform(instruction, device)
+
+    return make
