@@ -44,7 +44,7 @@ def gradients(
             allow_unused=True,
             retain_graph=True,
         )
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # what torch raises for an operator without one
         return {}
     return {
         name: torch.zeros_like(value) if gradient is None else gradient
