@@ -17,8 +17,10 @@ from shardwright.ir.graph import (
     from_json,
     to_json,
 )
+from shardwright.ir.habits import CHOICES, Habits
 from shardwright.ir.layout import REPLICATE, Layout, Shard
-from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.remarks import Remark, RemarkKind
 from tests.property.test_layout_laws import meshes, names
 
 text = st.text(max_size=8)
@@ -72,6 +74,10 @@ def test_graphs_read_back_equal(graph):
     assert again.fingerprint == graph.fingerprint
 
 
+remarks = st.builds(Remark, st.sampled_from(RemarkKind), text, text, some(names), counts)
+habits = st.builds(Habits, *(st.sampled_from(words) for words in CHOICES.values()))
+
+
 @st.composite
 def plans(draw):
     mesh = draw(meshes)
@@ -94,15 +100,28 @@ def plans(draw):
             lower_bound_seconds=seconds,
             inputs=some(st.builds(InputSpec, text, shapes, text)),
             constants=some(st.tuples(text, plain)),
-            parameters=some(st.builds(PlannedParameter, text, layouts, counts, seconds)),
+            parameters=some(
+                st.builds(PlannedParameter, text, layouts, counts, seconds, st.booleans())
+            ),
             ops=some(
-                st.builds(PlannedOp, text, text, sources, tilings, splits, layouts, seconds, counts)
+                st.builds(
+                    PlannedOp,
+                    *(text, text, sources, tilings, splits, layouts, seconds, counts),
+                    piece=counts,
+                )
             ),
             transfers=some(
-                st.builds(Transfer, text, text, st.booleans(), collectives, counts, seconds)
+                st.builds(
+                    Transfer,
+                    *(text, text, st.sampled_from(Phase), collectives, counts, seconds),
+                    times=st.integers(1, 64),
+                )
             ),
             name=text,
+            micro_batches=st.integers(1, 64),
             notes=some(text),
+            remarks=some(remarks),
+            habits=habits,
         )
     )
 

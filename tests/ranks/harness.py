@@ -4,6 +4,7 @@ import os
 import pickle
 import tempfile
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def run_ranks(world, function, *args, timeout=420):
     """`function(*args)` on `world` ranks; what each returned, by rank.
 
     `function` must be importable: a top-level function of a test file. An error on one rank ends
-    the others and is raised here with that rank's traceback; so does `timeout`, in seconds.
+    the others and is raised here with the traceback of the rank that failed first: those that it
+    left waiting fail after it. `timeout`, in seconds, ends all ranks.
     """
     mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,6 +42,10 @@ def run_ranks(world, function, *args, timeout=420):
             while not ranks.join(timeout=max(0.0, end - time.monotonic())):
                 if time.monotonic() >= end:
                     raise TimeoutError(f"{world} ranks of {function} ran for {timeout} s")
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as e:
+            if first := _first_error(folder):
+                raise RuntimeError(first) from e
+            raise
         finally:
             for process in ranks.processes:
                 if process.is_alive():
@@ -61,6 +67,9 @@ def _rank(rank, world, folder, timeout, function, args):
     try:
         returned = function(*args)
         dist.barrier()  # none leaves while another still sends
+    except Exception:  # told before the group is gone and the others fail for want of it
+        _error(folder, rank).write_text(f"rank {rank}, {time.time_ns()}\n{traceback.format_exc()}")
+        raise
     finally:
         dist.destroy_process_group()
     _result(folder, rank).write_bytes(pickle.dumps(returned))
@@ -68,6 +77,15 @@ def _rank(rank, world, folder, timeout, function, args):
 
 def _result(folder, rank):
     return Path(folder) / f"rank{rank}.pickle"
+
+
+def _error(folder, rank):
+    return Path(folder) / f"rank{rank}.error"
+
+
+def _first_error(folder):
+    found = [path.read_text() for path in Path(folder).glob("rank*.error")]
+    return min(found, key=lambda text: int(text.split(", ")[1].split("\n")[0]), default=None)
 
 
 def whole(tensor):
