@@ -10,23 +10,11 @@ Layouts are codes (`codes.py`), and a table is computed in one go.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardwright.cost.codes import (
-    Ints,
-    decode,
-    digits,
-    duals,
-    layouts_of,
-    local_elements,
-    most_layouts,
-    storable,
-    summed_gradients,
-)
-from shardwright.cost.collectives import priced_steps
+from shardwright.cost.codes import Ints, decode, storable
 from shardwright.cost.compute import Workload, workload
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
@@ -37,36 +25,15 @@ from shardwright.cost.memory import (
     workspace_bytes,
 )
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
-from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind, Op
-from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
+from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
+from shardwright.cost.transfers import transfers, ways_of
+from shardwright.ir.graph import Graph, Leaf, Op
+from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh
 from shardwright.ir.machine import Machine
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Transfer
 from shardwright.rules.analysis import Analysis
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
 EVERYTHING = Allowed()
-_LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
-_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
-_NO_GRADIENT, _EACH_TIME, _SUMMED_FIRST = range(3)  # ways of gradients back over an edge
-
-
-class Table(NamedTuple):
-    """Costs of choices: `[K]` for a node, `[Ks, Kt]` for an edge (source choice, target choice)."""
-
-    seconds: Floats
-    bytes: Ints
-
-
-class Want(NamedTuple):
-    """How a value is read: its layout, and the layout in which its gradient comes back.
-
-    Without a gradient `grad` is the replicated layout, for nothing.
-    """
-
-    layout: Ints
-    grad: Ints
 
 
 @final
@@ -99,7 +66,6 @@ class CostModel:
         self.mesh = mesh
         self._allowed = allowed
         self.micro_batches = micro_batches
-        self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._states = state_tensors(optimizer)
         self._retention = retention(graph)
         self.measure = measure or Duration(machine, mesh)
@@ -109,7 +75,7 @@ class CostModel:
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
-        self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
+        self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches)
 
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""
@@ -131,7 +97,7 @@ class CostModel:
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again) * self.micro_batches
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
-            self._tables[key] = _frozen(seconds, held)
+            self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
     def workspace(self, op: Op) -> Ints:
@@ -159,13 +125,13 @@ class CostModel:
         tensor = self.graph.tensor[leaf.name]
         key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
         if key not in self._tables:
-            held = self._local_bytes(leaf.name, layouts)
+            held = self._reads.local_bytes(leaf.name, layouts)
             seconds = np.zeros(len(held))
             if tensor.requires_grad:
                 moved = (3 + 2 * self._states) * held
                 seconds = self.measure.update(moved)
                 held = (2 + self._states) * held
-            self._tables[key] = _frozen(seconds, held)
+            self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
     def want(self, value: str, op: Op, position: int) -> Want:
@@ -197,12 +163,12 @@ class CostModel:
         twice = regathered if copies else None
         if recomputed:
             twice = np.ones(len(sources), bool)
-        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        back, options = self._way_back(value, op), self.options(op)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
+        terms = Terms(back, pays, copies, converted)
         again = b"" if twice is None else twice.tobytes()
-        flags = (pays, copies, back, converted)
-        key = (atoms, item, flags, _key(sources), again, id(options), tuple(positions))
+        key = (atoms, item, terms, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
             held = np.zeros((len(sources), len(options)), np.int64)
@@ -211,10 +177,10 @@ class CostModel:
                 shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
                     shared |= (want.layout == other.layout) & (want.grad == other.grad)
-                one = self._read(value, sources, want, back, pays, copies, twice, converted)
+                one = self._reads.read(value, sources, want, terms, twice)
                 seconds += np.where(shared, 0.0, one.seconds)
                 held += np.where(shared, 0, one.bytes)
-            self._tables[key] = _frozen(seconds, held)
+            self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
     def shared_read(
@@ -228,14 +194,14 @@ class CostModel:
         """Like `edge`, for one redistribution from which all `readers` read."""
         paid = [self._pays(value, op) for op in readers]
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
-        back = max(self._way_back(value, op) for op in readers)
-        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        flags = (pays, copies, back, recomputed)
-        key = (atoms, item, flags, _key(sources), _key(want.layout), _key(want.grad))
+        back = max(self._reads.way_back(value, op) for op in readers)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        terms, layouts = Terms(back, pays, copies), (_key(want.layout), _key(want.grad))
+        key = (atoms, item, terms, recomputed, _key(sources), *layouts)
         if key not in self._tables:
             twice = np.ones(len(sources), bool) if recomputed else None
-            one = self._read(value, sources, want, back, pays, copies, twice)
-            self._tables[key] = _frozen(*one)
+            one = self._reads.read(value, sources, want, terms, twice)
+            self._tables[key] = one.frozen()
         return self._tables[key]
 
     def keeps_copy(self, value: str, op: Op) -> bool:
@@ -249,7 +215,7 @@ class CostModel:
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
         """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
         pays, _ = self._pays(value, op)
-        return self._local_bytes(value, layouts) if pays else None
+        return self._reads.local_bytes(value, layouts) if pays else None
 
     def kept_for(self, value: str, recomputed: Collection[str], layouts: Ints) -> Ints | None:
         """Bytes of `value` in `layouts`, kept for operators that are `recomputed` and read it.
@@ -260,13 +226,11 @@ class CostModel:
         root = value
         while alias := self.graph.tensor[root].alias_of:
             root = alias
-        return None if self._stays(root, ()) else self._local_bytes(value, layouts)
+        return None if self._stays(root, ()) else self._reads.local_bytes(value, layouts)
 
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
-        atoms = self.analysis.atoms[value]
-        priced = self.measure.redistributions
-        return priced(atoms, self._item_bytes(value), sources, targets) * self.micro_batches
+        return self._reads.redistribution(value, sources, targets)
 
     def transfers(
         self, value: str, source: int, want: tuple[int, int], op: Op, again: bool = False
@@ -276,39 +240,10 @@ class CostModel:
         The forward one is made `again` in the backward pass where the reader is
         recomputed, or keeps no copy of a parameter that is regathered.
         """
-        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        layout, grad = want
-        times = self.micro_batches
-        ways = [(Phase.FORWARD, source, layout, times)]
-        if again:
-            ways.append((Phase.AGAIN, source, layout, times))
-        back, axes = self._way_back(value, op), len(self.mesh.axes)
-        if back:
-            (dual,) = duals(np.array([source]), axes).tolist()
-            (summed,) = summed_gradients(np.array([source]), np.array([grad]), axes).ravel()
-            first = [(Phase.BACKWARD, grad, int(summed), times)]
-            first.append((Phase.BACKWARD, int(summed), dual, 1))
-            ways += first if back == _SUMMED_FIRST else [(Phase.BACKWARD, grad, dual, times)]
-        found = []
-        for phase, start, end, times in ways:
-            src, dst = (decode(code, atoms, self.mesh) for code in (start, end))
-            steps = list(priced_steps(atoms, item, src, dst, self.machine))
-            if steps:
-                names = self.mesh.names
-                found.append(
-                    Transfer(
-                        value=value,
-                        consumer=op.name,
-                        phase=phase,
-                        collectives=tuple(
-                            f"{s.collective.value} {names[s.axis]}" for s, _, _ in steps
-                        ),
-                        bytes=max(size for _, size, _ in steps),
-                        seconds=Seconds(times * sum(seconds for _, _, seconds in steps)),
-                        times=times,
-                    )
-                )
-        return found
+        axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
+        ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        return list(transfers(value, op.name, ways, atoms, item, self.machine, self.mesh))
 
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""
@@ -329,54 +264,7 @@ class CostModel:
 
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
-        tensor = self.graph.tensor
-        return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
-
-    def _way_back(self, value: str, op: Op) -> int:
-        """Which way gradients take over this edge: none, home each time, or summed up before."""
-        if not self.has_gradient(value, op):
-            return _NO_GRADIENT
-        split = self.micro_batches > 1 and value in self._parameters
-        return _SUMMED_FIRST if split else _EACH_TIME
-
-    def _read(
-        self,
-        value: str,
-        sources: Ints,
-        want: Want,
-        back: int,
-        pays: bool,
-        copies: bool,
-        twice: Bools | None = None,
-        converted: bool = False,
-    ) -> Table:
-        """Prices between the different layouts only, then spread over the choices.
-
-        From sources that are read `twice` nothing is kept between the two times. With `converted`
-        the way there is paid for twice all the same.
-        """
-        source, to_source = np.unique(sources, return_inverse=True)
-        layout, to_layout = np.unique(want.layout, return_inverse=True)
-        forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
-        seconds = forward = forward * self.micro_batches
-        if converted:
-            seconds = forward + forward
-        axes = len(self.mesh.axes)
-        if back == _EACH_TIME:
-            dual, to_dual = np.unique(duals(sources, axes), return_inverse=True)
-            grad, to_grad = np.unique(want.grad, return_inverse=True)
-            backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
-            seconds = seconds + backward * self.micro_batches
-        if back == _SUMMED_FIRST:
-            seconds = seconds + self._summed(value, sources, want.grad)
-        held = np.zeros(seconds.shape, np.int64)
-        if pays or copies:
-            moved = sources[:, None] != want.layout
-            held = np.where(moved | pays, self._local_bytes(value, want.layout), 0)
-        if twice is not None:
-            seconds = seconds + np.where(twice[:, None], forward, 0.0)
-            held = np.where(twice[:, None], 0, held)
-        return Table(seconds, held)
+        return self._reads.has_gradient(value, op)
 
     def _stays(self, value: str, recomputed: Collection[str]) -> bool:
         """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""
@@ -385,51 +273,9 @@ class CostModel:
             saver not in recomputed for saver in savers[value]
         )
 
-    def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
-        """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
-        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        axes = len(self.mesh.axes)
-        grad, to_grad = np.unique(grads, return_inverse=True)
-        summed = summed_gradients(sources, grad, axes)
-        each = self.measure.redistributions(
-            atoms, item, np.tile(grad, len(sources)), summed.ravel()
-        )
-        home = np.repeat(duals(sources, axes), len(grad))
-        once = self.measure.redistributions(atoms, item, summed.ravel(), home)
-        return (each * self.micro_batches + once).reshape(summed.shape)[:, to_grad]
-
-    def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
-        """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
-
-        Values of the same atoms and dtype share one matrix of all layouts that they may have.
-        """
-        atoms, item = self.analysis.atoms[value], self._item_bytes(value)
-        priced = self.measure.redistributions
-        if (atoms, item) not in self._matrices:
-            few = np.zeros(0, np.int64)
-            if most_layouts(atoms, self.mesh) <= _LAYOUTS_LISTED:
-                known = np.sort(layouts_of(atoms, self.mesh))
-                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
-            src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
-            seconds = priced(atoms, item, src, dst).reshape(len(few), len(few))
-            self._matrices[atoms, item] = few, seconds
-        known, seconds = self._matrices[atoms, item]
-        if known.size:
-            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
-        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
-        return priced(atoms, item, src, dst).reshape(len(sources), len(targets))
-
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
         edge = (value, op.name)
         return edge in self._retention.at_edge, edge in self._retention.copies
-
-    def _local_bytes(self, value: str, codes: Ints) -> Ints:
-        by_axis = digits(codes, len(self.mesh.axes))
-        elements = local_elements(by_axis, self.analysis.atoms[value], self.mesh)
-        return elements * self._item_bytes(value)
-
-    def _item_bytes(self, value: str) -> int:
-        return ITEM_BYTES[self.graph.tensor[value].dtype]
 
     def _workload(self, op: Op) -> Workload:
         if op.name not in self._workloads:
@@ -440,10 +286,3 @@ class CostModel:
 
 def _key(codes: Ints) -> bytes:
     return codes.tobytes()
-
-
-def _frozen(seconds: Floats, held: Ints) -> Table:
-    """A table that nobody can write to, as it is shared."""
-    seconds.flags.writeable = False
-    held.flags.writeable = False
-    return Table(seconds, held)

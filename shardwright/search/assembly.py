@@ -10,7 +10,8 @@ from typing import final
 import numpy as np
 
 from shardwright.cost.codes import WHOLE
-from shardwright.cost.model import CostModel, Table, Want
+from shardwright.cost.model import CostModel
+from shardwright.cost.reads import Table, Want
 from shardwright.ir.graph import LeafKind, Op
 from shardwright.search.clusters import Clusters
 from shardwright.search.problem import Bools, Edge, Floats, Ints, Node, Problem

@@ -3,7 +3,8 @@
 import numpy as np
 
 from shardwright.cost.codes import encode
-from shardwright.cost.model import CostModel, Table
+from shardwright.cost.model import CostModel
+from shardwright.cost.reads import Table
 
 
 class Asking:

@@ -1,0 +1,180 @@
+"""What it takes to read values in another layout than they lie in, and to bring gradients back.
+
+Over codes of layouts (`codes.py`), all pairs of a source and a wanted layout at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.codes import (
+    Ints,
+    digits,
+    duals,
+    layouts_of,
+    local_elements,
+    most_layouts,
+    summed_gradients,
+)
+from shardwright.cost.measure import Measure
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.ir.layout import Atoms, Mesh
+from shardwright.rules.analysis import Analysis
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
+_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
+NO_GRADIENT, EACH_TIME, SUMMED_FIRST = range(3)  # ways of gradients back over an edge
+
+
+class Table(NamedTuple):
+    """Costs of choices: `[K]` for a node, `[Ks, Kt]` for an edge (source choice, target choice)."""
+
+    seconds: Floats
+    bytes: Ints
+
+    def frozen(self) -> Table:
+        """The same table, which nobody can write to any more, as it is shared."""
+        self.seconds.flags.writeable = False
+        self.bytes.flags.writeable = False
+        return self
+
+
+class Want(NamedTuple):
+    """How a value is read: its layout, and the layout in which its gradient comes back.
+
+    Without a gradient `grad` is the replicated layout, for nothing.
+    """
+
+    layout: Ints
+    grad: Ints
+
+
+class Terms(NamedTuple):
+    """On what terms a value is read.
+
+    * `back`: the way of its gradient;
+    * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
+    * `converted`: the way there is paid for twice, though nothing is made twice.
+    """
+
+    back: int
+    pays: bool
+    copies: bool
+    converted: bool = False
+
+
+@final
+class Reads:
+    """Prices reads of the values of `graph` under `mesh`; whatever a micro-batch does counts so
+    often.
+    """
+
+    def __init__(
+        self, graph: Graph, analysis: Analysis, mesh: Mesh, measure: Measure, micro_batches: int
+    ) -> None:
+        self._graph = graph
+        self._analysis = analysis
+        self._mesh = mesh
+        self._measure = measure
+        self._micro_batches = micro_batches
+        self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+        self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
+
+    def has_gradient(self, value: str, op: Op) -> bool:
+        """Whether a gradient comes back over this edge."""
+        tensor = self._graph.tensor
+        return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
+
+    def way_back(self, value: str, op: Op) -> int:
+        """Which way gradients take over this edge: none, home each time, or summed up before."""
+        if not self.has_gradient(value, op):
+            return NO_GRADIENT
+        split = self._micro_batches > 1 and value in self._parameters
+        return SUMMED_FIRST if split else EACH_TIME
+
+    def item_bytes(self, value: str) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self._graph.tensor[value].dtype]
+
+    def local_bytes(self, value: str, codes: Ints) -> Ints:
+        """Bytes of the largest tile of `value` in each of these layouts: (N,) -> (N,)."""
+        by_axis = digits(codes, len(self._mesh.axes))
+        elements = local_elements(by_axis, self._analysis.atoms[value], self._mesh)
+        return elements * self.item_bytes(value)
+
+    def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
+        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
+        atoms = self._analysis.atoms[value]
+        priced = self._measure.redistributions
+        return priced(atoms, self.item_bytes(value), sources, targets) * self._micro_batches
+
+    def read(
+        self, value: str, sources: Ints, want: Want, terms: Terms, twice: Bools | None = None
+    ) -> Table:
+        """Costs from every source layout to every wanted one: (Ks,), (Kt,) -> (Ks, Kt).
+
+        Priced between the different layouts only, then spread over the choices.
+        From sources that are read `twice` nothing is kept between the two times.
+        """
+        source, to_source = np.unique(sources, return_inverse=True)
+        layout, to_layout = np.unique(want.layout, return_inverse=True)
+        forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        seconds = forward = forward * self._micro_batches
+        if terms.converted:
+            seconds = forward + forward
+        axes = len(self._mesh.axes)
+        if terms.back == EACH_TIME:
+            dual, to_dual = np.unique(duals(sources, axes), return_inverse=True)
+            grad, to_grad = np.unique(want.grad, return_inverse=True)
+            backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
+            seconds = seconds + backward * self._micro_batches
+        if terms.back == SUMMED_FIRST:
+            seconds = seconds + self._summed(value, sources, want.grad)
+        held = np.zeros(seconds.shape, np.int64)
+        if terms.pays or terms.copies:
+            moved = sources[:, None] != want.layout
+            held = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
+        if twice is not None:
+            seconds = seconds + np.where(twice[:, None], forward, 0.0)
+            held = np.where(twice[:, None], 0, held)
+        return Table(seconds, held)
+
+    def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
+        """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        axes = len(self._mesh.axes)
+        grad, to_grad = np.unique(grads, return_inverse=True)
+        summed = summed_gradients(sources, grad, axes)
+        each = self._measure.redistributions(
+            atoms, item, np.tile(grad, len(sources)), summed.ravel()
+        )
+        home = np.repeat(duals(sources, axes), len(grad))
+        once = self._measure.redistributions(atoms, item, summed.ravel(), home)
+        return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
+
+    def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
+        """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
+
+        Values of the same atoms and dtype share one matrix of all layouts that they may have.
+        """
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        priced = self._measure.redistributions
+        if (atoms, item) not in self._matrices:
+            few = np.zeros(0, np.int64)
+            if most_layouts(atoms, self._mesh) <= _LAYOUTS_LISTED:
+                known = np.sort(layouts_of(atoms, self._mesh))
+                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
+            src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
+            seconds = priced(atoms, item, src, dst).reshape(len(few), len(few))
+            self._matrices[atoms, item] = few, seconds
+        known, seconds = self._matrices[atoms, item]
+        if known.size:
+            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
+        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+        return priced(atoms, item, src, dst).reshape(len(sources), len(targets))
