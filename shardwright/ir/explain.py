@@ -9,41 +9,32 @@ from __future__ import annotations
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import groupby
-from pathlib import PurePath
+from dataclasses import dataclass
 
 from shardwright.ir import remarks
-from shardwright.ir.layout import Layout
-from shardwright.ir.plan import Phase, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.modules import (
+    Module,
+    Node,
+    fold,
+    kind,
+    module_tree,
+    moves_data,
+    stored,
+    tiling_words,
+)
+from shardwright.ir.moves import Moves
+from shardwright.ir.plan import Plan
 
 WIDTH = 100
 _NAME = 26
 _NUMBER = 9
-_SMALL_SHARE = 0.1  # of a module's time; operators below it are not named
-_FREE = ("slice", "mask", "embed")  # steps of a redistribution that move no data
-_HEADINGS = (("state", "MiB"), ("compute", "ms"), ("saved", "MiB"), ("comm", "ms"))
-
-
-@dataclass
-class _Module:
-    """What belongs to one module itself, and its submodules in order of first use."""
-
-    parameters: list[PlannedParameter] = field(default_factory=list)
-    ops: list[PlannedOp] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
-    children: dict[str, _Module] = field(default_factory=dict)
-
-    def at(self, path: str) -> _Module:
-        found = self
-        for name in path.split(".") if path else ():
-            found = found.children.setdefault(name, _Module())
-        return found
-
-    def inclusive(self) -> Iterator[_Module]:
-        yield self
-        for child in self.children.values():
-            yield from child.inclusive()
+SMALL_SHARE = 0.1  # of a module's time; operators below it are not named
+LEGEND = (
+    "Rows include their submodules, a row of n modules shows one of them. State is weights,"
+    " gradients and optimizer state; all numbers are of one rank. An axis that is not named"
+    " computes all of it, or holds a copy (R)."
+)
+HEADINGS = (("state", "MiB"), ("compute", "ms"), ("saved", "MiB"), ("comm", "ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +49,24 @@ class _Row:
 
 def explain(plan: Plan) -> str:
     """The whole plan in text of `WIDTH` columns: totals, then one row per module."""
-    titles, units = zip(*_HEADINGS, strict=True)
+    titles, units = zip(*HEADINGS, strict=True)
     lines = [
-        *_head(plan),
+        *head(plan),
         "",
         f"{'module':<{_NAME}}{_columns(titles)}  splits; parameters",
         f"{'':<{_NAME}}{_columns(units)}",
     ]
-    for row in _Tree(plan).rows():
+    for row in _rows(plan):
         lines += _lines(row)
-    legend = (
-        "Rows include their submodules, a row of n modules shows one of them. State is weights,"
-        " gradients and optimizer state; all numbers are of one rank. An axis that is not named"
-        " computes all of it, or holds a copy (R)."
-    )
-    return "\n".join([*lines, "", *textwrap.wrap(legend, WIDTH)])
+    return "\n".join([*lines, "", *textwrap.wrap(LEGEND, WIDTH)])
 
 
 def _columns(texts: Iterable[str]) -> str:
     return "".join(f"{text:>{_NUMBER}}" for text in texts)
 
 
-def _head(plan: Plan) -> list[str]:
+def head(plan: Plan) -> list[str]:
+    """Totals of the plan and what is to be known of it, one item a line."""
     compute = sum(op.seconds for op in plan.ops)
     moved = sum(t.seconds for t in plan.transfers)
     update = sum(p.seconds for p in plan.parameters)
@@ -146,161 +133,69 @@ def _collectives(plan: Plan) -> dict[str, tuple[int, float]]:
     counts: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
     for transfer in plan.transfers:
-        moving = [c for c in transfer.collectives if _moves_data(c)]
+        moving = [c for c in transfer.collectives if moves_data(c)]
         for collective in moving:
             counts[collective] += transfer.times
             seconds[collective] += transfer.seconds / len(moving)
     return {c: (counts[c], seconds[c]) for c in sorted(counts, key=lambda c: -seconds[c])}
 
 
-def _moves_data(collective: str) -> bool:
-    return collective.partition(" ")[0] not in _FREE
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a row of the tree says of its module, in the units of the heading."""
+
+    numbers: tuple[float, ...]
+    text: str
+    details: tuple[str, ...]
 
 
-class _Tree:
-    """The modules of a plan, and the rows that describe them."""
+def tree(plan: Plan) -> Node[Described]:
+    """The plan's modules, repeats folded, with what is said of each."""
+    moves = Moves(plan)
 
-    def __init__(self, plan: Plan) -> None:
-        self.root = _Module()
-        self.ops = {op.name: op for op in plan.ops}
-        self.parameters = {p.name for p in plan.parameters}
-        for op in plan.ops:
-            self.root.at(op.source.module).ops.append(op)
-        for parameter in plan.parameters:
-            owner = self.root.at(parameter.name.rpartition(".")[0])
-            owner.parameters.append(parameter)
-        for transfer in plan.transfers:
-            reader = self.ops.get(transfer.consumer) or self.ops.get(transfer.value)
-            self.root.at(reader.source.module if reader else "").transfers.append(transfer)
+    def describe(path: str, module: Module) -> Described:
+        details = tuple(map(str, moves.of(module.transfers, path)))
+        return Described(_numbers(module), "; ".join(splits(module)), details)
 
-    def rows(self) -> list[_Row]:
-        return list(self._module(self.root, "(model)", "", 0))
-
-    def _module(self, module: _Module, name: str, path: str, depth: int) -> Iterator[_Row]:
-        own = module.ops or module.parameters or module.transfers
-        if not own and len(module.children) == 1:
-            ((child, only),) = module.children.items()
-            joined = child if name == "(model)" else f"{name}.{child}"
-            yield from self._module(only, joined, _join(path, child), depth)
-            return
-        yield _Row(depth, name, _numbers(module), "; ".join(_splits(module)))
-        yield from self._transfers(module.transfers, path, depth)
-        yield from self._children(module, path, depth + 1)
-
-    def _children(self, module: _Module, path: str, depth: int) -> Iterator[_Row]:
-        """Rows of the submodules; a run of numbered ones with equal rows is folded."""
-        blocks = []
-        for name, child in module.children.items():
-            if _is_list(child):
-                prefix = f"{name}."
-                for number, item in child.children.items():
-                    inner = _join(path, prefix + number)
-                    blocks.append((prefix, number, list(self._module(item, "", inner, depth))))
-            else:
-                prefix, number = ("", name) if name.isdigit() else (name, "")
-                inner = _join(path, name)
-                blocks.append((prefix, number, list(self._module(child, "", inner, depth))))
-        runs = groupby(blocks, key=lambda block: (block[0], block[1] != "", block[2]))
-        for (prefix, numbered, rows), found in runs:
-            numbers = [number for _, number, _ in found]
-            name = prefix + (_range(numbers) if numbered else "")
-            first, *rest = rows
-            yield _Row(first.depth, name + first.name, first.numbers, first.text)
-            yield from rest
-
-    def _transfers(self, transfers: Iterable[Transfer], path: str, depth: int) -> Iterator[_Row]:
-        """One row per direction, collectives and source line, naming all that they move."""
-        grouped: dict[tuple[Phase, tuple[str, ...], int, str], list[Transfer]] = {}
-        for t in transfers:
-            moving = tuple(c for c in t.collectives if _moves_data(c))
-            if moving:
-                key = (t.phase, moving, t.times, self._where(t))
-                grouped.setdefault(key, []).append(t)
-        for (phase, moving, times, where), found in grouped.items():
-            what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
-            what = {Phase.BACKWARD: "gradient of ", Phase.AGAIN: "again "}.get(phase, "") + what
-            seconds, size = sum(t.seconds for t in found), sum(t.bytes for t in found)
-            often = f"{times} x " if times > 1 else ""
-            yield _Row(
-                depth,
-                "",
-                (),
-                f"{often}{' + '.join(moving)}: {what}, {_mib(size)}, {_ms(seconds)} ms, {where}",
-            )
-
-    def _moved(self, transfer: Transfer, path: str) -> str:
-        """The value that is moved, as the user knows it; the same text in every repeat."""
-        if transfer.value in self.parameters:
-            return transfer.value.removeprefix(f"{path}.")
-        op = self.ops.get(transfer.value.partition(".")[0]) or self.ops.get(transfer.value)
-        return _kind(op) if op else transfer.value
-
-    def _where(self, transfer: Transfer) -> str:
-        reader = self.ops.get(transfer.consumer)
-        if reader is None or not reader.source.file:
-            return f"for {_kind(reader) if reader else transfer.consumer}"
-        return f"{_kind(reader)} at {PurePath(reader.source.file).name}:{reader.source.line}"
+    return fold(module_tree(plan), describe)
 
 
-def _numbers(module: _Module) -> tuple[float, ...]:
-    every = list(module.inclusive())
-    state = sum(p.bytes for m in every for p in m.parameters)
-    compute = sum(op.seconds for m in every for op in m.ops)
-    saved = sum(op.saved_bytes for m in every for op in m.ops)
-    moved = sum(t.seconds for m in every for t in m.transfers)
-    return state / 2**20, compute * 1e3, saved / 2**20, moved * 1e3
+def _rows(plan: Plan) -> Iterator[_Row]:
+    for depth, node in tree(plan).walk():
+        yield _Row(depth, node.name, node.content.numbers, node.content.text)
+        for text in node.content.details:
+            yield _Row(depth, "", (), text)
 
 
-def _splits(module: _Module) -> Iterator[str]:
-    """What the module's big operators split, then how its parameters lie."""
+def _numbers(module: Module) -> tuple[float, ...]:
+    costs = module.costs
+    return (
+        costs.state_bytes / 2**20,
+        costs.compute_seconds * 1e3,
+        costs.saved_bytes / 2**20,
+        costs.comm_seconds * 1e3,
+    )
+
+
+def splits(module: Module) -> Iterator[str]:
+    """In words, what the module's big operators split, then how its parameters lie."""
     total = sum(op.seconds for op in module.ops)
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in module.ops:
-        seconds[_kind(op), _tiling(op)] += op.seconds
+        seconds[kind(op), tiling_words(op)] += op.seconds
     named: dict[str, list[str]] = {}
-    for (kind, tiling), spent in sorted(seconds.items(), key=lambda item: -item[1]):
-        if spent >= _SMALL_SHARE * total:
-            named.setdefault(tiling, []).append(kind)
+    for (name, tiling), spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        if spent >= SMALL_SHARE * total:
+            named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
     if module.ops and all(op.piece for op in module.ops):
         yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
-        lies = _without(p.layout.placements, "R", p.layout) + " regathered" * p.regathered
-        layouts.setdefault(lies, []).append(p.name.rpartition(".")[2])
+        layouts.setdefault(stored(p), []).append(p.name.rpartition(".")[2])
     for layout, names in layouts.items():
         yield f"{' '.join(names)} {layout}"
-
-
-def _tiling(op: PlannedOp) -> str:
-    return _without(op.splits, "-", op.layout, nothing="whole")
-
-
-def _without(per_axis: Iterable[object], plain: str, layout: Layout, nothing: str = "R") -> str:
-    """`axis:choice` of the axes whose choice is not the plain one."""
-    named = zip(layout.mesh.names, map(str, per_axis), strict=True)
-    return " ".join(f"{axis}:{text}" for axis, text in named if text != plain) or nothing
-
-
-def _kind(op: PlannedOp) -> str:
-    return op.target.split(".")[1] if "." in op.target else op.target
-
-
-def _is_list(module: _Module) -> bool:
-    own = module.ops or module.parameters or module.transfers
-    return not own and bool(module.children) and all(name.isdigit() for name in module.children)
-
-
-def _range(numbers: list[str]) -> str:
-    if len(numbers) == 1:
-        return numbers[0]
-    consecutive = int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers)
-    return f"{numbers[0]}-{numbers[-1]}" if consecutive else ",".join(numbers)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _lines(row: _Row) -> list[str]:
@@ -321,10 +216,6 @@ def _lines(row: _Row) -> list[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:.2f} MiB" if size >= 0.005 * 2**20 else "<0.01 MiB"
 
 
 def _size(size: float) -> str:

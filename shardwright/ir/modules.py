@@ -1,0 +1,197 @@
+"""The modules of a plan as a tree, and how neighbours that read the same become one row of it.
+
+What a row says is the caller's matter: `explain` describes one plan, `diff` two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Generic, NamedTuple, TypeVar
+
+from shardwright.ir.layout import Layout
+from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
+
+T = TypeVar("T")
+
+_FREE = ("slice", "mask", "embed")  # steps of a redistribution that move no data
+
+
+@dataclass
+class Module:
+    """What belongs to one module itself, and its submodules in order of first use."""
+
+    parameters: list[PlannedParameter] = field(default_factory=list)
+    ops: list[PlannedOp] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    children: dict[str, Module] = field(default_factory=dict)
+
+    def at(self, path: str) -> Module:
+        """The module of this path, made if it is not there."""
+        found = self
+        for name in path.split(".") if path else ():
+            found = found.children.setdefault(name, Module())
+        return found
+
+    def inclusive(self) -> Iterator[Module]:
+        """The module and all below it."""
+        yield self
+        for child in self.children.values():
+            yield from child.inclusive()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.ops or self.parameters or self.transfers)
+
+    @property
+    def costs(self) -> Costs:
+        """Of the module and all below it, on one rank."""
+        every = list(self.inclusive())
+        return Costs(
+            sum(p.bytes for m in every for p in m.parameters),
+            sum(op.seconds for m in every for op in m.ops),
+            sum(op.saved_bytes for m in every for op in m.ops),
+            sum(t.seconds for m in every for t in m.transfers),
+        )
+
+
+class Costs(NamedTuple):
+    """What a module takes of one rank."""
+
+    state_bytes: int  # weights, gradients and optimizer state
+    compute_seconds: float
+    saved_bytes: int  # for the backward pass
+    comm_seconds: float
+
+    def minus(self, other: Costs) -> Costs:
+        """What this is more than `other`."""
+        return Costs(
+            self.state_bytes - other.state_bytes,
+            self.compute_seconds - other.compute_seconds,
+            self.saved_bytes - other.saved_bytes,
+            self.comm_seconds - other.comm_seconds,
+        )
+
+
+def module_tree(plan: Plan) -> Module:
+    """The root of the plan's modules. A transfer belongs to the module that reads its value."""
+    root = Module()
+    ops = {op.name: op for op in plan.ops}
+    for op in plan.ops:
+        root.at(op.source.module).ops.append(op)
+    for parameter in plan.parameters:
+        root.at(parameter.name.rpartition(".")[0]).parameters.append(parameter)
+    for transfer in plan.transfers:
+        reader = ops.get(transfer.consumer) or ops.get(transfer.value)
+        root.at(reader.source.module if reader else "").transfers.append(transfer)
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class Node(Generic[T]):
+    """A row of the folded tree: a module, or `count` neighbours of which `path` is the first."""
+
+    name: str
+    path: str
+    count: int
+    content: T
+    children: tuple[Node[T], ...]
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Node[T]]]:
+        """The node and all below it with their depths, parents first."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+
+def fold(root: Module, describe: Callable[[str, Module], T]) -> Node[T]:
+    """The tree below `root` with what `describe` says of each path and module.
+
+    Numbered neighbours whose whole subtrees read the same become one node, and
+    a module that holds nothing but one other is named together with it.
+    """
+    return _fold(root, "(model)", "", describe)
+
+
+def _fold(module: Module, name: str, path: str, describe: Callable[[str, Module], T]) -> Node[T]:
+    if module.is_empty and len(module.children) == 1:
+        ((child, only),) = module.children.items()
+        joined = child if name == "(model)" else f"{name}.{child}"
+        return _fold(only, joined, _join(path, child), describe)
+    return Node(name, path, 1, describe(path, module), tuple(_children(module, path, describe)))
+
+
+def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:
+    blocks = []
+    for name, child in module.children.items():
+        if _is_list(child):
+            for number, item in child.children.items():
+                node = _fold(item, "", _join(path, f"{name}.{number}"), describe)
+                blocks.append((f"{name}.", number, node))
+        else:
+            prefix, number = ("", name) if name.isdigit() else (name, "")
+            blocks.append((prefix, number, _fold(child, "", _join(path, name), describe)))
+    runs = groupby(blocks, key=lambda block: (block[0], block[1] != "", _reads(block[2])))
+    for (prefix, numbered, _), found in runs:
+        numbers, nodes = zip(*((number, node) for _, number, node in found), strict=True)
+        first = nodes[0]
+        name = prefix + (span(numbers) if numbered else "") + first.name
+        yield Node(name, first.path, len(nodes), first.content, first.children)
+
+
+def _reads(node: Node[T]) -> tuple[object, ...]:
+    """All that is shown of a node, which says nothing of where it is."""
+    return node.name, node.count, node.content, tuple(_reads(child) for child in node.children)
+
+
+def _is_list(module: Module) -> bool:
+    children = module.children
+    return module.is_empty and bool(children) and all(name.isdigit() for name in children)
+
+
+def span(numbers: Iterable[str]) -> str:
+    """Numbers of neighbours in short.
+
+    >>> span(["0", "1", "2"]), span(["0", "2"])
+    ('0-2', '0,2')
+    """
+    found = list(numbers)
+    if len(found) == 1:
+        return found[0]
+    consecutive = int(found[-1]) - int(found[0]) + 1 == len(found)
+    return f"{found[0]}-{found[-1]}" if consecutive else ",".join(found)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def moves_data(collective: str) -> bool:
+    """Whether this step of a redistribution sends anything."""
+    return collective.partition(" ")[0] not in _FREE
+
+
+def kind(op: PlannedOp) -> str:
+    """The operator without its library and overload.
+
+    `aten.linear.default` is `linear`.
+    """
+    return op.target.split(".")[1] if "." in op.target else op.target
+
+
+def tiling_words(op: PlannedOp) -> str:
+    """What the operator splits, such as `dp:batch tp:features`; `whole` where nothing."""
+    return _without(op.splits, "-", op.layout, nothing="whole")
+
+
+def stored(parameter: PlannedParameter) -> str:
+    """How the parameter lies, such as `dp:S(0) regathered`; `R` where every device has it."""
+    lies = _without(parameter.layout.placements, "R", parameter.layout)
+    return lies + " regathered" * parameter.regathered
+
+
+def _without(per_axis: Iterable[object], plain: str, layout: Layout, nothing: str = "R") -> str:
+    """`axis:choice` of the axes whose choice is not the plain one."""
+    named = zip(layout.mesh.names, map(str, per_axis), strict=True)
+    return " ".join(f"{axis}:{text}" for axis, text in named if text != plain) or nothing

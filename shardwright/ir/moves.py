@@ -1,0 +1,79 @@
+"""What the redistributions of a module move, together as a reader wants them.
+
+Transfers of one phase that run the same collectives for the same source line
+are one move, which names all values that it takes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from shardwright.ir.modules import kind, moves_data
+from shardwright.ir.plan import Phase, Plan, Transfer
+
+_OF = {Phase.FORWARD: "", Phase.AGAIN: "again ", Phase.BACKWARD: "gradient of "}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`collectives` that run `times` a step; `bytes` of the largest tiles, `seconds` of all times.
+
+    `where` is the operator that needs them, with the user's file and line where
+    they are known; `source` the whole path of that file.
+    """
+
+    collectives: tuple[str, ...]
+    times: int
+    what: str
+    where: str
+    source: str
+    bytes: int
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """What is done to what, such as `all_reduce tp: linear`."""
+        often = f"{self.times} x " if self.times > 1 else ""
+        return f"{often}{' + '.join(self.collectives)}: {self.what}"
+
+    def __str__(self) -> str:
+        mib = self.bytes / 2**20
+        size = f"{mib:.2f} MiB" if mib >= 0.005 else "<0.01 MiB"
+        return f"{self.kind}, {size}, {self.seconds * 1e3:.2f} ms, {self.where}"
+
+
+class Moves:
+    """Reads the transfers of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._ops = {op.name: op for op in plan.ops}
+        self._parameters = {p.name for p in plan.parameters}
+
+    def of(self, transfers: Iterable[Transfer], path: str) -> Iterator[Move]:
+        """The moves of the module at `path`; the same in every repeat of it."""
+        grouped: dict[tuple[Phase, tuple[str, ...], int, str, str], list[Transfer]] = {}
+        for t in transfers:
+            moving = tuple(c for c in t.collectives if moves_data(c))
+            if moving:
+                key = (t.phase, moving, t.times, *self._where(t))
+                grouped.setdefault(key, []).append(t)
+        for (phase, moving, times, where, source), found in grouped.items():
+            what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
+            size, seconds = sum(t.bytes for t in found), sum(t.seconds for t in found)
+            yield Move(moving, times, _OF[phase] + what, where, source, size, seconds)
+
+    def _moved(self, transfer: Transfer, path: str) -> str:
+        """The value that is moved, as the user knows it."""
+        if transfer.value in self._parameters:
+            return transfer.value.removeprefix(f"{path}.")
+        op = self._ops.get(transfer.value.partition(".")[0]) or self._ops.get(transfer.value)
+        return kind(op) if op else transfer.value
+
+    def _where(self, transfer: Transfer) -> tuple[str, str]:
+        reader = self._ops.get(transfer.consumer)
+        if reader is None or not reader.source.file:
+            return f"for {kind(reader) if reader else transfer.consumer}", ""
+        file, line = reader.source.file, reader.source.line
+        return f"{kind(reader)} at {PurePath(file).name}:{line}", f"{file}:{line}"
