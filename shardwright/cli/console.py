@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
+from shardwright.report.chart import Mark, chart
 from shardwright.report.summary import LEGEND
 from shardwright.report.table import frontier_table, frontier_text
+from shardwright.report.tree import AXIS_STYLES, plan_tree
 
 
 def print_json(content: Mapping[str, Any]) -> None:
@@ -30,6 +34,28 @@ def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
         Console().print(LEGEND, style="dim")
     else:
         click.echo(frontier_text(frontier, chosen))
+
+
+def print_plan(plan: Plan) -> None:
+    """The plan in words: a coloured tree on a terminal, the text of `explain` in a pipe."""
+    if sys.stdout.isatty():
+        Console().print(plan_tree(plan))
+    else:
+        click.echo(plan.explain())
+
+
+def print_chart(marks: Sequence[Mark]) -> None:
+    """The trade-off as a scatter; on a terminal every symbol has a colour."""
+    if not sys.stdout.isatty():
+        click.echo(chart(marks))
+        return
+    console = Console()
+    drawn = Text(chart(marks, width=min(console.width, 100)))
+    symbols = dict.fromkeys(mark.symbol for mark in marks)
+    for place, symbol in enumerate(sorted(symbols, key=str.islower)):
+        style = "dim" if symbol.islower() and symbol != "o" else AXIS_STYLES[place % 5]
+        drawn.highlight_regex(rf"(?<=[| ]){re.escape(symbol)}(?=[^\w.]|$)", f"bold {style}")
+    console.print(drawn)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, print_plan
 from shardwright.ir import remarks
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
@@ -18,7 +18,7 @@ def command(plan: str, as_json: bool) -> None:
     """Say who is sharded how in PLAN, and what it costs."""
     loaded = Plan.load(plan)
     if not as_json:
-        click.echo(loaded.explain())
+        print_plan(loaded)
         return
     print_json(
         {

@@ -9,11 +9,11 @@ from string import ascii_lowercase, ascii_uppercase
 import click
 
 from shardwright.cli import options, planning
-from shardwright.cli.console import print_frontier, print_json
+from shardwright.cli.console import print_chart, print_frontier, print_json
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
-from shardwright.report.chart import Mark, chart
+from shardwright.report.chart import Mark
 from shardwright.report.summary import summary
 
 
@@ -68,7 +68,7 @@ def command(
         click.echo()
     for count, reason in left_out.items():
         click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
-    click.echo(chart(_marks(frontiers)))
+    print_chart(_marks(frontiers))
     click.echo(textwrap.fill(_legend(frontiers), WIDTH))
 
 
