@@ -33,6 +33,20 @@ class Parts(NamedTuple):
         )
 
 
+class Held(NamedTuple):
+    """What the memory of a plan's worst rank holds at its peak, in bytes."""
+
+    state: int  # weights, gradients and optimizer state
+    saved_for_backward: int
+    temporary: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Held:
+        state = sum(p.bytes for p in plan.parameters)
+        saved = sum(op.saved_bytes for op in plan.ops)
+        return cls(state, saved, max(0, plan.peak_bytes - state - saved))
+
+
 def why(
     chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
 ) -> list[str]:

@@ -1,0 +1,31 @@
+"""`shardwright diff`: what changes between two plans, and what it costs."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json
+from shardwright.ir.plan import Plan
+from shardwright.report.diff import difference
+from shardwright.report.diff_text import diff_json, diff_tables, diff_text
+
+
+@click.command("diff")
+@click.argument("first", type=click.Path(dir_okay=False))
+@click.argument("second", type=click.Path(dir_okay=False))
+@options.as_json
+def command(first: str, second: str, as_json: bool) -> None:
+    """Say what plan SECOND does otherwise than FIRST, module by module, and what it costs."""
+    one, other = Plan.load(first), Plan.load(second)
+    found = difference(one, other)
+    if as_json:
+        print_json({"first": first, "second": second, **diff_json(found)})
+    elif sys.stdout.isatty():
+        axes = list(dict.fromkeys([*one.mesh.names, *other.mesh.names]))
+        Console().print(diff_tables(found, (first, second), axes))
+    else:
+        click.echo(diff_text(found, (first, second)))

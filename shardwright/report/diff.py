@@ -1,0 +1,209 @@
+"""Two plans compared: what changed, in the user's modules, and what it costs.
+
+Differences are "second minus first". The modules of both plans form one tree;
+those in which nothing changed are left out, repeats are folded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.ir.explain import SMALL_SHARE
+from shardwright.ir.modules import (
+    Costs,
+    Module,
+    Node,
+    fold,
+    kind,
+    module_tree,
+    stored,
+    tiling_words,
+)
+from shardwright.ir.moves import Moves
+from shardwright.ir.plan import Plan
+from shardwright.report.choice import Held, Parts
+
+_NOTICED = 1e-3  # share of the first plan's step or memory that is worth a row
+
+
+class Total(NamedTuple):
+    """One figure of both plans, in seconds or bytes."""
+
+    name: str
+    first: float
+    second: float
+    unit: str  # "s" or "B"
+    part: bool = False  # of the figure above it
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed in a module itself, and what it and all below it cost more.
+
+    `costs` are differences; `texts` such as `weight: R -> dp:S(0)`.
+    """
+
+    costs: Costs
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`settings` are fields of the plans that differ; `modules` is None if no module does."""
+
+    settings: tuple[tuple[str, str, str], ...]
+    totals: tuple[Total, ...]
+    modules: Node[Change] | None
+
+    @property
+    def is_empty(self) -> bool:
+        same = all(total.first == total.second for total in self.totals)
+        return same and not self.settings and self.modules is None
+
+
+def difference(first: Plan, second: Plan) -> Difference:
+    """What `second` does otherwise than `first`, and what it costs."""
+    trees = module_tree(first), module_tree(second)
+    joint = Module()
+    for tree in trees:
+        _outline(tree, joint)
+    worth = _noticed(first)
+    modules = _kept(fold(joint, _describe(first, second, *trees)), worth)
+    return Difference(tuple(_settings(first, second)), tuple(_totals(first, second)), modules)
+
+
+def _outline(tree: Module, joint: Module) -> None:
+    """Make `joint` have the modules of `tree`; what is theirs tells fold that they are no lists."""
+    joint.parameters += tree.parameters
+    joint.ops += tree.ops
+    joint.transfers += tree.transfers
+    for name, child in tree.children.items():
+        _outline(child, joint.children.setdefault(name, Module()))
+
+
+def _describe(
+    first: Plan, second: Plan, before: Module, after: Module
+) -> Callable[[str, Module], Change]:
+    moves = Moves(first), Moves(second)
+
+    def describe(path: str, _joint: Module) -> Change:
+        one, other = before.at(path), after.at(path)
+        big = _big(one, other)
+        texts = [
+            *_changed(_stores(one), _stores(other)),
+            *_changed(_splits(one, big), _splits(other, big)),
+            *_moved(path, one, other, *moves),
+        ]
+        return Change(other.costs.minus(one.costs), tuple(texts))
+
+    return describe
+
+
+def _stores(module: Module) -> dict[str, str]:
+    return {p.name.rpartition(".")[2]: stored(p) for p in module.parameters}
+
+
+def _splits(module: Module, kinds: Iterable[str]) -> dict[str, str]:
+    """What the operators of each of these kinds split and whether they are recomputed, in order."""
+    found: dict[str, list[str]] = {name: [] for name in kinds}
+    for op in module.ops:
+        if kind(op) in found:
+            found[kind(op)].append(tiling_words(op) + " recomputed" * bool(op.piece))
+    return {name: ", ".join(_counted(texts)) for name, texts in found.items()}
+
+
+def _big(*modules: Module) -> dict[str, None]:
+    """Kinds of operators that take a noticeable part of one of these modules' own time."""
+    found: dict[str, None] = {}
+    for module in modules:
+        total = sum(op.seconds for op in module.ops)
+        seconds: Counter[str] = Counter()
+        for op in module.ops:
+            seconds[kind(op)] += op.seconds  # type: ignore[assignment]
+        found.update((name, None) for name in seconds if seconds[name] >= SMALL_SHARE * total)
+    return found
+
+
+def _counted(texts: list[str]) -> Iterator[str]:
+    for text, count in Counter(texts).items():
+        yield f"{count} x {text}" if count > 1 else text
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    """Names whose value differs, those that change alike in one line."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name, "none"), after.get(name, "none")
+        if was != now:
+            alike.setdefault((was, now), []).append(name)
+    for (was, now), names in alike.items():
+        yield f"{' '.join(names)}: {was} -> {now}"
+
+
+def _moved(path: str, one: Module, other: Module, was: Moves, now: Moves) -> Iterator[str]:
+    """Collectives that only one of the plans runs here, with the time that they take."""
+    seconds: list[Counter[str]] = []
+    for module, moves in ((one, was), (other, now)):
+        found: Counter[str] = Counter()
+        for move in moves.of(module.transfers, path):
+            found[move.kind] += move.seconds  # type: ignore[assignment]
+        seconds.append(found)
+    before, after = seconds
+    for text in before:
+        if text not in after:
+            yield f"drops {text}, -{before[text] * 1e3:.2f} ms"
+    for text in after:
+        if text not in before:
+            yield f"adds {text}, +{after[text] * 1e3:.2f} ms"
+
+
+def _noticed(plan: Plan) -> Costs:
+    """The least differences of a module's costs that are worth a row of their own."""
+    memory, seconds = int(_NOTICED * plan.peak_bytes), _NOTICED * plan.step_seconds
+    return Costs(memory, seconds, memory, seconds)
+
+
+def _kept(node: Node[Change], worth: Costs) -> Node[Change] | None:
+    """The node with the children in which something changed, None if nothing did."""
+    children = tuple(kept for child in node.children if (kept := _kept(child, worth)))
+    costs = zip(node.content.costs, worth, strict=True)
+    if not children and not node.content.texts and not any(abs(c) > w for c, w in costs):
+        return None
+    return Node(node.name, node.path, node.count, node.content, children)
+
+
+def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
+    """What is not a cost and differs, as (name, first, second)."""
+    both = (
+        ("machine", first.machine, second.machine),
+        ("mesh", str(first.mesh), str(second.mesh)),
+        ("optimizer", first.optimizer, second.optimizer),
+        ("stages", str(first.stages), str(second.stages)),
+        ("schedule", first.schedule, second.schedule),
+        ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
+        ("inputs", _inputs(first), _inputs(second)),
+        ("rng", first.habits.rng, second.habits.rng),
+        ("batch norm", first.habits.batch_norm, second.habits.batch_norm),
+        ("graph", first.fingerprint, second.fingerprint),
+    )
+    yield from (setting for setting in both if setting[1] != setting[2])
+
+
+def _inputs(plan: Plan) -> str:
+    return ", ".join(f"{i.key} {i.dtype}{list(i.shape)}" for i in plan.inputs)
+
+
+def _totals(first: Plan, second: Plan) -> Iterator[Total]:
+    yield Total("step time", first.step_seconds, second.step_seconds, "s")
+    one, other = Parts.of(first), Parts.of(second)
+    for name, a, b in zip(Parts._fields, one, other, strict=True):
+        yield Total(name, a, b, "s", part=True)
+    rest = first.step_seconds - sum(one), second.step_seconds - sum(other)
+    if any(abs(seconds) > 1e-9 for seconds in rest):
+        yield Total("waiting or overlapped", rest[0], rest[1], "s", part=True)
+    yield Total("peak memory", first.peak_bytes, second.peak_bytes, "B")
+    for name, a, b in zip(Held._fields, Held.of(first), Held.of(second), strict=True):
+        yield Total(name.replace("_", " "), a, b, "B", part=True)

@@ -1,0 +1,135 @@
+"""A difference of two plans as a table of totals, a tree of modules, and JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.ir.explain import WIDTH
+from shardwright.ir.modules import Node
+from shardwright.report.diff import Change, Difference, Total
+from shardwright.report.table import plain_text
+from shardwright.report.tree import axes_coloured
+from shardwright.report.units import milliseconds, size
+
+_NAME = 34
+_NUMBER = 12
+_HEADINGS = ("state", "compute", "saved", "comm")
+
+
+def diff_tables(found: Difference, names: tuple[str, str], axes: Sequence[str]) -> RenderableType:
+    """The difference for a terminal; `axes` of the meshes are coloured."""
+    parts: list[RenderableType] = [_totals(found, names, plain=False)]
+    if found.modules is not None:
+        lines = _modules(found.modules)
+        parts += [axes_coloured(line, axes) for line in lines]
+    parts.append(Text(_closing(found), "dim"))
+    return Group(*parts)
+
+
+def diff_text(found: Difference, names: tuple[str, str]) -> str:
+    """The difference as aligned plain text."""
+    lines = [plain_text(_totals(found, names, plain=True))]
+    if found.modules is not None:
+        lines += ["", *_modules(found.modules)]
+    return "\n".join([*lines, "", textwrap.fill(_closing(found), WIDTH)])
+
+
+def diff_json(found: Difference) -> dict[str, Any]:
+    """The difference in seconds and bytes, `modules` in the order of the tree."""
+    totals = {
+        t.name.replace(" ", "_"): {"first": t.first, "second": t.second} for t in found.totals
+    }
+    walked = found.modules.walk() if found.modules else ()
+    return {
+        "same": found.is_empty,
+        "settings": {name: {"first": a, "second": b} for name, a, b in found.settings},
+        "totals": totals,
+        "modules": [
+            {
+                "module": node.path,
+                "count": node.count,
+                **node.content.costs._asdict(),
+                "changes": list(node.content.texts),
+            }
+            for _, node in walked
+        ],
+    }
+
+
+def _closing(found: Difference) -> str:
+    if found.is_empty:
+        return "The plans do the same."
+    if found.modules is None:
+        return "Every module is computed and stored in the same way."
+    return (
+        "Differences are second minus first, of one rank, and include submodules; a row of n"
+        " modules shows one of them. Modules in which nothing changed are left out."
+    )
+
+
+def _totals(found: Difference, names: tuple[str, str], *, plain: bool) -> Table:
+    table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    table.add_column("difference", justify="right", no_wrap=True)
+    for name, first, second in found.settings:
+        table.add_row(name, Text(first), Text(second), "")
+    for total in found.totals:
+        if total.part and total.first == total.second == 0:
+            continue
+        show: Callable[[float], str] = milliseconds if total.unit == "s" else _bytes
+        name = "  " * total.part + total.name
+        table.add_row(name, show(total.first), show(total.second), _change(total, show, plain))
+    return table
+
+
+def _bytes(count: float) -> str:
+    return size(count) if count else "0"
+
+
+def _change(total: Total, show: Callable[[float], str], plain: bool) -> Text:
+    change = total.second - total.first
+    if change == 0:
+        return Text("same", "" if plain else "dim")
+    share = f" ({100 * change / total.first:+.1f} %)" if total.first > 0 else ""
+    text = f"{'+' if change > 0 else '-'}{show(abs(change))}{share}"
+    return Text(text, "" if plain else "red" if change > 0 else "green")
+
+
+def _modules(root: Node[Change]) -> Iterator[str]:
+    """One row per module, what changed in it below."""
+    yield f"{'module':<{_NAME}}" + "".join(f"{heading:>{_NUMBER}}" for heading in _HEADINGS)
+    for depth, node in root.walk():
+        costs = node.content.costs
+        numbers = (
+            _signed(costs.state_bytes, size),
+            _signed(costs.compute_seconds, milliseconds),
+            _signed(costs.saved_bytes, size),
+            _signed(costs.comm_seconds, milliseconds),
+        )
+        name = "  " * depth + node.name
+        if len(name) >= _NAME:
+            yield name
+            name = ""
+        yield f"{name:<{_NAME}}" + "".join(f"{number:>{_NUMBER}}" for number in numbers)
+        for text in node.content.texts:
+            start = "  " * depth + "    "
+            yield from textwrap.wrap(
+                text, WIDTH, initial_indent=start, subsequent_indent=start + "  "
+            )
+
+
+def _signed(value: float, show: Callable[[float], str]) -> str:
+    """A difference with its sign; a dash where it is none that shows."""
+    text = show(abs(value))
+    if value == 0 or not any(c in "123456789" for c in text):
+        return "-"
+    return f"{'+' if value > 0 else '-'}{text}"
