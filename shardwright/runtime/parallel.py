@@ -271,6 +271,23 @@ class ParallelModule(nn.Module):
         optimizer.step()
         return loss.detach()
 
+    def lasting_buffers(self) -> dict[str, torch.Tensor]:
+        """What the next step needs of buffers: those of the state dict and those that steps write.
+
+        A buffer with several names is there under its first one.
+        """
+        lasting = {*self.state_dict(), *self._sw_updates}
+        return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
+
+    def random_state(self) -> tuple[int, int]:
+        """The seed and the number of steps that random numbers depend on."""
+        seed, step = self._sw_random.tolist()
+        return seed, step
+
+    def set_random_state(self, state: tuple[int, int]) -> None:
+        """Draw from the next step on what a module in this state would draw."""
+        self._sw_random = self._sw_random.new_tensor(state)
+
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own.
 

@@ -6,7 +6,7 @@ Knows neither plans nor ranks. torch is only named in annotations, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from shardwright.ir.habits import Habits
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from shardwright.train.batches import Batches
 
 Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
 
@@ -32,7 +35,8 @@ class Job:
     * `optimizer`: builds the optimizer from the parameters;
     * `data`: global batches, equal on every rank, or a function that gives
       them; started anew when they end before `steps`;
-    * `seed`: of the model's weights and of its dropout;
+    * `schedule`: builds the learning-rate schedule from the optimizer; it steps once a step;
+    * `seed`: of the model's weights, of its dropout and of what data draws;
     * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
     * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local".
     """
@@ -42,6 +46,7 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     data: Iterable[Batch] | Callable[[], Iterable[Batch]]
     steps: int
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     seed: int = 0
     name: str = ""
     rng: str = "exact"
@@ -55,6 +60,11 @@ class Job:
                     f"Job.{field} is a {given}, not a function that makes the {field};"
                     f" write {field}=lambda{' parameters' if field == 'optimizer' else ''}: …"
                 )
+        if self.schedule is not None and not callable(self.schedule):
+            raise JobError(
+                f"Job.schedule is a {type(self.schedule).__name__}, not a function that makes one;"
+                " write schedule=lambda optimizer: …"
+            )
         if not callable(self.data) and not isinstance(self.data, Iterable):
             raise JobError(
                 f"Job.data is a {type(self.data).__name__}; give batches, or a function of none"
@@ -84,18 +94,11 @@ class Job:
                     f" {planned.get(key, 'none')}; give batches of one shape, or plan for theirs"
                 )
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Batches:
         """Batches without end: the data, again and again."""
-        while True:
-            given = 0
-            for batch in self.data() if callable(self.data) else self.data:
-                given += 1
-                yield batch
-            if given == 0:
-                raise JobError(
-                    "Job.data ended and gave nothing when started anew; give a function that"
-                    " returns a fresh iterator, or more batches"
-                )
+        from shardwright.train.batches import Batches
+
+        return Batches(self.data)
 
 
 def _call(name: str, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:

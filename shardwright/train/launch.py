@@ -37,6 +37,20 @@ class Training:
         return seconds[len(seconds) // 2] if seconds else None
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where ranks keep checkpoints, every how many steps, and how many of them."""
+
+    folder: str
+    every: int = 100
+    keep: int = 3
+
+    def options(self) -> list[str]:
+        """What the worker is told."""
+        numbers = ["--every", str(self.every), "--keep", str(self.keep)]
+        return ["--checkpoint", str(Path(self.folder).absolute()), *numbers]
+
+
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
     """Run `command` to its end and return its exit status, as a shell would give it.
 
@@ -73,33 +87,41 @@ def launch(
     sizes: tuple[int | None, int | None] = (None, None),
     *,
     settings: Sequence[str] = (),
+    saving: Saving | None = None,
+    max_restarts: int = 0,
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
     `sizes` are batch and sequence of a `config.json`, `settings` those of
-    `load_job`. The ranks' log goes to `stdout`, by default ours. `run`
-    starts the processes; tests replace it.
+    `load_job`. With `saving` the ranks go on from the latest checkpoint, and
+    torchrun starts them again up to `max_restarts` times if one dies. Their log
+    goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
         plan.save(plan_file)
-        command = torchrun(plan.devices)
+        command = torchrun(plan.devices, max_restarts)
         command += ["--target", target, "--plan", str(plan_file)]
         command += ["--steps", str(steps), "--losses", str(losses)]
         for option, size in zip(("--batch", "--seq"), sizes, strict=True):
             command += [option, str(size)] if size is not None else []
         command += [part for text in settings for part in ("--set", text)]
+        command += saving.options() if saving is not None else []
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
-    return Training(status, tuple(StepRecord(**json.loads(line)) for line in lines))
+    # Ranks that were started again did some steps again: the later report counts.
+    records = (StepRecord(**json.loads(line)) for line in lines)
+    by_step = {record.step: record for record in records}
+    return Training(status, tuple(by_step[step] for step in sorted(by_step)))
 
 
-def torchrun(ranks: int) -> list[str]:
+def torchrun(ranks: int, max_restarts: int = 0) -> list[str]:
     """The command that starts the worker on `ranks` local processes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, f"--nproc-per-node={ranks}", "-m", "shardwright.train.worker"]
+    torchrun += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
+    return [*torchrun, "-m", "shardwright.train.worker"]
 
 
 def environment(ranks: int) -> dict[str, str]:

@@ -13,24 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import nn
 
+from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Batch, Job
+from shardwright.train.reading import CheckpointError
+from shardwright.train.state import Run, Trainable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class Trainable(Protocol):
-    """What the loop needs of a parallel module."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Batch) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +44,53 @@ class StepRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """When the loop saves: every so many steps and at the end. `failed` hears of errors."""
+
+    checkpoints: Checkpoints
+    every: int
+    failed: Callable[[CheckpointError], None]
+
+    def after_step(self, run: Run, steps: int) -> None:
+        """Save if it is time. What the disk does not take is told, and tried again next time."""
+        if run.step < steps and run.step % self.every:
+            return
+        try:
+            self.checkpoints.save(run)
+        except CheckpointError as e:
+            self.failed(e)
+            if run.step >= steps:
+                raise
+
+
+def start(module: Trainable, job: Job) -> Run:
+    """A run of the job before its first step."""
+    optimizer = job.optimizer(module.parameters())
+    schedule = job.schedule(optimizer) if job.schedule is not None else None
+    return Run(module, optimizer, job.batches(), schedule)
+
+
 def train(
-    module: Trainable,
-    job: Job,
+    run: Run,
     steps: int,
     device: torch.device,
     report: Callable[[StepRecord], None],
+    saving: Saving | None = None,
 ) -> None:
-    """Train `module` on `steps` batches of the job and report every step."""
-    optimizer = job.optimizer(module.parameters())
-    for step, batch in enumerate(islice(job.batches(), steps), start=1):
+    """Go on with `run` until `steps` are done, report every step and save when it is time."""
+    while run.step < steps:
+        batch = next(run.batches)
         start = time.perf_counter()
-        loss = module.train_step(optimizer, _on(device, batch)).item()
+        loss = run.module.train_step(run.optimizer, _on(device, batch)).item()
+        if run.schedule is not None:
+            run.schedule.step()
+        run.step += 1
         seconds = time.perf_counter() - start
         units, unit = count_units(batch)
-        report(StepRecord(step, loss, seconds, units, unit, peak_bytes(device)))
+        report(StepRecord(run.step, loss, seconds, units, unit, peak_bytes(device)))
+        if saving is not None:
+            saving.after_step(run, steps)
 
 
 def count_units(batch: Batch) -> tuple[int, str]:

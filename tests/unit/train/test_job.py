@@ -1,5 +1,3 @@
-from itertools import islice
-
 import pytest
 import torch
 from torch import nn
@@ -26,23 +24,13 @@ def test_a_mapping_calls_by_keyword_and_a_tuple_by_position():
     assert job(batch=lambda: {"y": 1}).call() == ((), {"y": 1})
 
 
-def test_data_starts_anew_when_it_ends():
-    assert list(islice(job(data=[(1,), (2,)]).batches(), 5)) == [(1,), (2,), (1,), (2,), (1,)]
-    assert list(islice(job(data=lambda: iter([(1,)])).batches(), 2)) == [(1,), (1,)]
-
-
-def test_data_that_is_used_up_says_so():
-    once = iter([(1,), (2,)])
-    with pytest.raises(JobError, match=r"Job\.data ended .* give a function that returns a fresh"):
-        list(islice(job(data=once).batches(), 3))
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"model": nn.Linear(2, 1).state_dict()}, "Job.model is a OrderedDict, not a function"),
         ({"optimizer": "adamw"}, "Job.optimizer is a str, not a function .*lambda parameters: …"),
         ({"data": 3}, "Job.data is a int; give batches, or a function of none"),
+        ({"schedule": 3}, "Job.schedule is a int, not a function .*lambda optimizer: …"),
         ({"steps": 0}, "Job.steps is 0; it must be at least 1"),
     ],
 )

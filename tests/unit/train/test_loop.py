@@ -6,7 +6,7 @@ from rich.console import Console
 from torch import nn
 
 from shardwright.train.job import Job
-from shardwright.train.loop import StepRecord, count_units, reporter, train
+from shardwright.train.loop import StepRecord, count_units, reporter, start, train
 
 
 class Serial(nn.Module):
@@ -34,7 +34,7 @@ def records(steps=5):
     job = Job(Serial, next(batches()), lambda ps: torch.optim.SGD(ps, lr=0.1), batches, 99)
     torch.manual_seed(0)
     found = []
-    train(Serial(), job, steps, torch.device("cpu"), found.append)
+    train(start(Serial(), job), steps, torch.device("cpu"), found.append)
     return found
 
 
