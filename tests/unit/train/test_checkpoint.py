@@ -1,4 +1,4 @@
-"""Saving and resuming on one device; other numbers of ranks are tests/ranks/test_checkpoints.py's."""
+"""Saving and resuming on one device. Other numbers of ranks: tests/ranks/test_checkpoints.py."""
 
 import errno
 import json
