@@ -261,6 +261,12 @@ class ParallelModule(nn.Module):
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
         optimizer.zero_grad(set_to_none=True)
+        loss = self.forward_backward(batch)
+        optimizer.step()
+        return loss
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
         loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(
@@ -268,7 +274,6 @@ class ParallelModule(nn.Module):
                 f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
             )
         loss.backward()
-        optimizer.step()
         return loss.detach()
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
@@ -278,6 +283,11 @@ class ParallelModule(nn.Module):
         """
         lasting = {*self.state_dict(), *self._sw_updates}
         return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
+
+    @property
+    def updated_buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that a call writes, as the running statistics of batch norm."""
+        return self._sw_updates
 
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
-from shardwright.train.loop import StepRecord
+from shardwright.train.loop import EvaluationRecord, StepRecord
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
+T = TypeVar("T")
 Runner = Callable[[Sequence[str], Mapping[str, str], TextIO | None], int]
 
 
@@ -29,6 +30,7 @@ class Training:
 
     status: int
     records: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...] = ()
 
     @property
     def step_seconds(self) -> float | None:
@@ -112,9 +114,17 @@ def launch(
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
     # Ranks that were started again did some steps again: the later report counts.
-    records = (StepRecord(**json.loads(line)) for line in lines)
-    by_step = {record.step: record for record in records}
-    return Training(status, tuple(by_step[step] for step in sorted(by_step)))
+    steps_done, evaluated = {}, {}
+    for found in map(json.loads, lines):
+        if "evaluation" in found:
+            evaluated[found["step"]] = EvaluationRecord(**found)
+        else:
+            steps_done[found["step"]] = StepRecord(**found)
+    return Training(status, _in_order(steps_done), _in_order(evaluated))
+
+
+def _in_order(by_step: Mapping[int, T]) -> tuple[T, ...]:
+    return tuple(by_step[step] for step in sorted(by_step))
 
 
 def torchrun(ranks: int, max_restarts: int = 0) -> list[str]:

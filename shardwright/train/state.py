@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim.lr_scheduler import LRScheduler
 
+from shardwright.runtime.shapes import Shapes
 from shardwright.train import optimizer_state
 from shardwright.train.batches import Batches
 from shardwright.train.randomness import random_states, set_random_states
@@ -22,7 +23,8 @@ from shardwright.train.values import from_json, to_json
 class Trainable(Protocol):
     """What training needs of a parallel module."""
 
-    training: bool
+    @property
+    def known(self) -> Sequence[Shapes]: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -34,7 +36,13 @@ class Trainable(Protocol):
 
     def set_random_state(self, state: tuple[int, int]) -> None: ...
 
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor: ...
+    def forward_backward(self, batch: Any) -> torch.Tensor: ...
+
+    def loss(self, batch: Any) -> torch.Tensor: ...
+
+    def local_batch(self, batch: Any) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
 
 
 @dataclass

@@ -16,17 +16,35 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from shardwright.ir.plan import Plan
-from shardwright.runtime.parallel import parallelize
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.runtime.batch import BatchError
+from shardwright.runtime.shapes import ManyShapes
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Job, JobError
-from shardwright.train.loop import Saving, StepRecord, reporter, start, train
+from shardwright.train.loop import (
+    EvaluationRecord,
+    Saving,
+    StepRecord,
+    read_own_samples,
+    reporter,
+    start,
+    train,
+)
 from shardwright.train.randomness import seed_all
 from shardwright.train.reading import CheckpointError
 from shardwright.train.state import Run
+from shardwright.train.step import NonFiniteLossError
 from shardwright.train.target import build_model, load_job
 from shardwright.train.values import ValueFormatError
 
+_MISTAKES = (
+    BatchError,
+    CheckpointError,
+    JobError,
+    NonFiniteLossError,
+    PlanError,
+    ValueFormatError,
+)
 _TIMEOUT = timedelta(minutes=10)  # of one collective; a rank that waits longer has lost its peers
 
 
@@ -39,23 +57,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         _train(job, plan, device, options)
-    except (CheckpointError, JobError, ValueFormatError) as e:
+    except _MISTAKES as e:
         sys.exit(f"shardwright: {e}" if dist.get_rank() == 0 else 1)
     finally:
         dist.destroy_process_group()
 
 
 def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespace) -> None:
-    module = parallelize(build_model(job), plan, seed=job.seed, device=device)
+    others = job.other_calls()
+    module = ManyShapes(build_model(job), plan, others, seed=job.seed, device=device)
+    if job.evaluation is not None:
+        module.check_evaluation()
     seed_all(job.seed)
     run = start(module, job)
+    read_own_samples(run, job)
     saving = _resumed(run, plan, options) if options.checkpoint else None
     with ExitStack() as stack:
-        report: Callable[[StepRecord], None] = _silent
+        report: Callable[[StepRecord | EvaluationRecord], None] = _silent
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
-        train(run, options.steps, device, report, saving)
+        train(run, job, options.steps, device, report, saving)
 
 
 def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
@@ -76,7 +98,7 @@ def _say(text: str) -> None:
         print(f"shardwright: {text}", flush=True)
 
 
-def _silent(record: StepRecord) -> None:
+def _silent(record: StepRecord | EvaluationRecord) -> None:
     """What ranks other than 0 report."""
 
 
