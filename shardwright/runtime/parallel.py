@@ -261,6 +261,12 @@ class ParallelModule(nn.Module):
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
         optimizer.zero_grad(set_to_none=True)
+        loss = self.forward_backward(batch)
+        optimizer.step()
+        return loss
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
         loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(
@@ -268,8 +274,29 @@ class ParallelModule(nn.Module):
                 f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
             )
         loss.backward()
-        optimizer.step()
         return loss.detach()
+
+    def lasting_buffers(self) -> dict[str, torch.Tensor]:
+        """What the next step needs of buffers: those of the state dict and those that steps write.
+
+        A buffer with several names is there under its first one.
+        """
+        lasting = {*self.state_dict(), *self._sw_updates}
+        return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
+
+    @property
+    def updated_buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that a call writes, as the running statistics of batch norm."""
+        return self._sw_updates
+
+    def random_state(self) -> tuple[int, int]:
+        """The seed and the number of steps that random numbers depend on."""
+        seed, step = self._sw_random.tolist()
+        return seed, step
+
+    def set_random_state(self, state: tuple[int, int]) -> None:
+        """Draw from the next step on what a module in this state would draw."""
+        self._sw_random = self._sw_random.new_tensor(state)
 
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own.
