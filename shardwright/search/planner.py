@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from shardwright.cost.memory import bucket_size
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
@@ -224,12 +225,12 @@ class _Sources:
     def _space(
         self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
     ) -> tuple[Space, Short]:
-        short = self.short
-        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count)
+        short, bucket = self.short, bucket_size(self.graph)
+        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count, bucket)
         space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
         if space is not None:
             return space, short
-        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count)
+        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count, bucket)
         return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
