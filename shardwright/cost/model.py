@@ -15,8 +15,8 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.codes import Ints, decode, storable
-from shardwright.cost.compute import Workload, workload
+from shardwright.cost.codes import WHOLE, Ints, decode, storable
+from shardwright.cost.compute import Workload, backward_seconds, workload
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
     bucket_size,
@@ -110,6 +110,13 @@ class CostModel:
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
+
+    def backward_seconds(self, op: Op) -> Floats:
+        """Of the seconds of `op`, those of its gradients: (K,)."""
+        work, options = self._workload(op), self.options(op)
+        if not work.has_backward:
+            return np.zeros(len(options))
+        return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
 
     def workspace(self, op: Op) -> Ints:
         """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
@@ -261,6 +268,12 @@ class CostModel:
             saved = self._reads.shared_launches(value, np.array([source]), wanted)
             found[-1] = replace(found[-1], seconds=Seconds(found[-1].seconds - float(saved[0, 0])))
         return found
+
+    def returned(self, value: str, source: int) -> list[Transfer]:
+        """What brings a value that the step returns to every rank."""
+        ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        return list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
 
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""

@@ -35,9 +35,11 @@ def settled_seconds(plan: Plan) -> Seconds:
     """
     if plan.overlap == 0 or not any(in_buckets(plan)):
         return plan.step_seconds
-    tasks = tasks_of(plan)
-    serial = sum(part.seconds for part in (*plan.ops, *plan.transfers, *plan.parameters))
-    return Seconds(max(0.0, plan.step_seconds - max(0.0, serial - schedule(tasks).seconds)))
+    parts = [op.seconds for op in plan.ops]
+    parts += [transfer.seconds for transfer in plan.transfers]
+    parts += [parameter.seconds for parameter in plan.parameters]
+    hidden = max(0.0, sum(parts) - timeline(plan).seconds)
+    return Seconds(max(0.0, plan.step_seconds - hidden))
 
 
 def in_buckets(plan: Plan) -> list[bool]:
@@ -47,7 +49,7 @@ def in_buckets(plan: Plan) -> list[bool]:
     """
     parameters = {parameter.name for parameter in plan.parameters}
     brought = {t.value for t in plan.transfers if t.phase is not Phase.BACKWARD}
-    back = defaultdict(int)
+    back: defaultdict[str, int] = defaultdict(int)
     for t in plan.transfers:
         back[t.value] += t.phase is Phase.BACKWARD
     return [
@@ -163,7 +165,7 @@ class _Writer:
             what = bucket.sums[0].collectives[-1]
             self.tasks.append(Task(name, self._link, Seconds(seconds), before, "backward", what))
             slowed = Seconds(seconds * (1 - self.plan.overlap))
-            self._add("slowed down by sums of gradients", "backward", slowed, what)
+            self._add("slowed down by sums of gradients", "backward", slowed, what, idle=True)
             later = self._buckets[place + 1 : place + 2]
             self._waits += [one.task for one in later if one.task >= 0]
             if place == 0:
@@ -185,9 +187,12 @@ class _Writer:
         where = op.source.module
         self._add(f"{where}: {name}" if where else name, kind, part, where)
 
-    def _add(self, name: str, kind: str, seconds: Seconds, where: str) -> None:
-        if seconds == 0:
+    def _add(
+        self, name: str, kind: str, seconds: Seconds, where: str, *, idle: bool = False
+    ) -> None:
+        if not seconds:
             return
         self._last = len(self.tasks)
-        self.tasks.append(Task(name, self._here, seconds, tuple(self._waits), kind, where))
+        task = Task(name, self._here, seconds, tuple(self._waits), kind, where, idle)
+        self.tasks.append(task)
         self._waits = []

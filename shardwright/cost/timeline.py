@@ -37,6 +37,7 @@ class Task:
     """Something that occupies a track for `seconds`, once all of `after`, by number, have ended.
 
     `kind` is the part of the step it belongs to ("forward", "backward", ...), `where` the module.
+    What is `idle` keeps its track from doing other work, and does none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Task:
     after: tuple[int, ...] = ()
     kind: str = ""
     where: str = ""
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ class Timeline:
         return Seconds(max((start + task.seconds for task, start in spans), default=0.0))
 
     def busy(self, track: Track) -> Seconds:
-        """How long a track is occupied."""
-        return Seconds(sum(task.seconds for task in self.tasks if task.track == track))
+        """How long a track is at work."""
+        return Seconds(sum(end - start for start, end in self._spans(track)))
 
     def alone(self, track: Track, other: Track) -> Seconds:
-        """How long `track` is occupied while `other` is not."""
+        """How long `track` is at work while `other` is not."""
         mine, others = self._spans(track), self._spans(other)
         covered, at = 0.0, 0
         for start, end in mine:
@@ -81,7 +83,7 @@ class Timeline:
         return [
             (start, start + task.seconds)
             for task, start in zip(self.tasks, self.starts, strict=True)
-            if task.track == track
+            if task.track == track and not task.idle
         ]
 
 

@@ -109,7 +109,8 @@ class Machine:
 
     Rank r is device r; neighbouring ranks are joined by the innermost level.
     `backend` runs the collectives, `collective_launch_seconds` is what each
-    costs before its first hop. `provenance` says where the figures come from:
+    costs before its first hop. `overlap` is the part of a collective's time that is hidden where
+    the device has other work meanwhile. `provenance` says where the figures come from:
     specified, assumed or measured.
     """
 
@@ -119,6 +120,7 @@ class Machine:
     provenance: str = ""
     backend: str = "nccl"
     collective_launch_seconds: Seconds = NO_TIME
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -127,6 +129,8 @@ class Machine:
             known = ", ".join(BACKENDS)
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
+        if not 0 <= self.overlap <= 1:
+            raise MachineError(f"overlap is {self.overlap}; give a part, at least 0 and at most 1")
 
     @property
     def devices(self) -> int:

@@ -83,6 +83,7 @@ def to_toml(machine: Machine) -> str:
         f"provenance = {_quoted(machine.provenance)}",
         f"backend = {_quoted(machine.backend)}",
         f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
+        f"overlap = {machine.overlap!r} # part of a collective that other work hides",
         "",
         "[device]",
         f"kind = {_quoted(device.kind)}",
@@ -123,7 +124,7 @@ def parse_toml(text: str) -> Machine:
         "the file",
         data,
         needed=("name", "device", "level"),
-        optional=("provenance", "backend", "collective_launch"),
+        optional=("provenance", "backend", "collective_launch", "overlap"),
     )
     levels = _is("level", data["level"], list)
     return Machine(
@@ -135,6 +136,7 @@ def parse_toml(text: str) -> Machine:
         collective_launch_seconds=Seconds(
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
+        overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
     )
 
 

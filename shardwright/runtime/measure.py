@@ -26,6 +26,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from shardwright.ir.files import write_whole
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
 
@@ -53,9 +54,7 @@ def measure_host(
     machine = _measure(devices, seconds_budget)
     with suppress(OSError):  # nowhere to keep it: measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-        aside.write_text(machine.to_toml(), encoding="utf-8")
-        os.replace(aside, file)
+        write_whole(file, machine.to_toml())
     return machine
 
 
@@ -128,9 +127,7 @@ def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
         finally:
             dist.destroy_process_group()
         if rank == 0:
-            aside = Path(folder) / "machine.tmp"
-            aside.write_text(machine.to_toml(), encoding="utf-8")
-            os.replace(aside, Path(folder) / "machine.toml")
+            write_whole(Path(folder) / "machine.toml", machine.to_toml())
     except Exception as e:
         (Path(folder) / "error.txt").write_text(f"{type(e).__name__}: {e}".splitlines()[0])
         raise SystemExit(1) from e

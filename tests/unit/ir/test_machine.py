@@ -191,5 +191,5 @@ def test_quantities_read_back_exactly(figure):
 def test_any_machine_survives_the_trip_through_toml(text, rate, latency, size):
     device = Device(text, 2**34, (("float32", rate),), rate, latency, Efficiency(memory=0.3))
     level = Level(text, size, rate, latency, gather_bytes_per_s=rate / 3)
-    machine = Machine(text, device, (level,), text, "gloo", latency)
+    machine = Machine(text, device, (level,), text, "gloo", latency, latency)
     assert parse_toml(machine.to_toml()) == machine
