@@ -45,6 +45,7 @@ def write(plan: Plan) -> str:
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
             "lower_bound_seconds": plan.lower_bound_seconds,
+            "overlap": plan.overlap,
             **asdict(plan.habits),
             "notes": list(plan.notes),
             "remarks": [
@@ -69,6 +70,7 @@ def write(plan: Plan) -> str:
                     op.source.module,
                     op.source.file,
                     op.source.line,
+                    op.backward_seconds,
                 ]
                 for op in plan.ops
             ],
@@ -126,6 +128,7 @@ def _read(data: dict[str, Any]) -> Plan:
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
+        overlap=_number(data.get("overlap", 0.0)),
         habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(
@@ -153,22 +156,7 @@ def _read(data: dict[str, Any]) -> Plan:
             )
             for name, layout, size, seconds, stored in data["parameters"]
         ),
-        ops=tuple(
-            PlannedOp(
-                _is(name, str),
-                _is(target, str),
-                Source(_is(module, str), _is(file, str), _is(line, int)),
-                _per_axis(_is(tiling, str).split(), mesh),
-                _per_axis(_is(splits, str).split(", "), mesh),
-                Layout.parse(_is(layout, str), mesh),
-                Seconds(_number(seconds)),
-                Bytes(_is(saved, int)),
-                _is(piece, int),
-            )
-            for name, target, tiling, splits, layout, seconds, saved, piece, module, file, line in (
-                data["ops"]
-            )
-        ),
+        ops=tuple(_op(row, mesh) for row in data["ops"]),
         transfers=tuple(
             Transfer(
                 _is(value, str),
@@ -181,6 +169,23 @@ def _read(data: dict[str, Any]) -> Plan:
             )
             for value, consumer, phase, names, size, seconds, *times in data["transfers"]
         ),
+    )
+
+
+def _op(row: list[Any], mesh: Mesh) -> PlannedOp:
+    name, target, tiling, splits, layout, seconds, saved, piece, *source = row
+    module, file, line, *backward = source
+    return PlannedOp(
+        _is(name, str),
+        _is(target, str),
+        Source(_is(module, str), _is(file, str), _is(line, int)),
+        _per_axis(_is(tiling, str).split(), mesh),
+        _per_axis(_is(splits, str).split(", "), mesh),
+        Layout.parse(_is(layout, str), mesh),
+        Seconds(_number(seconds)),
+        Bytes(_is(saved, int)),
+        _is(piece, int),
+        Seconds(_number(backward[0] if backward else 0.0)),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from shardwright.cost.memory import bucket_size
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
@@ -27,6 +28,7 @@ from shardwright.search.permitted import allowed_meshes, broken, require_one
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.repeats import Short, shorten
+from shardwright.search.settle import bound_on_step, most_summed, settled
 from shardwright.search.solver import make_solver
 from shardwright.search.space import Space, make_folded_space, make_space
 from shardwright.search.sweep import DualBound
@@ -166,10 +168,15 @@ def search(
     if progress:
         progress("done", 1.0)
     permitted = [c for c in known if not c.broken]
+    most = [most_summed(graph, machine, writer.space.model.mesh) for writer, _ in bounds]
 
     def write(candidate: Candidate) -> Plan:
-        bound = min(at(candidate.peak - writer.least_overhead) for writer, at in bounds)
-        bound = min([bound, *(c.point.time for c in permitted if c.peak <= candidate.peak)])
+        bound = min(
+            bound_on_step(at(candidate.peak - writer.least_overhead), machine.overlap, summed)
+            for (writer, at), summed in zip(bounds, most, strict=True)
+        )
+        if not machine.overlap:
+            bound = min([bound, *(c.point.time for c in permitted if c.peak <= candidate.peak)])
         writer = candidate.writer
         notes = (*candidate.notes, *_said(wanted, candidate.broken))
         return writer.plan(candidate.point, candidate.peak, bound, candidate.name, notes)
@@ -177,9 +184,16 @@ def search(
     every = [*found, *permitted]
     kept = thin(every, [c.cost for c in every], _PLANS, _RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each(known)
+    plans, yardsticks = _plans(kept, write), _plans(shown, write)
+    if machine.overlap:  # then times do not just add up
+        kept = list({id(c): c for c in (*kept, *permitted)}.values())
+        costs, written = settled(kept, write)
+        plans = _settled(thin(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0), written)
+        costs, written = settled(shown, write)
+        yardsticks = _settled(list(zip(shown, costs, strict=True)), written)
     return Frontier(
-        _plans(kept, write),
-        _plans(shown, write),
+        plans,
+        yardsticks,
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
@@ -224,12 +238,12 @@ class _Sources:
     def _space(
         self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
     ) -> tuple[Space, Short]:
-        short = self.short
-        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count)
+        short, bucket = self.short, bucket_size(self.graph)
+        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count, bucket)
         space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
         if space is not None:
             return space, short
-        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count)
+        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count, bucket)
         return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
@@ -325,6 +339,12 @@ def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:
 
 def _plans(candidates: Sequence[Candidate], write: Callable[[Candidate], Plan]) -> Plans:
     return Plans([c.cost for c in candidates], lambda place: write(candidates[place]))
+
+
+def _settled(
+    found: Sequence[tuple[Candidate, tuple[Seconds, Bytes]]], written: Callable[[Candidate], Plan]
+) -> Plans:
+    return Plans([cost for _, cost in found], lambda place: written(found[place][0]))
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -108,6 +108,7 @@ def plans(draw):
                     PlannedOp,
                     *(text, text, sources, tilings, splits, layouts, seconds, counts),
                     piece=counts,
+                    backward_seconds=seconds,
                 )
             ),
             transfers=some(
@@ -119,6 +120,7 @@ def plans(draw):
             ),
             name=text,
             micro_batches=st.integers(1, 64),
+            overlap=st.floats(0, 1),
             notes=some(text),
             remarks=some(remarks),
             habits=habits,
