@@ -51,6 +51,7 @@ class PlannedOp:
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
     piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
+    reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
 
 
 @dataclass(frozen=True, slots=True)

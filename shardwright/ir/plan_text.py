@@ -72,6 +72,7 @@ def write(plan: Plan) -> str:
                 ]
                 for op in plan.ops
             ],
+            "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [
                 [
                     t.value,
@@ -114,6 +115,7 @@ def read(text: str) -> Plan:
 def _read(data: dict[str, Any]) -> Plan:
     mesh = Mesh.parse(_is(data["mesh"], str))
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
+    reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
@@ -164,10 +166,12 @@ def _read(data: dict[str, Any]) -> Plan:
                 Seconds(_number(seconds)),
                 Bytes(_is(saved, int)),
                 _is(piece, int),
+                _reads(name, read),
             )
-            for name, target, tiling, splits, layout, seconds, saved, piece, module, file, line in (
-                data["ops"]
-            )
+            for (
+                (name, target, tiling, splits, layout, seconds, saved, piece, module, file, line),
+                read,
+            ) in zip(data["ops"], reads, strict=True)
         ),
         transfers=tuple(
             Transfer(
@@ -206,6 +210,13 @@ def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"{value!r} where a plain constant is needed")
     return value
+
+
+def _reads(name: str, row: list[Any]) -> tuple[str, ...]:
+    """What the operator reads, from the row that should be its own."""
+    if row[:1] != [name]:
+        raise ValueError(f"reads of {row[:1]} where those of {name!r} are needed")
+    return tuple(_is(value, str) for value in row[1:])
 
 
 def _per_axis(words: list[str], mesh: Mesh) -> tuple[str, ...]:

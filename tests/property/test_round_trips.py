@@ -108,6 +108,7 @@ def plans(draw):
                     PlannedOp,
                     *(text, text, sources, tilings, splits, layouts, seconds, counts),
                     piece=counts,
+                    reads=some(text),
                 )
             ),
             transfers=some(
