@@ -90,6 +90,16 @@ class Transfer:
     times: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What another plan of the same search costs; `name` is that of a baseline, else empty."""
+
+    name: str
+    devices: int
+    step_seconds: Seconds
+    peak_bytes: Bytes
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything `parallelize` needs, and everything `explain` says.
@@ -98,7 +108,7 @@ class Plan:
     rank, `lower_bound_seconds` a time that no plan of the same cost model
     within the same memory can beat. `remarks` are on operators whose rule
     nobody wrote and on those that were taken apart, `habits` what the graph was
-    captured with.
+    captured with, `rivals` the plans that it was chosen from.
     """
 
     fingerprint: str
@@ -120,6 +130,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     habits: Habits = EXACT
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def devices(self) -> int:

@@ -20,6 +20,7 @@ from shardwright.ir.plan import (
     PlanError,
     PlannedOp,
     PlannedParameter,
+    Rival,
     Transfer,
 )
 from shardwright.ir.remarks import Remark, RemarkKind
@@ -50,6 +51,7 @@ def write(plan: Plan) -> str:
             "remarks": [
                 [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
             ],
+            "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
             "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
             "parameters": [
@@ -145,6 +147,15 @@ def _read(data: dict[str, Any]) -> Plan:
             for key, shape, dtype in data["inputs"]
         ),
         constants=constants,
+        rivals=tuple(
+            Rival(
+                _is(name, str),
+                _at_least_one(devices),
+                Seconds(_number(seconds)),
+                Bytes(_is(size, int)),
+            )
+            for name, devices, seconds, size in data.get("rivals", [])
+        ),
         parameters=tuple(
             PlannedParameter(
                 _is(name, str),
