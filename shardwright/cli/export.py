@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
+from shardwright.cli.writing import write_text
 from shardwright.ir.plan import Plan
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
@@ -32,22 +30,10 @@ def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
     except NotExpressibleError as e:
         raise UsageError(f"{plan} as {form}: {e}") from e
     if output:
-        _write(output, text)
+        write_text(output, text)
     if as_json:
         print_json({"plan": plan, "to": form, "file": output, "text": text})
     elif output:
         click.echo(f"wrote {output}")
     else:
         click.echo(text, nl=False)
-
-
-def _write(path: str, text: str) -> None:
-    """Aside first, then renamed, so that a reader never sees half of it."""
-    target = Path(path)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
-        aside.write_text(text)
-        os.replace(aside, target)
-    except OSError as e:
-        aside.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
