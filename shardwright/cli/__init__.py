@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardwright.cli import diff, explain, export, frontier, plan, report, run, verify
+from shardwright.cli import diff, doctor, explain, export, frontier, plan, report, run, verify
 from shardwright.cli.errors import OneLineErrors
 
 
@@ -19,5 +19,5 @@ def main() -> None:
     """
 
 
-for command in (plan, frontier, explain, diff, report, export, verify, run):
+for command in (plan, frontier, explain, diff, report, export, verify, run, doctor):
     main.add_command(command.command)
