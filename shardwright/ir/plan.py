@@ -54,6 +54,7 @@ class PlannedOp:
     saved_bytes: Bytes  # kept for the backward pass, per rank
     piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
     backward_seconds: Seconds = NO_TIME  # of `seconds`, what the gradients take
+    reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
 
     @property
     def forward_seconds(self) -> Seconds:
@@ -100,6 +101,16 @@ class Transfer:
     times: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What another plan of the same search costs; `name` is that of a baseline, else empty."""
+
+    name: str
+    devices: int
+    step_seconds: Seconds
+    peak_bytes: Bytes
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything `parallelize` needs, and everything `explain` says.
@@ -109,7 +120,7 @@ class Plan:
     within the same memory can beat. `overlap` is the part of a gradient's sum that the machine
     hides behind the backward pass. `remarks` are on operators whose rule
     nobody wrote and on those that were taken apart, `habits` what the graph was
-    captured with.
+    captured with, `rivals` the plans that it was chosen from.
     """
 
     fingerprint: str
@@ -132,6 +143,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     habits: Habits = EXACT
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def devices(self) -> int:

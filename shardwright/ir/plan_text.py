@@ -20,6 +20,7 @@ from shardwright.ir.plan import (
     PlanError,
     PlannedOp,
     PlannedParameter,
+    Rival,
     Transfer,
 )
 from shardwright.ir.remarks import Remark, RemarkKind
@@ -51,6 +52,7 @@ def write(plan: Plan) -> str:
             "remarks": [
                 [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
             ],
+            "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
             "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
             "parameters": [
@@ -74,6 +76,7 @@ def write(plan: Plan) -> str:
                 ]
                 for op in plan.ops
             ],
+            "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [
                 [
                     t.value,
@@ -116,6 +119,7 @@ def read(text: str) -> Plan:
 def _read(data: dict[str, Any]) -> Plan:
     mesh = Mesh.parse(_is(data["mesh"], str))
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
+    reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
@@ -146,6 +150,15 @@ def _read(data: dict[str, Any]) -> Plan:
             for key, shape, dtype in data["inputs"]
         ),
         constants=constants,
+        rivals=tuple(
+            Rival(
+                _is(name, str),
+                _at_least_one(devices),
+                Seconds(_number(seconds)),
+                Bytes(_is(size, int)),
+            )
+            for name, devices, seconds, size in data.get("rivals", [])
+        ),
         parameters=tuple(
             PlannedParameter(
                 _is(name, str),
@@ -156,7 +169,7 @@ def _read(data: dict[str, Any]) -> Plan:
             )
             for name, layout, size, seconds, stored in data["parameters"]
         ),
-        ops=tuple(_op(row, mesh) for row in data["ops"]),
+        ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),
         transfers=tuple(
             Transfer(
                 _is(value, str),
@@ -172,7 +185,7 @@ def _read(data: dict[str, Any]) -> Plan:
     )
 
 
-def _op(row: list[Any], mesh: Mesh) -> PlannedOp:
+def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
     name, target, tiling, splits, layout, seconds, saved, piece, *source = row
     module, file, line, *backward = source
     return PlannedOp(
@@ -186,6 +199,7 @@ def _op(row: list[Any], mesh: Mesh) -> PlannedOp:
         Bytes(_is(saved, int)),
         _is(piece, int),
         Seconds(_number(backward[0] if backward else 0.0)),
+        _reads(name, read),
     )
 
 
@@ -211,6 +225,13 @@ def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"{value!r} where a plain constant is needed")
     return value
+
+
+def _reads(name: str, row: list[Any]) -> tuple[str, ...]:
+    """What the operator reads, from the row that should be its own."""
+    if row[:1] != [name]:
+        raise ValueError(f"reads of {row[:1]} where those of {name!r} are needed")
+    return tuple(_is(value, str) for value in row[1:])
 
 
 def _per_axis(words: list[str], mesh: Mesh) -> tuple[str, ...]:

@@ -224,11 +224,13 @@ class PlanWriter:
                 seconds=Seconds(float(table.seconds[k])),
                 saved_bytes=Bytes(int(table.bytes[k])),
                 backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
+                reads=tuple(dict.fromkeys(like.operands)),
             )
         known = self._ops[key]
         if (op.name, piece) == (known.name, known.piece):
             return known
-        return replace(known, name=op.name, source=op.source, piece=piece)
+        reads = tuple(dict.fromkeys(op.operands))
+        return replace(known, name=op.name, source=op.source, piece=piece, reads=reads)
 
     def _moved(
         self,

@@ -19,7 +19,15 @@ from shardwright.ir.graph import (
 )
 from shardwright.ir.habits import CHOICES, Habits
 from shardwright.ir.layout import REPLICATE, Layout, Shard
-from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import (
+    InputSpec,
+    Phase,
+    Plan,
+    PlannedOp,
+    PlannedParameter,
+    Rival,
+    Transfer,
+)
 from shardwright.ir.remarks import Remark, RemarkKind
 from tests.property.test_layout_laws import meshes, names
 
@@ -109,6 +117,7 @@ def plans(draw):
                     *(text, text, sources, tilings, splits, layouts, seconds, counts),
                     piece=counts,
                     backward_seconds=seconds,
+                    reads=some(text),
                 )
             ),
             transfers=some(
@@ -124,6 +133,7 @@ def plans(draw):
             notes=some(text),
             remarks=some(remarks),
             habits=habits,
+            rivals=some(st.builds(Rival, text, st.integers(1, 64), seconds, counts)),
         )
     )
 
