@@ -10,7 +10,7 @@ terms, which are no larger, are added up first and reduced once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind
@@ -24,7 +24,8 @@ from shardwright.ir.layout import (
     Shard,
     local_atoms,
 )
-from shardwright.lower.lower import input_layouts, write
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.lower import Placed, input_layouts, write
 from shardwright.lower.program import (
     Attention,
     Dropout,
@@ -58,18 +59,11 @@ class MicroPrograms:
 
 
 def lower_micro(
-    graph: Graph,
-    analysis: Analysis,
-    micro: MicroBatches,
-    mesh: Mesh,
-    tilings: Mapping[str, Tiling],
-    storage: Mapping[str, Layout],
-    rank: int,
-    regathered: Collection[str] = (),
-    pieces: Mapping[str, int] | None = None,
+    graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions, rank: int
 ) -> MicroPrograms:
-    """The programs of `rank` of `mesh`; the rest is that of `lower`, on the devices."""
-    wide, wide_tilings = micro.mesh(mesh), micro.tilings(tilings)
+    """The programs of `rank` of the devices; `decisions` are about those."""
+    mesh, storage = decisions.mesh, decisions.storage
+    wide, wide_tilings = micro.mesh(mesh), micro.tilings(decisions.tilings)
     placings = {
         op.name: micro.place(analysis.rules[op.name], wide_tilings[op.name], mesh)
         for op in graph.ops
@@ -85,13 +79,12 @@ def lower_micro(
     def home(value: str, layout: Layout) -> Layout:
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
-    results = extended(Layout.replicated(mesh), wide, PARTIAL)
-
-    def program(number: int) -> Program:
-        place, known = number * mesh.size + rank, (placings, given, results)
-        return write(graph, analysis, wide, place, *known, regathered, pieces, home)
-
-    programs = tuple(program(number) for number in range(micro.count))
+    term = extended(Layout.replicated(mesh), wide, PARTIAL)
+    placed = Placed(wide, placings, given, term, home=home)
+    programs = tuple(
+        write(graph, analysis, placed, decisions, number * mesh.size + rank)
+        for number in range(micro.count)
+    )
     at = mesh.coordinate(rank)
     reductions = tuple(
         _reduction(analysis, leaf.name, sums[leaf.name], storage[leaf.name], at)

@@ -16,6 +16,7 @@ from shardwright.capture.call import example_call, rebuild_outputs, unflatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
@@ -29,7 +30,6 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import parse_tiling
-from shardwright.rules.rule import Tiling
 from shardwright.runtime.batch import BatchError, InputPart, cut, local_inputs
 from shardwright.runtime.dropout import random_state
 from shardwright.runtime.micro import MicroBatched
@@ -56,16 +56,13 @@ def parallelize(
     args, kwargs = example_call(plan.inputs, plan.constants)
     captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
-    tilings, storage = read_plan(plan, captured.graph, analysis)
-    regathered = frozenset(p.name for p in plan.parameters if p.regathered)
+    decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
     device_mesh = _device_mesh(plan.mesh, device)
     return ParallelModule(
         captured,
         analysis,
-        plan.mesh,
-        tilings,
-        storage,
+        decisions,
         weights=dict(model.named_parameters(remove_duplicate=False)),
         buffers=dict(model.named_buffers(remove_duplicate=False)),
         persistent=frozenset(model.state_dict()),
@@ -73,16 +70,11 @@ def parallelize(
         device=device,
         seed=seed,
         training=model.training,
-        regathered=regathered,
-        pieces={op.name: op.piece for op in plan.ops},
-        micro_batches=plan.micro_batches,
     )
 
 
-def read_plan(
-    plan: Plan, graph: Graph, analysis: Analysis
-) -> tuple[dict[str, Tiling], dict[str, Layout]]:
-    """Tilings by operator and layouts by parameter; raises `PlanError` if the plan is another's."""
+def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
+    """What the plan decides of `graph`; raises `PlanError` if it is another's."""
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
@@ -108,7 +100,14 @@ def read_plan(
             micro_batched(graph, analysis, plan.micro_batches)
     except MicroBatchError as e:
         raise PlanError(f"the plan has {plan.micro_batches} micro-batches, but {e}") from e
-    return tilings, storage
+    return Decisions(
+        plan.mesh,
+        tilings,
+        storage,
+        frozenset(p.name for p in plan.parameters if p.regathered),
+        {op.name: op.piece for op in plan.ops},
+        plan.micro_batches,
+    )
 
 
 def default_device() -> torch.device:
@@ -156,9 +155,7 @@ class ParallelModule(nn.Module):
         self,
         captured: Captured,
         analysis: Analysis,
-        mesh: Mesh,
-        tilings: Mapping[str, Tiling],
-        storage: Mapping[str, Layout],
+        decisions: Decisions,
         *,
         weights: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
@@ -167,12 +164,9 @@ class ParallelModule(nn.Module):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
-        regathered: frozenset[str] = frozenset(),
-        pieces: Mapping[str, int] | None = None,
-        micro_batches: int = 1,
     ) -> None:
         super().__init__()
-        graph = captured.graph
+        graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = _place(device_mesh)
         self._sw_graph = graph
         self._sw_output_keys = captured.output_keys
@@ -180,21 +174,17 @@ class ParallelModule(nn.Module):
 
         make = module_maker(captured, mesh, device_mesh, device, training)
         at: tuple[tuple[int, ...], ...]
-        if micro_batches == 1:
+        if decisions.micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
             self._sw_inputs = _inputs(graph, analysis, layouts, at)
-            program = prepared(
-                lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
-            )
+            program = prepared(lower(graph, analysis, decisions, rank), graph)
             self._sw_program: nn.Module = to_module(program, device, make)
         else:
-            micro = micro_batched(graph, analysis, micro_batches)
+            micro = micro_batched(graph, analysis, decisions.micro_batches)
             layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
-            at = tuple((i, *self._sw_coordinate) for i in range(micro_batches))
+            at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
             self._sw_inputs = _inputs(graph, analysis, layouts, at)
-            lowered = lower_micro(
-                graph, analysis, micro, mesh, tilings, storage, rank, regathered, pieces
-            )
+            lowered = lower_micro(graph, analysis, micro, decisions, rank)
             parts = {
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
@@ -210,7 +200,7 @@ class ParallelModule(nn.Module):
                     weights[first],
                     graph.tensor[leaf.name].requires_grad,
                     analysis.atoms[leaf.name],
-                    storage[leaf.name],
+                    decisions.storage[leaf.name],
                     device_mesh,
                     device,
                 )

@@ -20,9 +20,9 @@ from torch import nn
 from shardwright.capture.build import Captured
 from shardwright.capture.call import flatten, select_outputs, unflatten
 from shardwright.ir.graph import Graph, LeafKind, Source, to_json
-from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
+from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
@@ -97,7 +97,7 @@ def verify(
     """
     captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
     analysis = analyze(captured.graph)
-    tilings, _ = read_plan(plan, captured.graph, analysis)
+    decisions = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
@@ -113,7 +113,7 @@ def verify(
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
     shipped = pack(captured.opaque)
-    alone = in_parts(graph, analysis, plan.mesh, tilings)
+    alone = in_parts(graph, analysis, decisions.mesh, decisions.tilings)
     serial = measure(
         one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
     )
@@ -129,13 +129,8 @@ def build(
     graph: Graph,
     analysis: Analysis,
     payload: Mapping[str, Any],
-    mesh: Mesh,
-    tilings: Mapping[str, Any],
-    storage: Mapping[str, Layout],
+    decisions: Decisions,
     device_mesh: Any,
-    regathered: frozenset[str] = frozenset(),
-    pieces: Mapping[str, int] | None = None,
-    micro_batches: int = 1,
 ) -> ParallelModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
@@ -149,33 +144,19 @@ def build(
             payload.get("opaque", {}),
         ),
         analysis,
-        mesh,
-        tilings,
-        storage,
+        decisions,
         weights=by_every_name,
         buffers=payload["buffers"],
         persistent=frozenset(),
         device_mesh=device_mesh,
         device=torch.device("cpu"),
         seed=1,
-        regathered=regathered,
-        pieces=pieces,
-        micro_batches=micro_batches,
     )
 
 
 def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
     """The serial program: every operator whole, nothing communicated."""
-    mesh = Mesh((("dp", 1),))
-    return build(
-        graph,
-        analyze(graph),
-        payload,
-        mesh,
-        {op.name: (None,) for op in graph.ops},
-        {leaf.name: Layout.replicated(mesh) for leaf in graph.leaves_of(LeafKind.PARAMETER)},
-        None,
-    )
+    return build(graph, analyze(graph), payload, everything_whole(graph), None)
 
 
 def measure(module: ParallelModule, optimizer: str, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,19 +28,14 @@ def main(folder: Path) -> None:
         # The graph was widened after planning: the same operators under another fingerprint.
         plan = replace(Plan.from_json(payload["plan"]), fingerprint=payload["fingerprint"])
         analysis = analyze(graph)
-        tilings, storage = read_plan(plan, graph, analysis)
+        decisions = read_plan(plan, graph, analysis)
         device_mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)
         module = build(
             graph,
             analysis,
             payload,
-            plan.mesh,
-            tilings,
-            storage,
+            decisions,
             device_mesh,
-            frozenset(p.name for p in plan.parameters if p.regathered),
-            {op.name: op.piece for op in plan.ops},
-            plan.micro_batches,
         )
         result = measure(module, plan.optimizer, payload["batch"])
         if dist.get_rank() == 0:
