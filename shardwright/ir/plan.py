@@ -15,6 +15,7 @@ from typing import Any
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
+from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.remarks import Remark
 
 FORMAT = 1  # of plan files; raised when an older reader would misread them
@@ -114,7 +115,8 @@ class Plan:
     transfers: tuple[Transfer, ...]
     name: str = "searched"  # or the baseline it is: "data parallel", ...
     stages: int = 1
-    schedule: str = "none"
+    schedule: str = NONE
+    cuts: tuple[str, ...] = ()  # the operators that later stages begin with
     micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
@@ -123,6 +125,18 @@ class Plan:
     @property
     def devices(self) -> int:
         return self.mesh.size
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages; None if all of the plan's devices run the whole model."""
+        if self.schedule == NONE:
+            return None
+        return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
+
+    @property
+    def layout_mesh(self) -> Mesh:
+        """The mesh that layouts and tilings are about: in a pipeline that of one group."""
+        return self.mesh if self.schedule == NONE else stage_mesh(self.mesh)
 
     @property
     def layouts(self) -> Mapping[str, Layout]:

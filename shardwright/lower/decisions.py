@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.pipeline import Pipeline
 from shardwright.rules.rule import Tiling
 
 
@@ -17,7 +18,8 @@ class Decisions:
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
     that are `regathered` are not kept for the backward pass. Operators that
     `pieces` gives the same number, not 0, are recomputed there together. The
-    batch is taken in `micro_batches` pieces.
+    batch is taken in `micro_batches` pieces. With a `pipeline`, `mesh` is that of
+    one of its groups.
     """
 
     mesh: Mesh
@@ -26,6 +28,7 @@ class Decisions:
     regathered: frozenset[str] = frozenset()
     pieces: Mapping[str, int] = field(default_factory=dict)
     micro_batches: int = 1
+    pipeline: Pipeline | None = None
 
 
 def everything_whole(graph: Graph) -> Decisions:

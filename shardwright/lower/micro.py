@@ -10,7 +10,7 @@ terms, which are no larger, are added up first and reduced once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind
@@ -62,25 +62,51 @@ def lower_micro(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions, rank: int
 ) -> MicroPrograms:
     """The programs of `rank` of the devices; `decisions` are about those."""
-    mesh, storage = decisions.mesh, decisions.storage
-    wide, wide_tilings = micro.mesh(mesh), micro.tilings(decisions.tilings)
-    placings = {
-        op.name: micro.place(analysis.rules[op.name], wide_tilings[op.name], mesh)
+    placings = placings_of(graph, analysis, micro, decisions)
+    return lower_part(graph, analysis, micro, decisions, rank, placings)
+
+
+def placings_of(
+    graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
+) -> dict[str, Placing]:
+    """How every operator lies on the mesh of `decisions` and the axis of micro-batches."""
+    tilings = micro.tilings(decisions.tilings)
+    return {
+        op.name: micro.place(analysis.rules[op.name], tilings[op.name], decisions.mesh)
         for op in graph.ops
     }
+
+
+def lower_part(
+    graph: Graph,
+    analysis: Analysis,
+    micro: MicroBatches,
+    decisions: Decisions,
+    rank: int,
+    placings: Mapping[str, Placing],
+    received: Mapping[str, Layout] | None = None,
+    sent: Collection[str] = (),
+) -> MicroPrograms:
+    """The programs of `rank` for a part of the graph that `micro` and `placings` are about.
+
+    The part is given the values `received`, which lie so, and hands on those `sent` as they lie.
+    """
+    mesh, storage = decisions.mesh, decisions.storage
+    wide = micro.mesh(mesh)
     given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
-    given.update(input_layouts(graph, analysis, wide, wide_tilings))
+    given.update(input_layouts(graph, analysis, wide, micro.tilings(decisions.tilings)))
+    given.update(received or {})
     sums = {
-        name: _accumulated(graph, placings, name, layout)
-        for name, layout in storage.items()
-        if graph.tensor[name].requires_grad
+        leaf.name: _accumulated(graph, placings, leaf.name, storage[leaf.name])
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
+        if graph.tensor[leaf.name].requires_grad
     }
 
     def home(value: str, layout: Layout) -> Layout:
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
     term = extended(Layout.replicated(mesh), wide, PARTIAL)
-    placed = Placed(wide, placings, given, term, home=home)
+    placed = Placed(wide, placings, given, term, frozenset(sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
         for number in range(micro.count)

@@ -27,6 +27,8 @@ from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.parallel import ParallelModule, read_plan
+from shardwright.runtime.parallel import build as module_of
+from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.shipping import pack
 
@@ -113,7 +115,7 @@ def verify(
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
     shipped = pack(captured.opaque)
-    alone = in_parts(graph, analysis, decisions.mesh, decisions.tilings)
+    alone = in_parts(graph, analysis, decisions)
     serial = measure(
         one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
     )
@@ -131,12 +133,12 @@ def build(
     payload: Mapping[str, Any],
     decisions: Decisions,
     device_mesh: Any,
-) -> ParallelModule:
+) -> ParallelModule | PipelineModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
-    return ParallelModule(
+    return module_of(
         Captured(
             graph,
             dict(payload["constants"]),
@@ -156,25 +158,48 @@ def build(
 
 def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
     """The serial program: every operator whole, nothing communicated."""
-    return build(graph, analyze(graph), payload, everything_whole(graph), None)
+    module = build(graph, analyze(graph), payload, everything_whole(graph), None)
+    assert isinstance(module, ParallelModule)
+    return module
 
 
-def measure(module: ParallelModule, optimizer: str, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Loss, gradients and parameters after one step, whole, by the parameters' first names."""
+def measure(
+    module: ParallelModule | PipelineModule, optimizer: str, batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Loss, gradients and parameters after one step, whole, by the parameters' first names.
+
+    Of a pipeline those of this rank's stages, by all of their names.
+    """
     name, options = _OPTIMIZERS[optimizer.lower()]
     steps = getattr(torch.optim, name)(module.parameters(), **options)
+    loss = _backward(module, batch)
+    every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
+    gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
+    steps.step()
+    parameters = {key: _whole(p.detach()) for key, p in every.items()}
+    return {"loss": loss.detach(), "gradients": gradients, "parameters": parameters}
+
+
+def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all stages of a pipeline measured, as one module's; all know the loss."""
+    found: dict[str, Any] = {"loss": results[0]["loss"], "gradients": {}, "parameters": {}}
+    for result in reversed(results):
+        for part in ("gradients", "parameters"):
+            found[part].update(result[part])
+    return found
+
+
+def _backward(module: ParallelModule | PipelineModule, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The loss, after a backward pass from it."""
     args, kwargs = unflatten(batch)
+    if isinstance(module, PipelineModule):
+        return module.forward_backward(*args, **kwargs)
     returned = module(*args, **kwargs)
     outputs = select_outputs(returned)[1]
     # Outputs that are no loss get one that tells their elements apart.
     loss = sum((_probe(out) for out in outputs if out.is_floating_point()), torch.zeros(()))
     loss.backward()
-    gradients = {
-        key: None if p.grad is None else _whole(p.grad) for key, p in module.named_parameters()
-    }
-    steps.step()
-    parameters = {key: _whole(p.detach()) for key, p in module.named_parameters()}
-    return {"loss": loss.detach(), "gradients": gradients, "parameters": parameters}
+    return loss
 
 
 def _probe(out: torch.Tensor) -> torch.Tensor:

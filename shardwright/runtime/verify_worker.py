@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import read_plan
 from shardwright.runtime.shipping import unpack
-from shardwright.runtime.verify import build, measure
+from shardwright.runtime.verify import build, measure, merged
 
 
 def main(folder: Path) -> None:
@@ -38,6 +39,10 @@ def main(folder: Path) -> None:
             device_mesh,
         )
         result = measure(module, plan.optimizer, payload["batch"])
+        if decisions.pipeline is not None:
+            every: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(every, result)
+            result = merged(every)
         if dist.get_rank() == 0:
             torch.save(result, folder / "result.pt")
         dist.barrier()

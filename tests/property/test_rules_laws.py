@@ -81,7 +81,9 @@ def _check(one, mesh):
         tiled = _run(one, analysis, mesh, tiling)
         expected = alone
         if one.op.kind == "local_batch_norm":  # which depends on the parts, and on nothing else
-            parts = replace(one, graph=in_parts(one.graph, analysis, mesh, {"y": tiling}))
+            parts = replace(
+                one, graph=in_parts(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}))
+            )
             expected = _run(parts, analysis, Mesh.parse("a=1"), (None,))
         for key, value in expected.items():
             torch.testing.assert_close(
