@@ -12,12 +12,14 @@ from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
 from shardwright.search.permitted import allowed_meshes, require_one
+from shardwright.search.piping import pipe, stages_of
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
 from shardwright.search.sources import Sources
 from shardwright.search.thinning import thin
@@ -45,6 +47,7 @@ def search(
     meshes: Sequence[Mesh] | None = None,
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | None = (1,),
+    stages: Sequence[int] | None = (1,),
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
@@ -57,7 +60,9 @@ def search(
 
     Every mesh of one and of two axes over all its devices is searched, unless
     `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
-    and so on for as long as they save memory. `constraints`, texts such as
+    and so on for as long as they save memory. With `stages` other than 1, devices
+    form as many groups, and pipelines through them are searched as well
+    (`pipelines.py`); None tries 2, 4, 8 and so on. `constraints`, texts such as
     `pin layers.*.mlp=tp:features`
     (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
@@ -73,10 +78,11 @@ def search(
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
     if method == "kcut":
         whole = micro_batches is not None and tuple(micro_batches) == (1,)
-        if exact or constraints or len(meshes or ()) > 1 or not whole:
+        flat = stages is not None and tuple(stages) == (1,)
+        if exact or constraints or len(meshes or ()) > 1 or not whole or not flat:
             raise MethodError(
-                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints and no"
-                " micro-batches; leave these out"
+                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
+                " micro-batches and no stages; leave these out"
             )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
         # Its neighbours on the page: the ends of the frontier, and the baselines.
@@ -91,7 +97,8 @@ def search(
     rounds = Rounds(sources, machine, optimizer, exact, impossible)
     tell = progress or _silent
     useful = counts[0]  # the last number of micro-batches that gave a plan
-    turns = [(count, mesh) for count in counts for mesh in chosen]
+    groups = stages_of(machine, stages)
+    turns = [(count, mesh) for count in counts for mesh in chosen] if 1 in groups else []
     for i, (count, mesh) in enumerate(turns):
         if micro_batches is None and count > 2 * useful:
             break
@@ -106,6 +113,15 @@ def search(
         except ConstraintError as e:
             if first:
                 rounds.refuse(e)
+    for group in groups[groups[0] == 1 :]:
+        tell(f"{group} pipeline stages", 1.0)
+        left = start + seconds - time.perf_counter()
+        pipe(rounds, group, micro_batches, wanted, left)
+    if not rounds.found and not wanted:
+        raise PipelineError(
+            f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
+            " ask for fewer stages"
+        )
     if wanted:
         require_one(rounds.refused, len(chosen), machine.devices)
         free = Sources(graph, recompute=False)
@@ -123,9 +139,7 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     """The plans worth showing; they are written when they are looked at."""
 
     def write(candidate: Candidate) -> Plan:
-        notes = (*candidate.notes, *_said(wanted, candidate.broken))
-        bound = rounds.bound(candidate.peak)
-        return candidate.writer.plan(candidate.point, candidate.peak, bound, candidate.name, notes)
+        return candidate.plan(rounds.bound(candidate.peak), _said(wanted, candidate.broken))
 
     permitted = rounds.permitted
     every = [*rounds.found, *permitted]

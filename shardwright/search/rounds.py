@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
 from shardwright.search.baselines import baselines
 from shardwright.search.constrain import NO_MARKS, Marks
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.permitted import broken
+from shardwright.search.pipelines import Pipelines, Staged
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.sources import Sources
@@ -44,10 +46,25 @@ class Candidate:
     name: str
     notes: tuple[str, ...]
     broken: tuple[Constraint, ...] = ()
+    staged: Staged | None = None
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
         return Seconds(self.point.time), self.peak
+
+    def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
+        """The plan; nothing within its memory is faster than `bound` seconds."""
+        found = self.writer.plan(self.point, self.peak, bound, self.name, (*self.notes, *notes))
+        if self.staged is None:
+            return found
+        names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
+        return replace(
+            found,
+            mesh=self.staged.mesh,
+            stages=len(names) + 1,
+            schedule=self.staged.schedule,
+            cuts=names,
+        )
 
 
 @dataclass
@@ -66,7 +83,8 @@ class Rounds:
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    bounds: list[tuple[PlanWriter, Callable[[float], float]]] = field(default_factory=list)
+    # Seconds within any memory, less the bytes that are needed beside what adds up.
+    bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
 
     @property
     def best(self) -> Seconds | None:
@@ -89,7 +107,7 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        self.bounds.append((writer, bound))
+        self.bounds.append((writer.least_overhead, bound))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
@@ -97,6 +115,37 @@ class Rounds:
         self.found += new
         if compare:
             self.known += _baselines(writer)
+        return any(_is_new(c.cost, costs) for c in new)
+
+    def pipe(self, mesh: Mesh, groups: int, count: int, seconds: float, *, compare: bool) -> bool:
+        """Search pipelines of `groups` stages, each on `mesh`; whether that gave anything new.
+
+        The stages together do what one group alone would do in their sum of time
+        and memory, so the slowest takes, and the largest holds, at least the mean:
+        that bounds all pipelines by what is known of one group.
+        """
+        writer = self.writer(self.sources, mesh, count)
+        costs = [c.cost for c in (*self.found, *self.known)]
+        points, alone, notes = _frontier(writer.space, False, seconds, lambda _: False)
+
+        def bound(memory: float) -> float:
+            return alone(groups * memory) / groups
+
+        self.bounds.append((0, bound))
+        pipelines = Pipelines(writer, points, groups)
+        every = (*self.notes, *notes)
+        new = [
+            Candidate(one.point, one.peak, writer, "searched", every, (), one)
+            for one in (pipelines.staged() if _leaves_room(costs, bound) else ())
+        ]
+        self.found += new
+        if compare:
+            even = next((a for _, a in baselines(writer.space)), None)
+            one = pipelines.even(writer.space.folded.spread(even)) if even is not None else None
+            if one is not None:
+                self.known.append(
+                    Candidate(one.point, one.peak, writer, "even pipeline", (), (), one)
+                )
         return any(_is_new(c.cost, costs) for c in new)
 
     def refuse(self, error: ConstraintError) -> None:
@@ -116,7 +165,7 @@ class Rounds:
 
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
-        least = min(at(peak - writer.least_overhead) for writer, at in self.bounds)
+        least = min(at(peak - overhead) for overhead, at in self.bounds)
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 
 
@@ -149,6 +198,17 @@ def _may_improve(
             limit = peak
     corners.append((math.inf, limit - 1 - overhead))
     return lambda bound: any(bound.at(memory) < seconds for seconds, memory in corners)
+
+
+def _leaves_room(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
+    """Whether something within `bound` may be better than all of `costs`."""
+    limit = math.inf
+    for seconds, peak in sorted(costs):
+        if peak < limit:
+            if bound(limit - 1) < seconds:
+                return True
+            limit = peak
+    return bound(limit - 1) < math.inf
 
 
 def _frontier(
