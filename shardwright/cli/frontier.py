@@ -25,6 +25,7 @@ from shardwright.report.summary import summary
 @options.seconds
 @options.method
 @options.micro_batches
+@options.stages
 @options.optimizer
 @options.habits
 @options.as_json
@@ -39,6 +40,7 @@ def command(
     seconds: float,
     method: str,
     micro_batches: tuple[int, ...],
+    stages: tuple[int, ...],
     optimizer: str | None,
     habits: Mapping[str, str],
     as_json: bool,
@@ -47,7 +49,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if as_json:
@@ -80,6 +82,7 @@ def _point(plan: Plan) -> dict[str, object]:
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
+        "stages": plan.stages,
         "summary": summary(plan),
     }
 
