@@ -16,6 +16,7 @@ import shardwright as sw
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Split
@@ -75,7 +76,8 @@ def stages() -> Iterator[tuple[str, str]]:
     # Floor 3, lower: what rank 1 runs under Megatron's plan. The first layer is split by its
     # outputs, the second by its inputs, and the partial sums are reduced once.
     assignment = dict(baselines(space))["tensor parallel"]
-    program = lower(graph, analysis, mesh, space.tilings(assignment), space.storage(assignment), 1)
+    decisions = Decisions(mesh, space.tilings(assignment), space.storage(assignment))
+    program = lower(graph, analysis, decisions, 1)
     yield "program", str(program)
 
     # The same machinery gives data parallelism: another split, and the gradients are reduced.
@@ -86,7 +88,7 @@ def stages() -> Iterator[tuple[str, str]]:
                 tilings[op.name] = (Split(factor.name),)
     parameters = graph.leaves_of(LeafKind.PARAMETER)
     storage = {leaf.name: Layout.replicated(mesh) for leaf in parameters}
-    data_parallel = lower(graph, analysis, mesh, tilings, storage, 1)
+    data_parallel = lower(graph, analysis, Decisions(mesh, tilings, storage), 1)
     reduced = [line for line in str(data_parallel).splitlines() if "gradient tp:P" in line]
     assert len(reduced) == len(parameters)
     yield "reduced gradients", "\n".join(reduced)

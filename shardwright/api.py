@@ -66,6 +66,7 @@ def plan(
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | None = None,
+    stages: Sequence[int] | None = (1,),
     rng: str = "exact",
     batch_norm: str = "exact",
 ) -> Plan:
@@ -73,6 +74,7 @@ def plan(
 
     The step takes the batch in one of these numbers of `micro_batches`; None
     tries more than one where the limit makes plans slower or rules all out.
+    Pipelines of these numbers of `stages` are among the plans, None being all powers of two.
     `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
     that would do, if there is none, and `ConstraintError` for `constraints` that mean nothing here
     or that no plan can meet.
@@ -80,7 +82,14 @@ def plan(
     graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
 
     def run(counts: Sequence[int] | None) -> Frontier:
-        return search(graph, machine, optimizer, constraints=constraints, micro_batches=counts)
+        return search(
+            graph,
+            machine,
+            optimizer,
+            constraints=constraints,
+            micro_batches=counts,
+            stages=stages,
+        )
 
     frontier = run(micro_batches) if micro_batches else if_tight(run, memory_limit)
     return frontier.fastest(memory_limit)

@@ -143,9 +143,12 @@ def _with_buffers(
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         return (*batchnorm.frozen(*given), running_mean, running_var)
     out, mean, inverse, statistics = local_batch_norm(x, weight, bias, 1.0, eps, [])
-    # Both at once, so that one reduction brings the parts together.
+    # Both at once, so that one reduction brings the parts together, and as a sum, so that
+    # micro-batches need not be brought together at all.
     old = torch.stack([running_mean, running_var])
-    new_mean, new_var = torch.lerp(old, statistics.detach().to(old.dtype), momentum).unbind()
+    new_mean, new_var = (
+        old * (1 - momentum) + statistics.detach().to(old.dtype) * momentum
+    ).unbind()
     return out, mean[0], inverse[0], new_mean, new_var
 
 

@@ -30,6 +30,7 @@ from shardwright.report.summary import summary
 @options.seconds
 @options.method
 @options.micro_batches
+@options.stages
 @options.optimizer
 @options.habits
 @click.option(
@@ -50,6 +51,7 @@ def command(
     seconds: float,
     method: str,
     micro_batches: tuple[int, ...],
+    stages: tuple[int, ...],
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -59,7 +61,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if output:
@@ -130,6 +132,7 @@ def _point(plan: Plan) -> dict[str, object]:
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
+        "stages": plan.stages,
         "summary": summary(plan),
     }
 

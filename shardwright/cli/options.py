@@ -119,6 +119,12 @@ micro_batches = click.option(
     metavar="N,N,…",
     help="Numbers of micro-batches that a step may take its batch in, as 1,2,4.",
 )
+stages = click.option(
+    "--stages",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Numbers of pipeline stages to search, as 1,2,4; by default 1, no pipelines.",
+)
 optimizer = click.option(
     "--optimizer", help="Plan the memory and update of this one instead of the target's."
 )

@@ -33,6 +33,7 @@ from shardwright.report.summary import summary
 )
 @options.method
 @options.micro_batches
+@options.stages
 @options.optimizer
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
@@ -49,6 +50,7 @@ def command(
     objective: str,
     method: str,
     micro_batches: tuple[int, ...],
+    stages: tuple[int, ...],
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -58,7 +60,7 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages)
     plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)
@@ -83,6 +85,7 @@ def content(
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
+        "stages": plan.stages,
         "summary": summary(plan),
         "remarks": remarks.as_json(plan),
         "file": output,

@@ -35,6 +35,7 @@ class Wishes:
     seconds: float = math.inf
     method: str = "joint"
     micro_batches: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
 
     def shares(self, searches: int) -> Iterator[Wishes]:
         """The same for each of several searches, which share the time that is left."""
@@ -132,6 +133,7 @@ def search(
             constraints=wishes.constraints,
             seconds=wishes.seconds,
             micro_batches=wishes.micro_batches or micro_batches,
+            stages=wishes.stages or (1,),
             progress=progress,
         )
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @options.seconds
 @options.habits
 @options.micro_batches
+@options.stages
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option(
     "--checkpoint",
@@ -74,6 +75,7 @@ def command(
     seconds: float,
     habits: Mapping[str, str],
     micro_batches: tuple[int, ...],
+    stages: tuple[int, ...],
     steps: int | None,
     folder: str | None,
     every: int,
@@ -92,6 +94,7 @@ def command(
         given = [*constraints]
         given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
         given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
+        given += [f"--stages {','.join(map(str, stages))}"] if stages else []
         if given:
             raise UsageError(
                 f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
@@ -109,7 +112,7 @@ def command(
             machine,
             devices,
             memory_limit,
-            planning.Wishes(constraints, seconds, micro_batches=micro_batches),
+            planning.Wishes(constraints, seconds, micro_batches=micro_batches, stages=stages),
             cache=PlanCache(Path(folder) / "plans") if folder is not None else None,
             quiet=as_json,
         )

@@ -79,17 +79,17 @@ def head(plan: Plan) -> list[str]:
         _item("optimum", _gap(plan)),
         _item("inputs", ", ".join(f"{i.key} {i.dtype}{list(i.shape)}" for i in plan.inputs)),
         _item("peak memory", f"{_size(plan.peak_bytes)} per rank"),
-        _item(
-            "",
-            f"= state {_size(state)} + saved for backward {_size(saved)} + temporary"
-            f" {_size(max(0, plan.peak_bytes - state - saved))}",
-        ),
     ]
+    if plan.pipeline is None:
+        temporary = max(0, plan.peak_bytes - state - saved)
+        parts = f"= state {_size(state)} + saved for backward {_size(saved)}"
+        lines.append(_item("", f"{parts} + temporary {_size(temporary)}"))
     rest = plan.step_seconds - compute - moved - update
-    if abs(rest) > 0.01 * plan.step_seconds:
+    if plan.pipeline is not None:
+        lines[2] += " of all stages, at the same time"
+    elif abs(rest) > 0.01 * plan.step_seconds:
         lines[2] += f" + waiting {_ms(rest)}" if rest > 0 else f" - overlapped {_ms(-rest)}"
-    if plan.stages > 1:
-        lines.append(_item("pipeline", f"{plan.stages} stages, schedule {plan.schedule}"))
+    lines += _stages(plan)
     if plan.micro_batches > 1:
         often = f"{plan.micro_batches}, one after the other; their gradients add up"
         lines.append(_item("micro-batches", often))
@@ -108,6 +108,31 @@ def head(plan: Plan) -> list[str]:
             _item("note" if i == 0 else "", line)
             for i, line in enumerate(textwrap.wrap(note, WIDTH - 16))
         ]
+    return lines
+
+
+def _stages(plan: Plan) -> list[str]:
+    """Of every stage where it begins, what it computes, and the group of devices that has it."""
+    if plan.pipeline is None:
+        return []
+    groups = f"{plan.pipeline.groups} groups of {plan.layout_mesh.size} devices"
+    lines = [_item("pipeline", f"{plan.stages} stages on {groups}, schedule {plan.schedule}")]
+    starts = [op.name for op in plan.ops[:1]] + list(plan.cuts)
+    stage, stage_of = -1, {}
+    for op in plan.ops:
+        stage += op.name in starts
+        stage_of[op.name] = stage
+    for number, home in enumerate(plan.pipeline.homes):
+        ops = [op for op in plan.ops if stage_of[op.name] == number]
+        spent = _ms(sum(op.seconds for op in ops))
+        where = ops[0].source.module or "the model" if ops else "nothing"
+        lines.append(
+            _item(
+                "",
+                f"stage {number} on group {home}: {len(ops)} operators from {where},"
+                f" compute {spent} ms",
+            )
+        )
     return lines
 
 

@@ -16,6 +16,7 @@ from shardwright.ir.files import write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
+from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.remarks import Remark
 
 NO_TIME = Seconds(0.0)
@@ -137,7 +138,8 @@ class Plan:
     transfers: tuple[Transfer, ...]
     name: str = "searched"  # or the baseline it is: "data parallel", ...
     stages: int = 1
-    schedule: str = "none"
+    schedule: str = NONE
+    cuts: tuple[str, ...] = ()  # the operators that later stages begin with
     micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
     overlap: float = 0.0
     notes: tuple[str, ...] = field(default=())
@@ -148,6 +150,18 @@ class Plan:
     @property
     def devices(self) -> int:
         return self.mesh.size
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages; None if all of the plan's devices run the whole model."""
+        if self.schedule == NONE:
+            return None
+        return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
+
+    @property
+    def layout_mesh(self) -> Mesh:
+        """The mesh that layouts and tilings are about: in a pipeline that of one group."""
+        return self.mesh if self.schedule == NONE else stage_mesh(self.mesh)
 
     @property
     def layouts(self) -> Mapping[str, Layout]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
+from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,
     InputSpec,
@@ -41,6 +42,7 @@ def write(plan: Plan) -> str:
             "mesh": str(plan.mesh),
             "stages": plan.stages,
             "schedule": plan.schedule,
+            "cuts": list(plan.cuts),
             "micro_batches": plan.micro_batches,
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
@@ -117,16 +119,22 @@ def read(text: str) -> Plan:
 
 
 def _read(data: dict[str, Any]) -> Plan:
-    mesh = Mesh.parse(_is(data["mesh"], str))
+    whole_mesh = Mesh.parse(_is(data["mesh"], str))
+    schedule = _is(data["schedule"], str)
+    mesh = whole_mesh if schedule == NONE else stage_mesh(whole_mesh)
+    cuts = tuple(_is(name, str) for name in data.get("cuts", ()))
+    if _is(data["stages"], int) != len(cuts) + 1:
+        raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
     reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
         machine=_is(data["machine"], str),
-        mesh=mesh,
-        stages=_is(data["stages"], int),
-        schedule=_is(data["schedule"], str),
+        mesh=whole_mesh,
+        stages=len(cuts) + 1,
+        schedule=schedule,
+        cuts=cuts,
         micro_batches=_at_least_one(data.get("micro_batches", 1)),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),

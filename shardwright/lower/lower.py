@@ -8,13 +8,14 @@ Consumers that want the same share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.pieces import together
 from shardwright.lower.program import (
     Attention,
@@ -44,58 +45,59 @@ _DRAWS: dict[str, type[Dropout] | type[Uniform]] = {
 }
 
 
-def lower(
-    graph: Graph,
-    analysis: Analysis,
-    mesh: Mesh,
-    tilings: Mapping[str, Tiling],
-    storage: Mapping[str, Layout],
-    rank: int,
-    regathered: Collection[str] = (),
-    pieces: Mapping[str, int] | None = None,
-) -> Program:
-    """The program of `rank`. `tilings` are by operator, `storage` by parameter name.
+def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Program:
+    """The program of `rank`, for the batch as a whole.
 
     Inputs come as `input_layouts` says, buffers and constants whole: cutting
-    them costs nothing. Copies of parameters that are `regathered` are not kept
-    for the backward pass. Operators that `pieces` gives the same number, not 0,
-    are recomputed there together.
+    them costs nothing.
     """
+    mesh, tilings = decisions.mesh, decisions.tilings
     placings = {op.name: place(analysis.rules[op.name], tilings[op.name], mesh) for op in graph.ops}
-    given = {**storage, **input_layouts(graph, analysis, mesh, tilings)}
-    whole = Layout.replicated(mesh)
-    return write(graph, analysis, mesh, rank, placings, given, whole, regathered, pieces)
+    given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
+    return write(graph, analysis, Placed(mesh, placings, given), decisions, rank)
+
+
+def _dual(_: str, layout: Layout) -> Layout:
+    return layout.dual()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where everything lies that a program of `mesh` computes.
+
+    Operators lie as `placings` and leaves as `given` say. Results end as
+    `result`, whole if it is None; those that are `sent` end as they are made,
+    and their gradients come as they are wanted. `home` says how the gradient of
+    a value is wanted, by its name and layout.
+    """
+
+    mesh: Mesh
+    placings: Mapping[str, Placing]
+    given: Mapping[str, Layout]
+    result: Layout | None = None
+    sent: frozenset[str] = frozenset()
+    home: Callable[[str, Layout], Layout] = _dual
 
 
 def write(
-    graph: Graph,
-    analysis: Analysis,
-    mesh: Mesh,
-    rank: int,
-    placings: Mapping[str, Placing],
-    given: Mapping[str, Layout],
-    results: Layout,
-    regathered: Collection[str],
-    pieces: Mapping[str, int] | None,
-    home: Callable[[str, Layout], Layout] = lambda _, layout: layout.dual(),
+    graph: Graph, analysis: Analysis, placed: Placed, decisions: Decisions, rank: int
 ) -> Program:
-    """The program of `rank` whose operators lie as `placings` and whose leaves as `given` say.
+    """The program of `rank` of the mesh on which everything is `placed`.
 
-    Outputs and updates end as `results`. `home` says how the gradient of a
-    value is wanted, by its name and layout; `regathered` and `pieces` as in `lower`.
+    `graph` may be a part of the one that `analysis` is of. Of `decisions` only
+    those about memory are looked at.
     """
-    writer = _Writer(graph, analysis, mesh, mesh.coordinate(rank), regathered, home)
+    writer = _Writer(graph, analysis, placed, rank, decisions.regathered)
     for leaf in graph.leaves:
-        writer.leaf(leaf.name, leaf.kind, given)
+        writer.leaf(leaf.name, leaf.kind)
     for op in graph.ops:
-        writer.piece = pieces.get(op.name, 0) if pieces else 0
-        writer.operator(op, placings[op.name])
+        writer.piece = decisions.pieces.get(op.name, 0)
+        writer.operator(op, placed.placings[op.name])
     writer.piece = 0
-    whole = Layout.replicated(mesh)
-    outputs = tuple(writer.read(name, results, whole) for name in graph.outputs)
-    updates = tuple((buffer, writer.read(name, results, whole)) for buffer, name in graph.updates)
+    outputs = tuple(writer.result(name) for name in graph.outputs)
+    updates = tuple((buffer, writer.result(name)) for buffer, name in graph.updates)
     program = Program(
-        mesh=mesh,
+        mesh=placed.mesh,
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
         instructions=together(
@@ -133,16 +135,15 @@ class _Writer:
         self,
         graph: Graph,
         analysis: Analysis,
-        mesh: Mesh,
-        coordinate: tuple[int, ...],
-        regathered: Collection[str],
-        home: Callable[[str, Layout], Layout],
+        placed: Placed,
+        rank: int,
+        regathered: frozenset[str],
     ) -> None:
         self.graph = graph
         self.analysis = analysis
-        self.mesh = mesh
-        self.coordinate = coordinate
-        self.home = home
+        self.placed = placed
+        self.coordinate = placed.mesh.coordinate(rank)
+        self.number = {name: i for i, name in enumerate(analysis.rules)}  # in the whole graph
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
@@ -150,16 +151,17 @@ class _Writer:
         self.piece = 0  # of what is being written
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
-        self.regathered = frozenset(regathered)
+        self.regathered = regathered
         self.copies: dict[str, str] = {}  # copy of a regathered parameter, or view of one -> copy
 
-    def leaf(self, name: str, kind: LeafKind, storage: Mapping[str, Layout]) -> None:
-        self.layouts[name] = storage.get(name, Layout.replicated(self.mesh))
+    def leaf(self, name: str, kind: LeafKind) -> None:
+        whole = Layout.replicated(self.placed.mesh)
+        self.layouts[name] = self.placed.given.get(name, whole)
         self.names[name] = name
         if kind is LeafKind.PARAMETER:
             self.parameters.add(name)
             self.names[name] = f"{name}/local"
-            shape = self.local_shape(name, storage[name])
+            shape = self.local_shape(name, self.layouts[name])
             self.write(Load(name, self.names[name], shape))
 
     def operator(self, op: Op, placing: Placing) -> None:
@@ -201,7 +203,7 @@ class _Writer:
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
             self.write(self.attention(op, local, placing))
         elif op.target == OPAQUE:
-            self.write(RunModule(local, _AFTER_DRAWS + self.graph.ops.index(op)))
+            self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
         else:
             self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))
 
@@ -216,8 +218,15 @@ class _Writer:
             q if m >= n else k
             for q, k, m, n in zip(query[:-2], key[:-2], shapes[0], shapes[1], strict=False)
         ]
-        number = _AFTER_DRAWS + self.graph.ops.index(op)
+        number = _AFTER_DRAWS + self.number[op.name]
         return Attention(local, number, (*batch, query[-2], key[-2]))
+
+    def result(self, value: str) -> str:
+        """Name of what the program returns of `value`."""
+        whole = Layout.replicated(self.placed.mesh)
+        if value in self.placed.sent:
+            return self.names[value]
+        return self.read(value, self.placed.result or whole, whole)
 
     def read(self, value: str, wanted: Layout, grad: Layout) -> str:
         """Name of `value` laid out as `wanted`, whose gradient comes back as `grad`."""
@@ -231,7 +240,7 @@ class _Writer:
         key = value, wanted, grad, piece
         if key in self.redistributed:
             return self.redistributed[key]
-        home = self.home(value, src)
+        home = self.placed.home(value, src)
         backward = moves(atoms, grad, home, self.coordinate) if differentiable else ()
         if not forward and not backward:
             self.redistributed[key] = self.names[value]

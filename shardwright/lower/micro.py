@@ -24,7 +24,8 @@ from shardwright.ir.layout import (
     Shard,
     local_atoms,
 )
-from shardwright.lower.lower import input_layouts, write
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.lower import Placed, input_layouts, write
 from shardwright.lower.program import (
     Attention,
     Dropout,
@@ -58,40 +59,58 @@ class MicroPrograms:
 
 
 def lower_micro(
+    graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions, rank: int
+) -> MicroPrograms:
+    """The programs of `rank` of the devices; `decisions` are about those."""
+    placings = placings_of(graph, analysis, micro, decisions)
+    return lower_part(graph, analysis, micro, decisions, rank, placings)
+
+
+def placings_of(
+    graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
+) -> dict[str, Placing]:
+    """How every operator lies on the mesh of `decisions` and the axis of micro-batches."""
+    tilings = micro.tilings(decisions.tilings)
+    return {
+        op.name: micro.place(analysis.rules[op.name], tilings[op.name], decisions.mesh)
+        for op in graph.ops
+    }
+
+
+def lower_part(
     graph: Graph,
     analysis: Analysis,
     micro: MicroBatches,
-    mesh: Mesh,
-    tilings: Mapping[str, Tiling],
-    storage: Mapping[str, Layout],
+    decisions: Decisions,
     rank: int,
-    regathered: Collection[str] = (),
-    pieces: Mapping[str, int] | None = None,
+    placings: Mapping[str, Placing],
+    received: Mapping[str, Layout] | None = None,
+    sent: Collection[str] = (),
 ) -> MicroPrograms:
-    """The programs of `rank` of `mesh`; the rest is that of `lower`, on the devices."""
-    wide, wide_tilings = micro.mesh(mesh), micro.tilings(tilings)
-    placings = {
-        op.name: micro.place(analysis.rules[op.name], wide_tilings[op.name], mesh)
-        for op in graph.ops
-    }
+    """The programs of `rank` for a part of the graph that `micro` and `placings` are about.
+
+    The part is given the values `received`, which lie so, and hands on those `sent` as they lie.
+    """
+    mesh, storage = decisions.mesh, decisions.storage
+    wide = micro.mesh(mesh)
     given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
-    given.update(input_layouts(graph, analysis, wide, wide_tilings))
+    given.update(input_layouts(graph, analysis, wide, micro.tilings(decisions.tilings)))
+    given.update(received or {})
     sums = {
-        name: _accumulated(graph, placings, name, layout)
-        for name, layout in storage.items()
-        if graph.tensor[name].requires_grad
+        leaf.name: _accumulated(graph, placings, leaf.name, storage[leaf.name])
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
+        if graph.tensor[leaf.name].requires_grad
     }
 
     def home(value: str, layout: Layout) -> Layout:
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
-    results = extended(Layout.replicated(mesh), wide, PARTIAL)
-
-    def program(number: int) -> Program:
-        place, known = number * mesh.size + rank, (placings, given, results)
-        return write(graph, analysis, wide, place, *known, regathered, pieces, home)
-
-    programs = tuple(program(number) for number in range(micro.count))
+    term = extended(Layout.replicated(mesh), wide, PARTIAL)
+    placed = Placed(wide, placings, given, term, frozenset(sent), home)
+    programs = tuple(
+        write(graph, analysis, placed, decisions, number * mesh.size + rank)
+        for number in range(micro.count)
+    )
     at = mesh.coordinate(rank)
     reductions = tuple(
         _reduction(analysis, leaf.name, sums[leaf.name], storage[leaf.name], at)

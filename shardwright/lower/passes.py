@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shardwright.ir.graph import Graph, VerifyError
 from shardwright.lower.buckets import bucketed
@@ -10,12 +10,18 @@ from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import verify
 from shardwright.lower.program import Program
 
+# A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
+STAGE_PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place,)
 PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed)
 
 
-def prepared(program: Program, graph: Graph) -> Program:
+def prepared(
+    program: Program,
+    graph: Graph,
+    passes: Sequence[Callable[[Program, Graph], Program]] = PASSES,
+) -> Program:
     """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
-    for rewrite in PASSES:
+    for rewrite in passes:
         program = rewrite(program, graph)
         try:
             verify(program)

@@ -3,14 +3,14 @@
 Stage k hands values to stage k+1 and to no other: what a later stage reads is
 relayed. A parameter lives on the stage of its first reader; a later reader (a
 tied embedding) gets its value handed on like an activation, so that its whole
-gradient comes back to where it lives. What depends on neither parameters nor
+gradient comes back to where it lives, or a copy of its own. What depends on neither parameters nor
 state (masks, positions) is computed anew wherever it is read, as every stage is
 given the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -41,8 +41,11 @@ class Stage:
         return tuple(name for name in names if self.graph.tensor[name].requires_grad)
 
 
-def split(graph: Graph, cuts: Sequence[int]) -> tuple[Stage, ...]:
+def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[Stage, ...]:
     """The stages of `graph`, cut before each operator whose index is in `cuts`.
+
+    With `copies` every stage that reads a parameter has it, and its gradient is
+    the sum of theirs.
 
     Run in order they compute what the whole graph computes, and their backward
     passes in reverse order its gradients. Raises `StageError` for cuts that are
@@ -54,7 +57,7 @@ def split(graph: Graph, cuts: Sequence[int]) -> tuple[Stage, ...]:
             f"cuts {list(cuts)} of {len(graph.ops)} operators must increase, from 1 to"
             f" {len(graph.ops) - 1}"
         )
-    lives = _Lives(graph)
+    lives = _Lives(graph, copies)
     for cut in cuts:
         if buffer := lives.parts(cut):
             raise StageError(
@@ -69,9 +72,9 @@ def split(graph: Graph, cuts: Sequence[int]) -> tuple[Stage, ...]:
     )
 
 
-def crossing_bytes(graph: Graph) -> tuple[int, ...]:
+def crossing_bytes(graph: Graph, *, copies: bool = False) -> tuple[int, ...]:
     """Bytes handed on, forward, at the cut before each operator; -1 where none may be made."""
-    lives = _Lives(graph)
+    lives = _Lives(graph, copies)
     change = [0] * (len(graph.ops) + 2)
     for name, (born, last) in lives.spans.items():
         change[born + 1] += graph.tensor[name].bytes
@@ -81,6 +84,13 @@ def crossing_bytes(graph: Graph) -> tuple[int, ...]:
         now += change[position]
         found.append(-1 if position == 0 or lives.parts(position) else now)
     return tuple(found)
+
+
+def crossing_values(graph: Graph, cuts: Iterable[int]) -> Iterator[tuple[str, ...]]:
+    """What is handed on at each cut where every stage has the parameters that it reads."""
+    lives = _Lives(graph, copies=True)
+    for cut in cuts:
+        yield lives.crossing(cut)
 
 
 def trained_births(graph: Graph) -> tuple[int, ...]:
@@ -95,8 +105,9 @@ def trained_births(graph: Graph) -> tuple[int, ...]:
 class _Lives:
     """Where each value that can cross a cut is born and last read, as operator indices."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, copies: bool = False) -> None:
         self.graph = graph
+        self.copies = copies  # of parameters, instead of handing them on
         self.index = {op.name: i for i, op in enumerate(graph.ops)}
         self.first = {n: self.index[ops[0].name] for n, ops in graph.consumers.items() if ops}
 
@@ -128,12 +139,13 @@ class _Lives:
         """Birth and last reader of every value that is handed on if a cut lies between.
 
         Frozen parameters are not: they never change, so each reader's stage keeps a copy.
+        Nor are others, with `copies`.
         """
         graph, end = self.graph, len(self.graph.ops) - 1
         found = {}
         for value in graph.values:
             name = value.name
-            if name in self.free or self.frozen(name):
+            if name in self.free or self.held(name):
                 continue
             maker = graph.producer.get(name)
             if maker is not None:
@@ -145,10 +157,11 @@ class _Lives:
             found[name] = (born, end if name in graph.outputs else last)
         return found
 
-    def frozen(self, name: str) -> bool:
+    def held(self, name: str) -> bool:
+        """Whether it is a parameter of which every stage that reads it has a copy."""
         leaf = self.leaf.get(name)
         parameter = leaf is not None and leaf.kind is LeafKind.PARAMETER
-        return parameter and not self.graph.tensor[name].requires_grad
+        return parameter and (self.copies or not self.graph.tensor[name].requires_grad)
 
     @cached_property
     def leaf(self) -> Mapping[str, Leaf]:

@@ -17,7 +17,7 @@ def summary(plan: Plan) -> str:
     """What the plan does, such as "dp=2 splits batch; wte sharded"."""
     axes = [
         f"{name}={size} splits {_compute(plan, axis)}"
-        for axis, (name, size) in enumerate(plan.mesh.axes)
+        for axis, (name, size) in enumerate(plan.layout_mesh.axes)
         if size > 1
     ]
     if plan.micro_batches > 1:

@@ -112,6 +112,12 @@ def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     return MicroBatches(count, atom, choices, placements)
 
 
+def one_batch(graph: Graph, analysis: Analysis) -> MicroBatches:
+    """The whole batch as the only piece: any graph can take it so."""
+    placements: dict[str, Placement] = {value.name: REPLICATE for value in graph.values}
+    return MicroBatches(1, -1, {op.name: None for op in graph.ops}, placements)
+
+
 def _batch(graph: Graph, analysis: Analysis) -> tuple[int, int]:
     """The atom that leads most inputs, and its size."""
     returned = [graph.tensor[name] for name in graph.outputs]

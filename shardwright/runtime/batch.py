@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from shardwright.capture.call import flatten
+from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
 from shardwright.lower.program import Shape, flat, flat_dim
+from shardwright.rules.analysis import Analysis
 
 
 class BatchError(ValueError):
@@ -85,6 +87,17 @@ class InputPart:
         start, tile = sum(sizes[along] for sizes in tiles[:number]), tiles[number]
         whole = part.reshape(*tile[:along], -1, *tile[along + 1 :])
         return whole.narrow(along, start, tile[along]).reshape(shape_of(self._tile(number)))
+
+
+def input_parts(
+    graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout], at: tuple[tuple[int, ...], ...]
+) -> dict[str, InputPart]:
+    """What a rank takes of each input, by path: the tiles at the coordinates `at`."""
+    leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
+    return {
+        leaf.keys[0]: InputPart(leaf.keys[0], analysis.atoms[leaf.name], layouts[leaf.name], at)
+        for leaf in leaves
+    }
 
 
 def local_inputs(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
 import torch
 
 from shardwright.ir.graph import Graph, Op
-from shardwright.ir.layout import Mesh, atom_range
+from shardwright.ir.layout import atom_range
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.micro import placings_of
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.placing import place
-from shardwright.rules.rule import Tiling
+from shardwright.rules.micro import micro_batches, one_batch
 
 
 def comparable(graph: Graph) -> Graph:
@@ -20,11 +20,19 @@ def comparable(graph: Graph) -> Graph:
     return replace(graph, habits=replace(graph.habits, rng="exact"))
 
 
-def in_parts(graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]) -> Graph:
-    """`graph` for one device, whose local batch norms see the parts that the ranks have."""
+def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
+    """`graph` for one device, whose local batch norms see the parts that the ranks have.
+
+    In micro-batches that is the rank's part of one of them.
+    """
+    if graph.habits.batch_norm != "local":
+        return graph
+    count, mesh = decisions.micro_batches, decisions.mesh
+    micro = one_batch(graph, analysis) if count == 1 else micro_batches(graph, analysis, count)
+    placings, mesh = placings_of(graph, analysis, micro, decisions), micro.mesh(mesh)
 
     def parts(op: Op) -> tuple[int, ...]:
-        layout = place(analysis.rules[op.name], tilings[op.name], mesh).operands[0]
+        layout = placings[op.name].operands[0]
         atoms = analysis.atoms[op.operands[0]][0]
         batch = torch.arange(prod(atoms)).view(atoms)
         number = torch.zeros_like(batch)

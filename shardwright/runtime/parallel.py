@@ -9,36 +9,35 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, rebuild_outputs, unflatten
-from shardwright.ir.graph import Graph, Leaf, LeafKind
-from shardwright.ir.layout import Atoms, Layout, Mesh
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.micro import lower_micro, micro_inputs
 from shardwright.lower.passes import prepared
-from shardwright.lower.program import (
-    flat,
-    flat_dim,
-)
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import parse_tiling
-from shardwright.rules.rule import Tiling
-from shardwright.runtime.batch import BatchError, InputPart, cut, local_inputs
+from shardwright.runtime.batch import BatchError, input_parts, local_inputs
 from shardwright.runtime.dropout import random_state
+from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
+from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.stepping import SteppingModule, arguments
 
 
 def parallelize(
     model: nn.Module, plan: Plan, *, seed: int = 0, device: torch.device | None = None
-) -> ParallelModule:
+) -> ParallelModule | PipelineModule:
     """The part of `model` that this rank runs under `plan`.
 
     Call it on every rank of an initialised process group of `plan.devices`
@@ -56,16 +55,13 @@ def parallelize(
     args, kwargs = example_call(plan.inputs, plan.constants)
     captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
-    tilings, storage = read_plan(plan, captured.graph, analysis)
-    regathered = frozenset(p.name for p in plan.parameters if p.regathered)
+    decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
     device_mesh = _device_mesh(plan.mesh, device)
-    return ParallelModule(
+    return build(
         captured,
         analysis,
-        plan.mesh,
-        tilings,
-        storage,
+        decisions,
         weights=dict(model.named_parameters(remove_duplicate=False)),
         buffers=dict(model.named_buffers(remove_duplicate=False)),
         persistent=frozenset(model.state_dict()),
@@ -73,16 +69,11 @@ def parallelize(
         device=device,
         seed=seed,
         training=model.training,
-        regathered=regathered,
-        pieces={op.name: op.piece for op in plan.ops},
-        micro_batches=plan.micro_batches,
     )
 
 
-def read_plan(
-    plan: Plan, graph: Graph, analysis: Analysis
-) -> tuple[dict[str, Tiling], dict[str, Layout]]:
-    """Tilings by operator and layouts by parameter; raises `PlanError` if the plan is another's."""
+def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
+    """What the plan decides of `graph`; raises `PlanError` if it is another's."""
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
@@ -104,11 +95,39 @@ def read_plan(
         odd = min(parameters ^ set(storage))
         raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
     try:
+        if plan.pipeline is not None:
+            plan.pipeline.check(plan.micro_batches)
         if plan.micro_batches > 1:
             micro_batched(graph, analysis, plan.micro_batches)
+    except PipelineError as e:
+        raise PlanError(f"the plan cannot run: {e}") from e
     except MicroBatchError as e:
         raise PlanError(f"the plan has {plan.micro_batches} micro-batches, but {e}") from e
-    return tilings, storage
+    return Decisions(
+        plan.layout_mesh,
+        tilings,
+        storage,
+        frozenset(p.name for p in plan.parameters if p.regathered),
+        {op.name: op.piece for op in plan.ops},
+        plan.micro_batches,
+        plan.pipeline,
+    )
+
+
+def build(
+    captured: Captured,
+    analysis: Analysis,
+    decisions: Decisions,
+    *,
+    device_mesh: DeviceMesh | None,
+    **options: Any,
+) -> ParallelModule | PipelineModule:
+    """The module of what was decided; options are those of either class."""
+    if decisions.pipeline is None:
+        return ParallelModule(captured, analysis, decisions, device_mesh=device_mesh, **options)
+    if device_mesh is None:
+        raise PlanError("a plan with pipeline stages needs a process group; start with torchrun")
+    return PipelineModule(captured, analysis, decisions, device_mesh=device_mesh, **options)
 
 
 def default_device() -> torch.device:
@@ -116,19 +135,6 @@ def default_device() -> torch.device:
     if dist.is_initialized() and "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _place(device_mesh: DeviceMesh | None) -> int:
-    """The number of this rank within the mesh, which may be a part of all ranks."""
-    if device_mesh is None:
-        return 0
-    place = 0
-    coordinate = device_mesh.get_coordinate()
-    if coordinate is None:
-        raise PlanError(f"rank {dist.get_rank()} is not in the device mesh {device_mesh}")
-    for at, size in zip(coordinate, device_mesh.shape, strict=True):
-        place = place * size + at
-    return place
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
@@ -144,7 +150,7 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.names)
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(SteppingModule):
     """A drop-in for the captured module, holding this rank's tiles.
 
     Parameters keep their names and are DTensors in their atoms' shape, which
@@ -156,9 +162,7 @@ class ParallelModule(nn.Module):
         self,
         captured: Captured,
         analysis: Analysis,
-        mesh: Mesh,
-        tilings: Mapping[str, Tiling],
-        storage: Mapping[str, Layout],
+        decisions: Decisions,
         *,
         weights: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
@@ -167,66 +171,34 @@ class ParallelModule(nn.Module):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
-        regathered: frozenset[str] = frozenset(),
-        pieces: Mapping[str, int] | None = None,
-        micro_batches: int = 1,
     ) -> None:
         super().__init__()
-        graph = captured.graph
-        rank = _place(device_mesh)
+        graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
+        rank = place_in(device_mesh)
         self._sw_graph = graph
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
 
         make = module_maker(captured, mesh, device_mesh, device, training)
         at: tuple[tuple[int, ...], ...]
-        if micro_batches == 1:
+        if decisions.micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
-            self._sw_inputs = _inputs(graph, analysis, layouts, at)
-            program = prepared(
-                lower(graph, analysis, mesh, tilings, storage, rank, regathered, pieces), graph
-            )
+            self._sw_inputs = input_parts(graph, analysis, layouts, at)
+            program = prepared(lower(graph, analysis, decisions, rank), graph)
             self._sw_program: nn.Module = to_module(program, device, make)
         else:
-            micro = micro_batched(graph, analysis, micro_batches)
+            micro = micro_batched(graph, analysis, decisions.micro_batches)
             layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
-            at = tuple((i, *self._sw_coordinate) for i in range(micro_batches))
-            self._sw_inputs = _inputs(graph, analysis, layouts, at)
-            lowered = lower_micro(
-                graph, analysis, micro, mesh, tilings, storage, rank, regathered, pieces
-            )
+            at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
+            self._sw_inputs = input_parts(graph, analysis, layouts, at)
+            lowered = lower_micro(graph, analysis, micro, decisions, rank)
             parts = {
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
             self._sw_program = MicroBatched(lowered, parts, graph, make, device)
-        # Kind, key, and for parameters and buffers the module that holds them and their name there.
-        self._sw_leaves: list[tuple[LeafKind, str, nn.Module, str]] = []
-        self._sw_constants: dict[str, torch.Tensor] = {}
-        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
-        for leaf in graph.leaves:
-            first = leaf.keys[0]
-            if leaf.kind is LeafKind.PARAMETER:
-                parameter = self._sw_parameter(
-                    weights[first],
-                    graph.tensor[leaf.name].requires_grad,
-                    analysis.atoms[leaf.name],
-                    storage[leaf.name],
-                    device_mesh,
-                    device,
-                )
-                for key in leaf.keys:
-                    container, name = _container(self, key)
-                    container.register_parameter(name, parameter)
-            elif leaf.kind is LeafKind.BUFFER:
-                value = buffers[first].detach().to(device).clone()
-                for key in leaf.keys:
-                    container, name = _container(self, key)
-                    container.register_buffer(name, value, persistent=key in persistent)
-            elif leaf.kind is LeafKind.CONSTANT:
-                self._sw_constants[first] = captured.constants[leaf.name].to(device)
-            held = leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER)
-            holder, name = _container(self, first) if held else (self, "")
-            self._sw_leaves.append((leaf.kind, first, holder, name))
+        self._sw_holds = Holding(self, captured, analysis, decisions, device_mesh, device)
+        self._sw_holds.take(graph, weights, buffers, persistent)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -235,39 +207,21 @@ class ParallelModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or what the module returned; every rank passes the same global batch."""
         given = self._sw_local_inputs(args, kwargs)
-        leaves: list[torch.Tensor] = []
-        for kind, key, at, name in self._sw_leaves:
-            if kind is LeafKind.PARAMETER:
-                leaves.append(getattr(at, name))
-            elif kind is LeafKind.BUFFER:
-                buffer = getattr(at, name)
-                # Autograd may keep what it read of a buffer that is updated in place below.
-                leaves.append(buffer.clone() if key in self._sw_updates else buffer)
-            elif kind is LeafKind.CONSTANT:
-                leaves.append(self._sw_constants[key])
-            else:
-                leaves.append(given[key])
+        leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
         results = self._sw_program(*leaves, state)
-        outputs = results[: len(results) - len(self._sw_updates)]
+        outputs = results[: len(self._sw_graph.outputs)]
         with torch.no_grad():
-            for name, value in zip(self._sw_updates, results[len(outputs) :], strict=True):
-                self.get_buffer(name).copy_(value)
+            self._sw_holds.update(self._sw_graph, results[len(outputs) :])
             if self.training:
                 # Not in place: what autograd keeps of this step may still read the old one.
                 self._sw_random = state + state.new_tensor([0, 1])
         return rebuild_outputs(self._sw_output_keys, outputs)
 
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.forward_backward(batch)
-        optimizer.step()
-        return loss
-
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
-        loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
+        args, kwargs = arguments(batch)
+        loss = self(*args, **kwargs)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(
                 "train_step needs a module that returns its loss; this one returns"
@@ -275,28 +229,6 @@ class ParallelModule(nn.Module):
             )
         loss.backward()
         return loss.detach()
-
-    def lasting_buffers(self) -> dict[str, torch.Tensor]:
-        """What the next step needs of buffers: those of the state dict and those that steps write.
-
-        A buffer with several names is there under its first one.
-        """
-        lasting = {*self.state_dict(), *self._sw_updates}
-        return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
-
-    @property
-    def updated_buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that a call writes, as the running statistics of batch norm."""
-        return self._sw_updates
-
-    def random_state(self) -> tuple[int, int]:
-        """The seed and the number of steps that random numbers depend on."""
-        seed, step = self._sw_random.tolist()
-        return seed, step
-
-    def set_random_state(self, state: tuple[int, int]) -> None:
-        """Draw from the next step on what a module in this state would draw."""
-        self._sw_random = self._sw_random.new_tensor(state)
 
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own.
@@ -311,51 +243,3 @@ class ParallelModule(nn.Module):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
         return local_inputs(args, kwargs, self._sw_inputs)
-
-    def _sw_parameter(
-        self,
-        weight: torch.Tensor,
-        requires_grad: bool,
-        atoms: Atoms,
-        layout: Layout,
-        device_mesh: DeviceMesh | None,
-        device: torch.device,
-    ) -> nn.Parameter:
-        whole = weight.detach().reshape(flat(atoms))
-        local = cut(whole, atoms, layout, self._sw_coordinate).to(device, copy=True).contiguous()
-        if device_mesh is None:
-            return nn.Parameter(local, requires_grad=requires_grad)
-        placements: list[Placement] = [
-            Replicate() if (dim := flat_dim(atoms, p)) < 0 else Shard(dim)
-            for p in layout.placements
-        ]
-        tensor = DTensor.from_local(
-            local,
-            device_mesh,
-            placements,
-            run_check=False,
-            shape=whole.shape,
-            stride=torch.empty(whole.shape, device="meta").stride(),
-        )
-        return nn.Parameter(tensor, requires_grad=requires_grad)
-
-
-def _inputs(
-    graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout], at: tuple[tuple[int, ...], ...]
-) -> dict[str, InputPart]:
-    leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
-    return {
-        leaf.keys[0]: InputPart(leaf.keys[0], analysis.atoms[leaf.name], layouts[leaf.name], at)
-        for leaf in leaves
-    }
-
-
-def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """The module that holds the tensor `key`, made on the way, and the tensor's name in it."""
-    *path, name = key.split(".")
-    module = root
-    for part in path:
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = getattr(module, part)
-    return module, name

@@ -15,8 +15,8 @@ from torch import nn
 
 from shardwright.capture.build import Captured
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.balance import balanced_cuts, operator_work
+from shardwright.lower.decisions import everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import lower
@@ -170,11 +170,8 @@ class StageModule(nn.Module):
 
 def _program(stage: Stage, device: torch.device) -> nn.Module:
     """Every operator whole, nothing communicated."""
-    mesh = Mesh((("dp", 1),))
     graph = stage.graph
-    whole = {leaf.name: Layout.replicated(mesh) for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    tilings = {op.name: (None,) for op in graph.ops}
-    program = lower(graph, analyze(graph), mesh, tilings, whole, rank=0)
+    program = lower(graph, analyze(graph), everything_whole(graph), rank=0)
 
     def make(instruction: Special) -> nn.Module:
         if isinstance(instruction, Dropout):

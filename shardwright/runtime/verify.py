@@ -20,13 +20,15 @@ from torch import nn
 from shardwright.capture.build import Captured
 from shardwright.capture.call import flatten, select_outputs, unflatten
 from shardwright.ir.graph import Graph, LeafKind, Source, to_json
-from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
+from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.parallel import ParallelModule, read_plan
+from shardwright.runtime.parallel import build as module_of
+from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.shipping import pack
 
@@ -97,7 +99,7 @@ def verify(
     """
     captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
     analysis = analyze(captured.graph)
-    tilings, _ = read_plan(plan, captured.graph, analysis)
+    decisions = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
@@ -113,7 +115,7 @@ def verify(
         "batch": {k: _wide(v) for k, v in batch.items()},
     }
     shipped = pack(captured.opaque)
-    alone = in_parts(graph, analysis, plan.mesh, tilings)
+    alone = in_parts(graph, analysis, decisions)
     serial = measure(
         one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
     )
@@ -129,19 +131,14 @@ def build(
     graph: Graph,
     analysis: Analysis,
     payload: Mapping[str, Any],
-    mesh: Mesh,
-    tilings: Mapping[str, Any],
-    storage: Mapping[str, Layout],
+    decisions: Decisions,
     device_mesh: Any,
-    regathered: frozenset[str] = frozenset(),
-    pieces: Mapping[str, int] | None = None,
-    micro_batches: int = 1,
-) -> ParallelModule:
+) -> ParallelModule | PipelineModule:
     """The module of this rank, or of one device without a device mesh, on the CPU."""
     by_every_name = dict(payload["weights"])
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
-    return ParallelModule(
+    return module_of(
         Captured(
             graph,
             dict(payload["constants"]),
@@ -149,51 +146,60 @@ def build(
             payload.get("opaque", {}),
         ),
         analysis,
-        mesh,
-        tilings,
-        storage,
+        decisions,
         weights=by_every_name,
         buffers=payload["buffers"],
         persistent=frozenset(),
         device_mesh=device_mesh,
         device=torch.device("cpu"),
         seed=1,
-        regathered=regathered,
-        pieces=pieces,
-        micro_batches=micro_batches,
     )
 
 
 def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
     """The serial program: every operator whole, nothing communicated."""
-    mesh = Mesh((("dp", 1),))
-    return build(
-        graph,
-        analyze(graph),
-        payload,
-        mesh,
-        {op.name: (None,) for op in graph.ops},
-        {leaf.name: Layout.replicated(mesh) for leaf in graph.leaves_of(LeafKind.PARAMETER)},
-        None,
-    )
+    module = build(graph, analyze(graph), payload, everything_whole(graph), None)
+    assert isinstance(module, ParallelModule)
+    return module
 
 
-def measure(module: ParallelModule, optimizer: str, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Loss, gradients and parameters after one step, whole, by the parameters' first names."""
+def measure(
+    module: ParallelModule | PipelineModule, optimizer: str, batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Loss, gradients and parameters after one step, whole, by the parameters' first names.
+
+    Of a pipeline those of this rank's stages, by all of their names.
+    """
     name, options = _OPTIMIZERS[optimizer.lower()]
     steps = getattr(torch.optim, name)(module.parameters(), **options)
+    loss = _backward(module, batch)
+    every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
+    gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
+    steps.step()
+    parameters = {key: _whole(p.detach()) for key, p in every.items()}
+    return {"loss": loss.detach(), "gradients": gradients, "parameters": parameters}
+
+
+def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all stages of a pipeline measured, as one module's; all know the loss."""
+    found: dict[str, Any] = {"loss": results[0]["loss"], "gradients": {}, "parameters": {}}
+    for result in reversed(results):
+        for part in ("gradients", "parameters"):
+            found[part].update(result[part])
+    return found
+
+
+def _backward(module: ParallelModule | PipelineModule, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The loss, after a backward pass from it."""
     args, kwargs = unflatten(batch)
+    if isinstance(module, PipelineModule):
+        return module.forward_backward(kwargs or args)
     returned = module(*args, **kwargs)
     outputs = select_outputs(returned)[1]
     # Outputs that are no loss get one that tells their elements apart.
     loss = sum((_probe(out) for out in outputs if out.is_floating_point()), torch.zeros(()))
     loss.backward()
-    gradients = {
-        key: None if p.grad is None else _whole(p.grad) for key, p in module.named_parameters()
-    }
-    steps.step()
-    parameters = {key: _whole(p.detach()) for key, p in module.named_parameters()}
-    return {"loss": loss.detach(), "gradients": gradients, "parameters": parameters}
+    return loss
 
 
 def _probe(out: torch.Tensor) -> torch.Tensor:

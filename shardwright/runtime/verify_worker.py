@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import read_plan
 from shardwright.runtime.shipping import unpack
-from shardwright.runtime.verify import build, measure
+from shardwright.runtime.verify import build, measure, merged
 
 
 def main(folder: Path) -> None:
@@ -28,21 +29,20 @@ def main(folder: Path) -> None:
         # The graph was widened after planning: the same operators under another fingerprint.
         plan = replace(Plan.from_json(payload["plan"]), fingerprint=payload["fingerprint"])
         analysis = analyze(graph)
-        tilings, storage = read_plan(plan, graph, analysis)
+        decisions = read_plan(plan, graph, analysis)
         device_mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)
         module = build(
             graph,
             analysis,
             payload,
-            plan.mesh,
-            tilings,
-            storage,
+            decisions,
             device_mesh,
-            frozenset(p.name for p in plan.parameters if p.regathered),
-            {op.name: op.piece for op in plan.ops},
-            plan.micro_batches,
         )
         result = measure(module, plan.optimizer, payload["batch"])
+        if decisions.pipeline is not None:
+            every: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(every, result)
+            result = merged(every)
         if dist.get_rank() == 0:
             torch.save(result, folder / "result.pt")
         dist.barrier()

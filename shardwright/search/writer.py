@@ -13,9 +13,10 @@ from typing import final
 import numpy as np
 
 from shardwright.cost.codes import duals
+from shardwright.cost.layouts import local_bytes
 from shardwright.cost.memory import fixed_bytes
 from shardwright.cost.step import settled_seconds
-from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.remarks import Remark
@@ -64,6 +65,31 @@ class PlanWriter:
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
             found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
         return found
+
+    def nodes(self, name: str) -> tuple[int, ...]:
+        """The nodes of an operator or parameter in whole assignments; none if nothing is decided.
+
+        The second, if there is one, decides where it is recomputed.
+        """
+        return tuple(node for node in (self._node[name] or ())[:2] if node >= 0)
+
+    def switch(self, name: str) -> int:
+        """The node that says whether an operator is recomputed; -1 if it never is."""
+        three = self._node[name]
+        return three[2] if three else -1
+
+    def tile_bytes(self, value: str, choice: Sequence[int]) -> Bytes:
+        """Bytes of the largest tile of a value that an operator makes, or of a whole leaf."""
+        maker, model = self.graph.producer.get(value), self.space.model
+        tensor = self.graph.tensor[value]
+        if maker is None:
+            return Bytes(tensor.bytes)
+        like = self._like[self._rep(maker.name)]
+        k = int(self.space.places[like.name].options[self._chosen(maker.name, choice)[0]])
+        i = maker.outputs.index(value)
+        layout = model.layout(like.outputs[i], int(model.options(like).results[i][k]))
+        atoms = model.analysis.atoms[like.outputs[i]]
+        return local_bytes(atoms, ITEM_BYTES[tensor.dtype], layout)
 
     def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:

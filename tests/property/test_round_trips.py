@@ -18,7 +18,8 @@ from shardwright.ir.graph import (
     to_json,
 )
 from shardwright.ir.habits import CHOICES, Habits
-from shardwright.ir.layout import REPLICATE, Layout, Shard
+from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.pipeline import AXIS, NONE, SCHEDULES
 from shardwright.ir.plan import (
     InputSpec,
     Phase,
@@ -88,7 +89,11 @@ habits = st.builds(Habits, *(st.sampled_from(words) for words in CHOICES.values(
 
 @st.composite
 def plans(draw):
-    mesh = draw(meshes)
+    mesh = whole_mesh = draw(meshes)
+    schedule = draw(st.sampled_from([NONE, *SCHEDULES]))
+    cuts = () if schedule == NONE else draw(some(names))
+    if schedule != NONE:
+        whole_mesh = Mesh(((AXIS, draw(st.integers(1, 8))), *mesh.axes))
     placement = st.just(REPLICATE) | st.builds(Shard, st.integers(0, 3), st.integers(0, 3))
     layouts = st.lists(placement, min_size=len(mesh.axes), max_size=len(mesh.axes)).map(
         lambda found: Layout(mesh, tuple(found))
@@ -101,7 +106,10 @@ def plans(draw):
             Plan,
             fingerprint=text,
             machine=text,
-            mesh=st.just(mesh),
+            mesh=st.just(whole_mesh),
+            stages=st.just(len(cuts) + 1),
+            schedule=st.just(schedule),
+            cuts=st.just(cuts),
             optimizer=text,
             step_seconds=seconds,
             peak_bytes=st.integers(),

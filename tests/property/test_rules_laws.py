@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardwright.capture.operators import call_op
 from shardwright.ir.layout import Mesh
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute, Dropout, Uniform
 from shardwright.rules import table
@@ -80,7 +81,9 @@ def _check(one, mesh):
         tiled = _run(one, analysis, mesh, tiling)
         expected = alone
         if one.op.kind == "local_batch_norm":  # which depends on the parts, and on nothing else
-            parts = replace(one, graph=in_parts(one.graph, analysis, mesh, {"y": tiling}))
+            parts = replace(
+                one, graph=in_parts(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}))
+            )
             expected = _run(parts, analysis, Mesh.parse("a=1"), (None,))
         for key, value in expected.items():
             torch.testing.assert_close(
@@ -150,7 +153,7 @@ def _run(one, analysis, mesh, tiling):
 
 
 def _run_rank(one, analysis, mesh, tiling, rank, tiles):
-    program = lower(one.graph, analysis, mesh, {"y": tiling}, {}, rank)
+    program = lower(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}), rank)
     (instruction,) = (i for i in program.instructions if isinstance(i, Compute | Dropout | Uniform))
     if isinstance(instruction, Dropout):
         dropout = GlobalDropout(instruction, CPU)

@@ -17,6 +17,7 @@ from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.widen import widen
+from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule
@@ -110,18 +111,13 @@ class Widened:
         return ParallelModule(
             self.captured,
             self.analysis,
-            mesh,
-            chosen,
-            storage,
+            Decisions(mesh, chosen, storage, frozenset(regathered), pieces or {}, micro_batches),
             weights=dict(self.model.named_parameters(remove_duplicate=False)),
             buffers=dict(self.model.named_buffers(remove_duplicate=False)),
             persistent=frozenset(),
             device_mesh=device_mesh,
             device=torch.device("cpu"),
             seed=3,
-            regathered=regathered,
-            pieces=pieces,
-            micro_batches=micro_batches,
         )
 
     def run(self, module):

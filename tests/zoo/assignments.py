@@ -143,10 +143,11 @@ def chosen_plan(one, mesh):
         collective_launch_seconds=none,
     )
     plan = search(one.narrow, machine, meshes=[mesh]).fastest()
-    chosen, storage = read_plan(plan, one.narrow, one.analysis)
+    decisions = read_plan(plan, one.narrow, one.analysis)
+    chosen = decisions.tilings
     if all(choice is None for tiling in chosen.values() for choice in tiling):
         raise AssertionError(f"the plan on {mesh} splits nothing, so it shows nothing")
-    return Assignment("plan", mesh, chosen, storage)
+    return Assignment("plan", mesh, chosen, decisions.storage)
 
 
 def random_assignments(one, mesh, count, seed):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.capture.capture import capture_call
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.widen import widen
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import with_rules
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import ParallelModule
@@ -48,9 +49,7 @@ class Subject:
         return ParallelModule(
             self.captured,
             self.analysis,
-            mesh,
-            chosen,
-            storage,
+            Decisions(mesh, chosen, storage),
             weights=self.weights,
             buffers=self.buffers,
             persistent=frozenset(),

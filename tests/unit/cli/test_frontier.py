@@ -26,6 +26,13 @@ def test_without_devices_the_whole_machine_is_searched(api, target, as_json):
     assert {p["devices"] for p in found["points"]} == {8}
 
 
+def test_numbers_of_stages_are_searched(api, target, as_json):
+    arguments = ("frontier", target, "--machine", "2xH100")
+    as_json(*arguments)
+    as_json(*arguments, "--stages", "2,1")
+    assert [asked["stages"] for asked in api.asked] == [(1,), (1, 2)]
+
+
 def test_numbers_of_micro_batches_are_searched(api, target, as_json):
     arguments = ("frontier", target, "--machine", "2xcpu")
     assert {p["micro_batches"] for p in as_json(*arguments)["points"]} == {1}

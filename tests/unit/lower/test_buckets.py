@@ -9,6 +9,7 @@ from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.buckets import bucketed
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Compute, Fetch, Load, Redistribute, Reduce, writes
 from shardwright.rules.analysis import analyze
@@ -48,7 +49,7 @@ def program(words, stored=None, **chosen):
         leaf.name: Layout.parse((stored or {}).get(leaf.name, "dp:R"), MESH)
         for leaf in GRAPH.leaves_of(LeafKind.PARAMETER)
     }
-    return lower(GRAPH, ANALYSIS, MESH, tilings, storage, 0)
+    return lower(GRAPH, ANALYSIS, Decisions(MESH, tilings, storage), 0)
 
 
 def of(kind, program):
@@ -147,6 +148,6 @@ def test_gradients_that_may_belong_to_two_are_copied():
 def test_without_parameters_nothing_changes():
     graph = capture_call(nn.ReLU(), (torch.ones(3),)).graph
     whole = {op.name: (None,) for op in graph.ops}
-    before = lower(graph, analyze(graph), MESH, whole, {}, 0)
+    before = lower(graph, analyze(graph), Decisions(MESH, whole, {}), 0)
     assert bucketed(before, graph) == before
     assert of(Compute, before)

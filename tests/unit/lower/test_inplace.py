@@ -8,7 +8,8 @@ from torch import nn
 
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.layout import Mesh
+from shardwright.lower.decisions import everything_whole
 from shardwright.lower.fx import to_module
 from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import lower, verify
@@ -23,9 +24,7 @@ def programs(model, args=(), kwargs=None):
     """The captured call, and its program on one device as lowered and in place."""
     captured = capture_call(model, args, kwargs)
     graph = captured.graph
-    whole = {leaf.name: Layout.replicated(MESH) for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    tilings = {op.name: (None,) for op in graph.ops}
-    program = lower(graph, analyze(graph), MESH, tilings, whole, 0)
+    program = lower(graph, analyze(graph), everything_whole(graph), 0)
     changed = in_place(program, graph)
     verify(changed)
     return captured, program, changed

@@ -11,6 +11,7 @@ from torch import nn
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import input_layouts, lower, verify
 from shardwright.lower.program import Compute, Load, Redistribute
 from shardwright.rules.analysis import analyze
@@ -65,7 +66,7 @@ def lowered(strategy, rank):
     storage = {
         name: Layout.parse(f"{mesh.names[0]}:{place}", mesh) for name, place in stored.items()
     }
-    return lower(GRAPH, ANALYSIS, mesh, tilings, storage, rank)
+    return lower(GRAPH, ANALYSIS, Decisions(mesh, tilings, storage), rank)
 
 
 def test_programs_match_the_golden_page():
@@ -137,7 +138,7 @@ def test_replicated_programs_move_nothing(example):
     model, batch = example()
     graph = capture_call(model, (), batch).graph
     mesh = Mesh.parse("a=2 b=2")
-    program = lower(graph, analyze(graph), mesh, *_whole(graph, mesh), rank=3)
+    program = lower(graph, analyze(graph), Decisions(mesh, *_whole(graph, mesh)), rank=3)
     assert not any(isinstance(one, Redistribute) for one in program.instructions)
 
 
@@ -161,7 +162,8 @@ def test_readers_that_want_the_same_share_one_redistribution():
     graph, analysis = captured(Reader(), x)
     mesh = Mesh.parse("a=2")
     words = {"mul": "d0", "exp": "d1", "sin": "d1", "cos": "d0", "sum": "d1", "sum_1": "d1"}
-    program = lower(graph, analysis, mesh, _tiled(graph, analysis, mesh, words), {}, 0)
+    decisions = Decisions(mesh, _tiled(graph, analysis, mesh, words), {})
+    program = lower(graph, analysis, decisions, 0)
     moved = [one.value for one in program.instructions if isinstance(one, Redistribute)]
     assert moved.count("mul") == 1
 

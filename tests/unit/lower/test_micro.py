@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.micro import alike, lower_micro
 from shardwright.lower.program import Redistribute
 from shardwright.rules.micro import micro_batches
@@ -25,7 +26,7 @@ def lowered(strategy, rank, count=2):
         name: Layout.parse(f"{mesh.names[0]}:{place}", mesh) for name, place in stored.items()
     }
     micro = micro_batches(GRAPH, ANALYSIS, count)
-    return lower_micro(GRAPH, ANALYSIS, micro, mesh, tilings, storage, rank)
+    return lower_micro(GRAPH, ANALYSIS, micro, Decisions(mesh, tilings, storage), rank)
 
 
 def test_programs_match_the_golden_page():

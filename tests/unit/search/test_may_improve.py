@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.search.planner import _may_improve
+from shardwright.search.rounds import _may_improve
 from shardwright.search.sweep import DualBound
 
 KNOWN = [(2.0, 60), (3.0, 40), (3.5, 50)]  # the last is beaten

@@ -1,0 +1,98 @@
+"""How a step runs through pipeline stages: the cuts, the schedule, and who has which stage.
+
+Schedules have the names of `torch.distributed.pipelining`:
+
+    GPipe              all forward passes, then all backward passes
+    1F1B               one of each in turns (PipeDream-Flush, arXiv 2006.09503)
+    Interleaved1F1B    the same, a rank having several stages (Megatron-LM, arXiv 2104.04473)
+    InterleavedZeroBubble, ZBVZeroBubble
+                       gradients of weights fill the bubbles (arXiv 2401.10241)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.ir.layout import Mesh
+
+AXIS = "pp"  # of a plan's mesh: the groups of devices that have a stage each, or several
+SINGLE = ("GPipe", "1F1B")  # schedules of one stage to a group
+MULTIPLE = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")  # of several
+SCHEDULES = (*SINGLE, *MULTIPLE)
+NONE = "none"
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot run; the message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The stages of a plan, `groups` of devices taking turns at them.
+
+    `cuts` are the names of the operators that later stages begin with, in order.
+    """
+
+    cuts: tuple[str, ...]
+    schedule: str
+    groups: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.cuts) + 1
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The group of every stage.
+
+        >>> Pipeline(("a", "b", "c"), "Interleaved1F1B", 2).homes
+        (0, 1, 0, 1)
+        >>> Pipeline(("a", "b", "c"), "ZBVZeroBubble", 2).homes
+        (0, 1, 1, 0)
+        """
+        loop = [stage % self.groups for stage in range(self.stages)]
+        if self.schedule == "ZBVZeroBubble":
+            half = self.stages // 2
+            loop[half:] = reversed(loop[:half])
+        return tuple(loop)
+
+    def check(self, micro_batches: int) -> None:
+        """Raise `PipelineError` if the schedule cannot run these stages."""
+        name, stages, groups = self.schedule, self.stages, self.groups
+        if name not in SCHEDULES:
+            raise PipelineError(f"schedule {name!r} is not known; take {', '.join(SCHEDULES)}")
+        if name in SINGLE and stages != groups:
+            raise PipelineError(
+                f"{name} has one stage for each of {AXIS}={groups} groups, not {stages} stages;"
+                f" cut into {groups}, or take an interleaved schedule"
+            )
+        if name == "ZBVZeroBubble" and stages != 2 * groups:
+            raise PipelineError(
+                f"{name} has two stages for each of {AXIS}={groups} groups, not {stages} stages;"
+                f" cut into {2 * groups}"
+            )
+        if stages % groups:
+            raise PipelineError(
+                f"{stages} stages cannot be shared evenly by {AXIS}={groups} groups; cut into a"
+                f" multiple of {groups}"
+            )
+        if name == "1F1B" and micro_batches < stages:
+            raise PipelineError(
+                f"{name} with {stages} stages needs at least as many micro-batches, not"
+                f" {micro_batches}; take more, or GPipe"
+            )
+        if name.startswith("Interleaved") and micro_batches % max(1, micro_batches // groups):
+            raise PipelineError(
+                f"{name} takes micro-batches in rounds of {groups}, which {micro_batches} are not;"
+                f" take a multiple of {groups}"
+            )
+
+
+def stage_mesh(mesh: Mesh) -> Mesh:
+    """The mesh of the devices of one group."""
+    return Mesh(tuple((name, size) for name, size in mesh.axes if name != AXIS) or (("dp", 1),))
+
+
+def groups_of(mesh: Mesh) -> int:
+    """How many groups of devices take part in a pipeline on `mesh`; 1 without one."""
+    return dict(mesh.axes).get(AXIS, 1)

@@ -1,0 +1,41 @@
+"""What a plan decides, on its way to the programs of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.pipeline import Pipeline
+from shardwright.rules.rule import Tiling
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """How a graph is computed on `mesh`.
+
+    `tilings` are by operator, `storage` by parameter name. Copies of parameters
+    that are `regathered` are not kept for the backward pass. Operators that
+    `pieces` gives the same number, not 0, are recomputed there together. The
+    batch is taken in `micro_batches` pieces. With a `pipeline`, `mesh` is that of
+    one of its groups.
+    """
+
+    mesh: Mesh
+    tilings: Mapping[str, Tiling]
+    storage: Mapping[str, Layout]
+    regathered: frozenset[str] = frozenset()
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    micro_batches: int = 1
+    pipeline: Pipeline | None = None
+
+
+def everything_whole(graph: Graph) -> Decisions:
+    """The serial program: one device computes every operator whole."""
+    mesh = Mesh((("dp", 1),))
+    return Decisions(
+        mesh,
+        {op.name: (None,) for op in graph.ops},
+        {leaf.name: Layout.replicated(mesh) for leaf in graph.leaves_of(LeafKind.PARAMETER)},
+    )

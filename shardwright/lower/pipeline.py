@@ -1,0 +1,132 @@
+"""Lowering a pipeline: what one rank runs of each stage, and what neighbouring stages exchange.
+
+A stage is a part of the graph on the mesh of one group of devices. All groups
+have the same mesh, so a device sends its tiles to the device at the same place
+in the next group, in the layout in which they were made; the receiver brings
+them to the layout in which it reads them, as it does with values of its own.
+Their gradients come back the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Layout, local_atoms, shape_of
+from shardwright.ir.pipeline import Pipeline, PipelineError
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.micro import MicroPrograms, lower_part, placings_of
+from shardwright.lower.program import Shape
+from shardwright.lower.stages import Stage, StageError, split
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro import MicroBatches, extended, micro_batches, one_batch
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One value that crosses from a stage to the next, as one rank sends it in one micro-batch."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    differentiable: bool
+
+
+class StagedGraph:
+    """A graph in stages, with how everything lies. Raises `PipelineError` for a bad pipeline."""
+
+    def __init__(self, graph: Graph, analysis: Analysis, decisions: Decisions) -> None:
+        assert decisions.pipeline is not None, "these decisions have no pipeline"
+        self.graph = graph
+        self.analysis = analysis
+        self.decisions = decisions
+        self.pipeline = decisions.pipeline
+        self.pipeline.check(decisions.micro_batches)
+        self.parts = _parts(graph, self.pipeline)
+        count = decisions.micro_batches
+        whole = count == 1
+        self.micro: MicroBatches = (
+            one_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
+        )
+        self.placings = placings_of(graph, analysis, self.micro, decisions)
+
+    @cached_property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Where every value lies that an operator makes, and every leaf that crosses."""
+        wide = self.micro.mesh(self.decisions.mesh)
+        found = {leaf.name: Layout.replicated(wide) for leaf in self.graph.leaves}
+        for name, layout in self.decisions.storage.items():
+            found[name] = extended(layout, wide, found[name].placements[0])
+        for op in self.graph.ops:
+            found.update(zip(op.outputs, self.placings[op.name].results, strict=True))
+        return found
+
+    def programs(self, stage: int, rank: int) -> MicroPrograms:
+        """What `rank` of a group runs of `stage`."""
+        part = self.parts[stage]
+        received = {name: self.layouts[name] for name in part.received}
+        return lower_part(
+            part.graph,
+            self.analysis,
+            self.micro,
+            self.decisions,
+            rank,
+            self.placings,
+            received,
+            part.sent,
+        )
+
+    def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:
+        """What `rank` sends from `stage` to the next in micro-batch `number`."""
+        at = (number, *self.decisions.mesh.coordinate(rank))
+        return tuple(self._crossing(name, at) for name in self.parts[stage].sent)
+
+    def _crossing(self, name: str, at: tuple[int, ...]) -> Crossing:
+        tensor = self.graph.tensor[name]
+        shape = shape_of(local_atoms(self.analysis.atoms[name], self.layouts[name], at))
+        return Crossing(name, shape, tensor.dtype, tensor.requires_grad)
+
+    def splits_backward(self, stage: int) -> bool:
+        """Whether torch can compute a stage's gradients of inputs and of weights apart.
+
+        It starts once from each operator that reads a weight and what is received.
+        Where weights meet what is received only after something has been computed of
+        them alone, or twice, these starts are in each other's way.
+        """
+        graph = self.parts[stage].graph
+        received = set(self.parts[stage].received)
+        weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+        for op in graph.ops:
+            if received.intersection(op.operands):
+                received.update(op.outputs)
+            elif any(graph.tensor[name].requires_grad for name in op.outputs):
+                return False
+        return all(len(graph.consumers[weight]) <= 1 for weight in weights)
+
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """The stages that have each parameter."""
+        found: dict[str, list[int]] = {}
+        for number, part in enumerate(self.parts):
+            for leaf in part.graph.leaves_of(LeafKind.PARAMETER):
+                found.setdefault(leaf.name, []).append(number)
+        return {name: tuple(stages) for name, stages in found.items()}
+
+
+def _parts(graph: Graph, pipeline: Pipeline) -> tuple[Stage, ...]:
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    loss = [graph.tensor[name] for name in graph.outputs]
+    if len(loss) != 1 or loss[0].shape or not loss[0].requires_grad:
+        raise PipelineError(
+            "a pipeline needs a module that returns its loss, a scalar, and nothing else; compute"
+            " the loss inside the module"
+        )
+    for name in pipeline.cuts:
+        if name not in place:
+            raise PipelineError(f"the cut before {name} is before no operator of the model")
+    try:
+        return split(graph, [place[name] for name in pipeline.cuts], copies=True)
+    except StageError as e:
+        raise PipelineError(str(e)) from e

@@ -1,0 +1,160 @@
+"""What a parallel module holds: its tiles of parameters, and buffers, under the model's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from shardwright.capture.build import Captured
+from shardwright.ir.graph import Graph, Leaf, LeafKind
+from shardwright.ir.plan import PlanError
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.program import flat, flat_dim
+from shardwright.rules.analysis import Analysis
+from shardwright.runtime.batch import cut
+
+
+@final
+class Holding:
+    """Registers with `module` what graphs need, and hands it to their programs.
+
+    Parameters keep their names and are DTensors in their atoms' shape, which
+    depends on the model and never on the plan; without a device mesh they are
+    plain tensors of that shape.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        captured: Captured,
+        analysis: Analysis,
+        decisions: Decisions,
+        device_mesh: DeviceMesh | None,
+        device: torch.device,
+    ) -> None:
+        self.module = module
+        self.captured = captured
+        self.analysis = analysis
+        self.storage = decisions.storage
+        self.mesh = decisions.mesh
+        self.device_mesh = device_mesh
+        self.device = device
+        self.constants: dict[str, torch.Tensor] = {}
+        self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
+
+    def take(
+        self,
+        graph: Graph,
+        weights: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        persistent: frozenset[str],
+    ) -> None:
+        """Register all that `graph` needs and that is not there yet."""
+        for leaf in graph.leaves:
+            first = leaf.keys[0]
+            if leaf.name in self.places or leaf.name in self.constants:
+                continue
+            if leaf.kind is LeafKind.PARAMETER:
+                trained = graph.tensor[leaf.name].requires_grad
+                parameter = self._parameter(leaf.name, weights[first], trained)
+                for key in leaf.keys:
+                    container, name = _container(self.module, key)
+                    container.register_parameter(name, parameter)
+            elif leaf.kind is LeafKind.BUFFER:
+                value = buffers[first].detach().to(self.device).clone()
+                for key in leaf.keys:
+                    container, name = _container(self.module, key)
+                    container.register_buffer(name, value, persistent=key in persistent)
+            elif leaf.kind is LeafKind.CONSTANT:
+                self.constants[leaf.name] = self.captured.constants[leaf.name].to(self.device)
+            if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
+                self.places[leaf.name] = _container(self.module, first)
+
+    def held(self, leaf: str) -> torch.Tensor:
+        """The parameter or buffer of that leaf."""
+        container, name = self.places[leaf]
+        found: torch.Tensor = getattr(container, name)
+        return found
+
+    def leaves(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, torch.Tensor],
+        given: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """The tensors of all leaves of `graph`, in order: `inputs` by path, `given` by name."""
+        updated = {buffer for buffer, _ in graph.updates}
+        return [self._leaf(leaf, inputs, given or {}, updated) for leaf in graph.leaves]
+
+    def _leaf(
+        self,
+        leaf: Leaf,
+        inputs: Mapping[str, torch.Tensor],
+        given: Mapping[str, torch.Tensor],
+        updated: set[str],
+    ) -> torch.Tensor:
+        if leaf.name in given:
+            return given[leaf.name]
+        if leaf.kind is LeafKind.INPUT:
+            return inputs[leaf.keys[0]]
+        if leaf.kind is LeafKind.CONSTANT:
+            return self.constants[leaf.name]
+        held = self.held(leaf.name)
+        # Autograd may keep what it read of a buffer that is updated in place below.
+        return held.clone() if leaf.name in updated else held
+
+    def update(self, graph: Graph, values: Sequence[torch.Tensor]) -> None:
+        """Write the new contents of the buffers that `graph` updates."""
+        for (buffer, _), value in zip(graph.updates, values, strict=True):
+            self.held(buffer).copy_(value)
+
+    def _parameter(self, name: str, weight: torch.Tensor, trained: bool) -> nn.Parameter:
+        atoms, layout = self.analysis.atoms[name], self.storage[name]
+        whole = weight.detach().reshape(flat(atoms))
+        at = self.mesh.coordinate(place_in(self.device_mesh))
+        local = cut(whole, atoms, layout, at).to(self.device, copy=True).contiguous()
+        if self.device_mesh is None:
+            return nn.Parameter(local, requires_grad=trained)
+        placements: list[Placement] = [
+            Replicate() if (dim := flat_dim(atoms, p)) < 0 else Shard(dim)
+            for p in layout.placements
+        ]
+        tensor = DTensor.from_local(
+            local,
+            self.device_mesh,
+            placements,
+            run_check=False,
+            shape=whole.shape,
+            stride=torch.empty(whole.shape, device="meta").stride(),
+        )
+        return nn.Parameter(tensor, requires_grad=trained)
+
+
+def place_in(device_mesh: DeviceMesh | None) -> int:
+    """The number of this rank within the mesh, which may be a part of all ranks."""
+    if device_mesh is None:
+        return 0
+    place = 0
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError(f"rank {dist.get_rank()} is not in the device mesh {device_mesh}")
+    for at, size in zip(coordinate, device_mesh.shape, strict=True):
+        place = place * size + at
+    return place
+
+
+def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """The module that holds the tensor `key`, made on the way, and the tensor's name in it."""
+    *path, name = key.split(".")
+    module = root
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = getattr(module, part)
+    return module, name

@@ -1,0 +1,261 @@
+"""The rounds of a search: one mesh and number of micro-batches after the other.
+
+Each gives points that may become plans, a bound on what there can be, and the
+well-known plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from shardwright.ir.constraints import Constraint, ConstraintError
+from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
+from shardwright.search.baselines import baselines
+from shardwright.search.constrain import NO_MARKS, Marks
+from shardwright.search.eliminate import exact_frontier
+from shardwright.search.fast import fast_frontier
+from shardwright.search.permitted import broken
+from shardwright.search.pipelines import Pipelines, Staged
+from shardwright.search.pricing import PriceList
+from shardwright.search.problem import Point
+from shardwright.search.settle import bound_on_step, most_summed
+from shardwright.search.sources import Sources
+from shardwright.search.space import Space
+from shardwright.search.sweep import DualBound
+from shardwright.search.writer import PlanWriter
+
+RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
+
+_POINTS_PER_MESH = 64
+_WEIGHTS_PER_MESH = 40
+_PRICED_PER_MESH = 1_000_000
+_SUMS_PER_MESH = 500_000
+_NARROWED = "recomputation was not searched: with it this graph is too wide on this mesh"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A point on one mesh, with what it needs to become a plan."""
+
+    point: Point
+    peak: Bytes
+    writer: PlanWriter
+    name: str
+    notes: tuple[str, ...]
+    broken: tuple[Constraint, ...] = ()
+    staged: Staged | None = None
+
+    @property
+    def cost(self) -> tuple[Seconds, Bytes]:
+        return Seconds(self.point.time), self.peak
+
+    def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
+        """The plan; nothing within its memory is faster than `bound` seconds."""
+        found = self.writer.plan(self.point, self.peak, bound, self.name, (*self.notes, *notes))
+        if self.staged is None:
+            return found
+        names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
+        seconds = Seconds(self.point.time)  # the pipeline's own, in which nothing is hidden
+        return replace(
+            found,
+            step_seconds=seconds,
+            lower_bound_seconds=Seconds(min(bound, seconds)),
+            overlap=0.0,
+            mesh=self.staged.mesh,
+            stages=len(names) + 1,
+            schedule=self.staged.schedule,
+            cuts=names,
+        )
+
+
+@dataclass
+class Rounds:
+    """What the rounds so far have found.
+
+    `exact` as in `search`; `refused` says why meshes were left out, `notes` are
+    on all plans.
+    """
+
+    sources: Sources
+    machine: Machine
+    optimizer: str
+    exact: bool
+    notes: tuple[str, ...] = ()
+    found: list[Candidate] = field(default_factory=list)
+    known: list[Candidate] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    # Seconds within any memory, less the bytes that are needed beside what adds up.
+    bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
+
+    @property
+    def best(self) -> Seconds | None:
+        """Of the fastest plan so far."""
+        return min((Seconds(c.point.time) for c in self.found), default=None)
+
+    @property
+    def permitted(self) -> list[Candidate]:
+        """The well-known plans that break no constraint."""
+        return [c for c in self.known if not c.broken]
+
+    def run(self, mesh: Mesh, count: int, seconds: float, *, compare: bool) -> bool:
+        """Search one mesh with `count` micro-batches; whether that gave anything new.
+
+        With `compare` the well-known plans are added. Raises `ConstraintError`
+        where constraints leave something no choice.
+        """
+        writer = self.writer(self.sources, mesh, count)
+        narrowed = (_NARROWED,) if mesh in self.sources.too_wide else ()
+        costs = [c.cost for c in (*self.found, *self.known)]
+        worth = _may_improve(costs, writer.least_overhead)
+        points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
+        summed = most_summed(self.sources.graph, self.machine, mesh)
+        settled = partial(bound_on_step, overlap=self.machine.overlap, summed=summed)
+        self.bounds.append((writer.least_overhead, lambda memory: settled(bound(memory))))
+        new = [
+            Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
+            for point, peak in zip(points, writer.peaks(points), strict=True)
+        ]
+        self.found += new
+        if compare:
+            self.known += _baselines(writer)
+        return any(_is_new(c.cost, costs) for c in new)
+
+    def pipe(self, mesh: Mesh, groups: int, count: int, seconds: float, *, compare: bool) -> bool:
+        """Search pipelines of `groups` stages, each on `mesh`; whether that gave anything new.
+
+        The stages together do what one group alone would do in their sum of time
+        and memory, so the slowest takes, and the largest holds, at least the mean:
+        that bounds all pipelines by what is known of one group.
+        """
+        writer = self.writer(self.sources, mesh, count)
+        costs = [c.cost for c in (*self.found, *self.known)]
+        points, alone, notes = _frontier(writer.space, False, seconds, lambda _: False)
+
+        def bound(memory: float) -> float:
+            return alone(groups * memory) / groups
+
+        self.bounds.append((0, bound))
+        pipelines = Pipelines(writer, points, groups)
+        every = (*self.notes, *notes)
+        new = [
+            Candidate(one.point, one.peak, writer, "searched", every, (), one)
+            for one in (pipelines.staged() if _leaves_room(costs, bound) else ())
+        ]
+        self.found += new
+        if compare:
+            even = next((a for _, a in baselines(writer.space)), None)
+            one = pipelines.even(writer.space.folded.spread(even)) if even is not None else None
+            if one is not None:
+                self.known.append(
+                    Candidate(one.point, one.peak, writer, "even pipeline", (), (), one)
+                )
+        return any(_is_new(c.cost, costs) for c in new)
+
+    def refuse(self, error: ConstraintError) -> None:
+        """Remember why a mesh has no plan."""
+        self.refused.append(str(error))
+
+    def compare(
+        self, sources: Sources, mesh: Mesh, count: int, wanted: Sequence[Constraint], marks: Marks
+    ) -> None:
+        """Add the well-known plans of one mesh, made from `sources` without constraints."""
+        self.known += _baselines(self.writer(sources, mesh, count), wanted, marks)
+
+    def writer(self, sources: Sources, mesh: Mesh, count: int) -> PlanWriter:
+        """What writes the plans of one mesh."""
+        space, short = sources.space(self.machine, mesh, self.optimizer, count)
+        return PlanWriter(space, sources.graph, short, self.optimizer)
+
+    def bound(self, peak: Bytes) -> float:
+        """Seconds that no plan beats whose peak memory is at most `peak`."""
+        least = min(at(peak - overhead) for overhead, at in self.bounds)
+        if self.machine.overlap:  # then a well-known plan may be faster than its parts add up to
+            return least
+        return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
+
+
+def _baselines(
+    writer: PlanWriter, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
+) -> Iterator[Candidate]:
+    """The well-known plans of the writer's space, with the constraints that they break."""
+    space = writer.space
+    prices = PriceList.of(space.folded)
+    for name, assignment in baselines(space):
+        point = prices.point(space.folded.spread(assignment))
+        tilings, storage = space.tilings(assignment), space.storage(assignment)
+        like = writer.short.stands_for
+        broke = broken(wanted, marks, like, space.model, tilings, storage) if wanted else ()
+        yield Candidate(point, writer.peaks([point])[0], writer, name, (), broke)
+
+
+def _may_improve(
+    costs: Sequence[tuple[Seconds, Bytes]], overhead: int
+) -> Callable[[DualBound], bool]:
+    """Whether a bound leaves room for something better than all of `costs`, peaks of plans.
+
+    A mesh that cannot improve on the others' plans anywhere is not worth more than its ends.
+    """
+    corners: list[tuple[float, float]] = []
+    limit = math.inf
+    for seconds, peak in sorted(costs):
+        if peak < limit:
+            corners.append((seconds, limit - 1 - overhead))
+            limit = peak
+    corners.append((math.inf, limit - 1 - overhead))
+    return lambda bound: any(bound.at(memory) < seconds for seconds, memory in corners)
+
+
+def _leaves_room(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
+    """Whether something within `bound` may be better than all of `costs`."""
+    limit = math.inf
+    for seconds, peak in sorted(costs):
+        if peak < limit:
+            if bound(limit - 1) < seconds:
+                return True
+            limit = peak
+    return bound(limit - 1) < math.inf
+
+
+def _frontier(
+    space: Space, exact: bool, seconds: float, wanted: Callable[[DualBound], bool]
+) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
+    """Points of one mesh, a lower bound on the seconds within any memory, and what to note."""
+    if exact:
+        result = exact_frontier(space.folded.unfolded())
+        points = list(result.points)
+
+        def best(limit: float) -> float:
+            return min((p.time for p in points if p.memory <= limit), default=math.inf)
+
+        return points, best, _pinned(space, result.pinned)
+    fast = fast_frontier(
+        space.folded,
+        max_weights=_WEIGHTS_PER_MESH,
+        max_points=_POINTS_PER_MESH,
+        seconds=seconds,
+        resolution=RESOLUTION,
+        max_priced=_PRICED_PER_MESH,
+        max_sums=_SUMS_PER_MESH,
+        wanted=wanted,
+    )
+    return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
+
+
+def _is_new(cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]]) -> bool:
+    """Whether nothing known is as fast and as small."""
+    return not any(seconds <= cost[0] and peak <= cost[1] for seconds, peak in known)
+
+
+def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:
+    if not nodes:
+        return ()
+    like = space.folded.node_tables()
+    names = list(dict.fromkeys(space.problem.nodes[like[i]].name for i in nodes))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    shown = ", ".join(names[:5])
+    return (f"the graph is too wide to search whole; pinned heuristically: {shown}{more}",)

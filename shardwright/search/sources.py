@@ -1,0 +1,77 @@
+"""Where the spaces of a search come from: one for every mesh and number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.cost.memory import bucket_size
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh
+from shardwright.ir.machine import Machine
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.search.constrain import NO_MARKS, Limits, Marks
+from shardwright.search.micro import analyzed, possible
+from shardwright.search.repeats import Short, shorten
+from shardwright.search.solver import make_solver
+from shardwright.search.space import Space, make_folded_space, make_space
+
+_MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
+
+
+class Sources:
+    """The graph, shortened where it repeats, and whole where a space does not follow.
+
+    Copies that `marks` distinguish are no repeats.
+    """
+
+    def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
+        self.recompute = recompute
+        self.too_wide: set[Mesh] = set()  # with recomputation
+        self.short = shorten(graph, marks.of)
+        self.graph = graph
+        self.marks = marks
+        self._analyses: dict[bool, Analysis] = {}
+        self._limits: dict[tuple[int, bool], Limits] = {}
+
+    def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Numbers of micro-batches that the graph can have, and why it cannot have others."""
+        return possible(self.short.graph, self._analysis(whole=False), wanted)
+
+    def space(
+        self, machine: Machine, mesh: Mesh, optimizer: str, count: int
+    ) -> tuple[Space, Short]:
+        """The space on `mesh` with `count` micro-batches.
+
+        Recomputation is left out where the space is too wide with it. Raises
+        `ConstraintError` where constraints leave something no choice.
+        """
+        if self.recompute and mesh not in self.too_wide:
+            space, short = self._space(machine, mesh, optimizer, count, recompute=True)
+            solver = make_solver(space.folded, _MOST_ENTRIES)
+            if not solver.pinned and solver.entries <= _MOST_ENTRIES:
+                return space, short
+            self.too_wide.add(mesh)
+        return self._space(machine, mesh, optimizer, count, recompute=False)
+
+    def _space(
+        self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
+    ) -> tuple[Space, Short]:
+        short, bucket = self.short, bucket_size(self.graph)
+        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count, bucket)
+        space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
+        if space is not None:
+            return space, short
+        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count, bucket)
+        return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
+
+    def _limited(self, count: int, *, whole: bool) -> Limits:
+        if (count, whole) not in self._limits:
+            graph = self.graph if whole else self.short.graph
+            sized = analyzed(graph, self._analysis(whole=whole), count)
+            self._limits[count, whole] = Limits(*sized, self.marks)
+        return self._limits[count, whole]
+
+    def _analysis(self, *, whole: bool) -> Analysis:
+        if whole not in self._analyses:
+            self._analyses[whole] = analyze(self.graph if whole else self.short.graph)
+        return self._analyses[whole]

@@ -1,0 +1,150 @@
+"""What intervals of a graph cost as pipeline stages, under each of some points of one space.
+
+A point decides everything, on the mesh of one group of devices. Its terms, the
+costs of nodes and edges, belong to the operator that causes them, so the cost
+of a stage is a difference of running sums. Parameters' state is there once,
+activations for every micro-batch that waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.cost.topology import Link
+from shardwright.ir.graph import LeafKind
+from shardwright.lower.stages import crossing_values
+from shardwright.search.pricing import PriceList, sums
+from shardwright.search.problem import Bools, Floats, Ints
+from shardwright.search.writer import PlanWriter
+
+
+@dataclass(frozen=True, eq=False)
+class Homes:
+    """Where every node of whole assignments of a space belongs.
+
+    `cost` is the operator, by number, whose stage pays for a node, `choice` that
+    whose stage decides: pieces that may be recomputed are decided as a whole.
+    `state` are the parameters.
+    """
+
+    cost: Ints  # (nodes,)
+    choice: Ints  # (nodes,)
+    state: Bools  # (nodes,)
+
+    @classmethod
+    def of(cls, writer: PlanWriter) -> Homes:
+        graph, folded = writer.graph, writer.space.folded
+        count, last = folded.num_nodes, len(graph.ops)
+        cost = np.full(count, last, np.int64)
+        state = np.zeros(count, bool)
+        number = {op.name: i for i, op in enumerate(graph.ops)}
+        switch_of = np.full(count, -1, np.int64)
+        for leaf in graph.leaves_of(LeafKind.PARAMETER):
+            readers = graph.consumers[leaf.name]
+            number[leaf.name] = number[readers[0].name] if readers else 0
+            state[list(writer.nodes(leaf.name))] = True
+        for name, home in number.items():
+            for node in writer.nodes(name):
+                cost[node] = min(cost[node], home)
+                switch_of[node] = writer.switch(name)
+        _, tail, head = folded.edge_ends()
+        unknown = cost == last  # readings and switches: with the first that they lead to
+        found = cost.copy()
+        np.minimum.at(found, tail[unknown[tail]], cost[head[unknown[tail]]])
+        np.minimum.at(found, head[unknown[head]], cost[tail[unknown[head]]])
+        cost = np.where(found == last, 0, found)
+        choice = np.where(switch_of >= 0, cost[switch_of], cost)
+        return cls(cost, choice, state)
+
+
+@final
+class StageCosts:
+    """Costs of intervals between `cuts`, positions of operators with both ends of the graph.
+
+    `points` are whole assignments, (P, nodes), `link` is what joins the groups.
+    """
+
+    def __init__(
+        self,
+        writer: PlanWriter,
+        prices: PriceList,
+        homes: Homes,
+        points: Ints,
+        cuts: Ints,
+        link: Link,
+    ) -> None:
+        self.writer, self.cuts, self.points = writer, cuts, points
+        self.micro_batches = writer.space.model.micro_batches
+        entries = prices.entries_of(points)
+        terms = np.arange(entries.shape[1])
+        home = homes.cost[prices.head]
+        is_state = (terms < len(homes.cost)) & homes.state[prices.head]
+        time, memory = prices.time[entries], prices.memory[entries]
+        self.feasible = np.isfinite(time).all(axis=1)
+        time = np.where(np.isfinite(time), time, 0.0)
+        self.passes = self._running(time, home, ~is_state)  # seconds of a step, (P, C)
+        self.once = self._running(time, home, is_state)
+        self.state = self._running(memory, home, is_state).astype(np.int64)  # bytes
+        self.kept = self._running(memory, home, ~is_state).astype(np.int64)
+        self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
+        per_hop = link.lap_seconds / max(1, link.ranks - 1)
+        machine = writer.space.model.machine
+        call = machine.collective_launch_seconds + per_hop
+        inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
+        self.way = inner * 2  # of values, and of their gradients back
+        self._states = memory[:, : len(homes.cost)]
+
+    def seconds(self) -> Floats:
+        """Of every interval, a step's: (P, C, C), from the first cut to the second."""
+        way, total = self.way * self.micro_batches, self.passes + self.once
+        found: Floats = total[:, None, :] - total[:, :, None] + way[:, :, None]
+        found[~self.feasible] = np.inf
+        return found
+
+    def bytes(self, waiting: int) -> Ints:
+        """Of every interval, as a stage in which `waiting` micro-batches wait: (P, C, C)."""
+        held: Ints = self.state + waiting * self.kept
+        buffers = 2 * self.micro_batches * self.crossing
+        ends: Ints = buffers[:, :, None] + buffers[:, None, :]
+        found: Ints = held[:, None, :] - held[:, :, None] + self._copies + ends
+        return found
+
+    @cached_property
+    def _copies(self) -> Ints:
+        """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
+        graph, cuts = self.writer.graph, self.cuts
+        number = {op.name: i for i, op in enumerate(graph.ops)}
+        found = np.zeros((len(self.points), len(cuts), len(cuts)), np.int64)
+        for leaf in graph.leaves_of(LeafKind.PARAMETER):
+            readers = np.array([number[op.name] for op in graph.consumers[leaf.name]], np.int64)
+            before = np.searchsorted(cuts, readers, "right")
+            if not readers.size or before[0] == before[-1]:
+                continue
+            reads = np.bincount(before, minlength=len(cuts) + 1).cumsum()[: len(cuts)]
+            again = (reads[None, :] > reads[:, None]) & (cuts[:, None] > readers[0])
+            nodes = list(self.writer.nodes(leaf.name))
+            found += self._states[:, nodes].sum(axis=1)[:, None, None] * again
+        return found
+
+    def _running(self, amounts: Floats | Ints, home: Ints, mine: Bools) -> Floats:
+        """Sums of the terms before each cut: (P, terms) -> (P, C). Bytes stay exact."""
+        size = len(self.writer.graph.ops) + 1
+        rows = [sums(home[mine] + 1, row[mine], size).cumsum() for row in amounts]
+        found: Floats = np.array(rows).reshape(len(amounts), size)[:, self.cuts]
+        return found
+
+    def _crossing(self) -> Ints:
+        """Bytes of a rank's tiles of what crosses each cut."""
+        graph, writer = self.writer.graph, self.writer
+        found = np.zeros((len(self.points), len(self.cuts)), np.int64)
+        known: dict[str, Ints] = {}
+        for i, names in enumerate(crossing_values(graph, self.cuts[1:-1].tolist()), start=1):
+            for name in names:
+                if name not in known:
+                    known[name] = np.array([writer.tile_bytes(name, row) for row in self.points])
+                found[:, i] += known[name]
+        return found

@@ -1,0 +1,178 @@
+"""Pipelines in the search: cuts against enumeration, prices from scratch, bounds that hold."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shardwright.capture.capture import capture_call
+from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.machine import Machine
+from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.plan import Plan
+from shardwright.search.partition import objective, partition
+from shardwright.search.pipelines import Pipelines
+from shardwright.search.planner import search
+from shardwright.search.rounds import Rounds
+from shardwright.search.sources import Sources
+from shardwright.search.stage_costs import Homes, StageCosts
+from tests import models
+
+
+class Chain(nn.Module):
+    """Layers of different widths: the first is by far the largest; the first weight comes again."""
+
+    def __init__(self, widths=(8, 64, 8, 8, 16, 8)):
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairs)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return (x @ self.layers[0].weight.t()).square().sum()
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture_call(Chain(), (torch.ones(32, 8),)).graph
+
+
+@pytest.fixture(scope="module")
+def one_group(graph):
+    """What is found on one group of two devices, for a batch in four pieces."""
+    machine = Machine.preset("4xcpu")
+    rounds = Rounds(Sources(graph, recompute=True), machine, "adamw", False)
+    (mesh,) = (search(graph, machine.with_devices(2))[0].mesh,)
+    rounds.run(mesh, 4, float("inf"), compare=False)
+    return rounds.found[0].writer, [c.point for c in rounds.found]
+
+
+tables = st.integers(1, 3).flatmap(
+    lambda stages: st.integers(stages + 1, 6).flatmap(
+        lambda places: st.lists(
+            st.integers(1, 9) | st.just(10**9),
+            min_size=stages * places * places,
+            max_size=stages * places * places,
+        ).map(lambda found: np.array(found, float).reshape(stages, places, places))
+    )
+)
+
+
+@given(tables, st.integers(1, 4))
+@settings(max_examples=60)
+def test_partitions_are_those_that_enumeration_finds(costs, micro_batches):
+    costs = np.where(costs == 10**9, np.inf, costs)
+    stages, places, _ = costs.shape
+    best = np.inf
+    for cuts in itertools.combinations(range(1, places - 1), stages - 1):
+        ends = (0, *cuts, places - 1)
+        taken = [costs[s, ends[s], ends[s + 1]] for s in range(stages)]
+        if np.isfinite(taken).all():
+            best = min(best, objective(taken, micro_batches))
+    found = partition(costs, micro_batches)
+    if found is None:
+        assert best == np.inf
+        return
+    ends = (0, *found, places - 1)
+    taken = [float(costs[s, ends[s], ends[s + 1]]) for s in range(stages)]
+    assert objective(taken, micro_batches) == pytest.approx(best)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.sampled_from(["1F1B", "GPipe"]))
+@settings(max_examples=30)
+def test_equal_stages_take_one_after_the_other_and_all_micro_batches(stages, pieces, schedule):
+    times = [StageTime(3.0, 0.5)] * stages
+    assert step_seconds(schedule, times, pieces) == pytest.approx((pieces + stages - 1) * 3 + 0.5)
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=5), st.integers(1, 6))
+@settings(max_examples=30)
+def test_a_step_is_as_long_as_its_slowest_stage_and_one_of_each_other(times, pieces):
+    stages = [StageTime(time) for time in times]
+    least = objective([time * pieces for time in times], pieces)
+    found = step_seconds("GPipe", stages, pieces)
+    assert found == pytest.approx(least)
+    # Stages that take turns need not wait for the slowest one's forward passes.
+    assert step_seconds("1F1B", stages, pieces) >= max(sum(times), pieces * max(times)) - 1e-9
+
+
+def test_the_first_stage_keeps_the_most():
+    assert [in_flight("1F1B", s, 4, 3) for s in range(4)] == [3, 3, 2, 1]
+    assert [in_flight("GPipe", s, 4, 6) for s in range(4)] == [6, 6, 6, 6]
+
+
+def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
+    writer, points = one_group
+    pipelines = Pipelines(writer, points, 2)
+    choices = np.array([p.choice for p in points], np.int64)
+    ends = np.array([0, 3, 5, len(graph.ops)])
+    costs = StageCosts(writer, pipelines.prices, Homes.of(writer), choices, ends, pipelines.link)
+    tied = choices.shape[0] * [0]
+    for k, point in enumerate(points):
+        spans = [(0, 1), (1, 2), (2, 3)]
+        seconds = sum(costs.seconds()[k, a, b] for a, b in spans)
+        seconds -= costs.way[k].sum() * writer.space.model.micro_batches
+        assert seconds == pytest.approx(point.time)
+        buffers = 2 * writer.space.model.micro_batches * 2 * costs.crossing[k].sum()
+        held = sum(int(costs.bytes(1)[k, a, b]) for a, b in spans) - int(buffers)
+        # The first weight is on two stages.
+        weight = writer.plan(point, 0, 0.0, "", ()).parameters[0]
+        tied[k] = held - point.memory
+        assert tied[k] == weight.bytes
+    assert costs.crossing[:, 0].sum() == costs.crossing[:, -1].sum() == 0
+    assert (costs.crossing[:, 1:-1] > 0).all()
+
+
+def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_group):
+    """Enumeration over all cuts and the points of both stages, each priced from scratch."""
+    writer, points = one_group
+    pipelines = Pipelines(writer, points, 2)
+    fastest = min(one.point.time for one in pipelines.staged())
+    best = np.inf
+    for cut in pipelines.places[1:-1].tolist():
+        for one, other in itertools.product(range(len(pipelines.points)), repeat=2):
+            stage = (pipelines.homes.choice >= cut).astype(int)
+            rows = np.array([one, other])[stage]
+            mixed = pipelines.points[rows, np.arange(len(stage))]
+            found = pipelines.priced(tuple(mixed.tolist()), [cut])
+            if found is not None:
+                best = min(best, found.point.time)
+    assert fastest <= best * 1.1, (fastest, best)
+    assert best >= min(p.time for p in points) / 2, "the mean of the stages is a bound"
+
+
+def test_pipelines_are_on_the_frontier_and_read_back(graph):
+    frontier = search(graph, Machine.preset("4xcpu"), stages=(1, 2, 4))
+    assert {plan.stages for plan in frontier} >= {1, 2}
+    even = {plan.name: plan for plan in frontier.baselines}["even pipeline"]
+    assert even.pipeline is not None
+    for plan in (*frontier, even):
+        assert Plan.from_json(plan.to_json()) == plan
+        assert plan.lower_bound_seconds <= plan.step_seconds
+        if plan.stages > 1:
+            assert plan.mesh.size == 4
+            assert f"{plan.stages} stages on" in plan.explain()
+            plan.pipeline.check(plan.micro_batches)
+    peaks = [plan.peak_bytes for plan in frontier]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_batch_norm_leaves_one_micro_batch():
+    model, batch = models.cnn(norm=True)
+    frontier = search(capture_call(model, (), batch).graph, Machine.preset("2xcpu"), stages=(2,))
+    assert {(p.stages, p.schedule, p.micro_batches) for p in frontier} == {(2, "GPipe", 1)}
+
+
+def test_stages_that_cannot_be_are_refused(graph):
+    with pytest.raises(PipelineError, match="3 stages cannot share the 4 devices of 4xcpu evenly"):
+        search(graph, Machine.preset("4xcpu"), stages=(3,))
+    layers = len(graph.leaves_of(LeafKind.PARAMETER))
+    with pytest.raises(PipelineError, match="no pipeline of 64 stages through this model"):
+        search(graph, Machine.preset("8x8xH100"), stages=(64,))
+    assert layers < 64
