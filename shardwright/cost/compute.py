@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.ir.machine import Device
 from shardwright.rules.rule import Dims, Rule
 
@@ -71,6 +71,7 @@ class Workload:
     contracted: tuple[int, ...]
     work: tuple[int, ...]
     lookup: bool
+    extra: Port  # what autograd keeps besides is as much less as this is
 
     @property
     def has_backward(self) -> bool:
@@ -107,6 +108,11 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
         contracted=contracted,
         work=work,
         lookup=op.kind in _LOOKUPS,
+        extra=next(
+            port
+            for name, port in zip(names, (*operands, *results), strict=True)
+            if name == extra_scales_with(op, graph.tensor)
+        ),
     )
 
 
