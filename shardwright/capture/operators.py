@@ -10,6 +10,7 @@ import torch
 
 from shardwright.capture import kernels as kernels  # registers our own operators
 from shardwright.capture import localnorm as localnorm
+from shardwright.capture import lookup as lookup
 from shardwright.ir.graph import Arg, Op, Ref, Symbol
 
 

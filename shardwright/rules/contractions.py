@@ -99,13 +99,13 @@ def attention(call: Call) -> Notation | None:
 
 
 def embedding(call: Call) -> Notation:
-    """Rows of a table; the whole table at every place, its columns may be split.
+    """Rows of a table, of which a device may hold some: look-ups of the others give zeros there.
 
     Gradients that are scaled by how often a row is looked up need all look-ups.
     """
     whole = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
     indices = " ".join(f"i{d}{whole}" for d in range(len(call.operands[1])))
-    return parse(f"v! h, {indices} -> {indices} h", call.operands, call.results)
+    return parse(f"v h, {indices} -> {indices} h", call.operands, call.results)
 
 
 def grouped_mm(call: Call) -> Notation | None:

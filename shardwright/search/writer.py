@@ -197,6 +197,7 @@ class PlanWriter:
                     transfers += self._moved(op, like, value, rep, source, want)
             for i, value in enumerate(op.outputs):
                 lies[value] = int(options.results[i][k])
+            transfers += self._agreed(op, like, k, piece > 0)
             ops.append(self._operator(op, like, k, piece))
         return ops, transfers
 
@@ -207,6 +208,7 @@ class PlanWriter:
             rule = model.analysis.rules[like.name]
             table = model.operator(like, self.space.recomputed[like.name] if piece else ())
             tiling = model.options(like).tiling(rule, k)
+            agreed = model.agreements(like, k, piece > 0)
             self._ops[key] = PlannedOp(
                 name=like.name,
                 target=like.target,
@@ -214,13 +216,17 @@ class PlanWriter:
                 tiling=tiling_text(tiling),
                 splits=split_words(rule, tiling, self._words),
                 layout=model.layout(like.outputs[0], int(model.options(like).results[0][k])),
-                seconds=Seconds(float(table.seconds[k])),
+                seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in agreed)),
                 saved_bytes=Bytes(int(table.bytes[k])),
             )
         known = self._ops[key]
         if (op.name, piece) == (known.name, known.piece):
             return known
         return replace(known, name=op.name, source=op.source, piece=piece)
+
+    def _agreed(self, op: Op, like: Op, k: int, again: bool) -> Iterator[Transfer]:
+        for t in self.space.model.agreements(like, k, again):
+            yield replace(t, value=op.outputs[0], consumer=op.name)
 
     def _moved(
         self,
