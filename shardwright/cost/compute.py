@@ -8,7 +8,7 @@ every contracted operand that needs a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -72,6 +72,7 @@ class Workload:
     work: tuple[int, ...]
     lookup: bool
     extra: Port  # what autograd keeps besides is as much less as this is
+    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
 
     @property
     def has_backward(self) -> bool:
@@ -113,6 +114,7 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
             for name, port in zip(names, (*operands, *results), strict=True)
             if name == extra_scales_with(op, graph.tensor)
         ),
+        causal=_causal(op, rule, index, graph),
     )
 
 
@@ -181,8 +183,14 @@ def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
 
 
 def _flop(work: Workload, sizes: Ints) -> Ints:
-    none = np.zeros(sizes.shape[1], np.int64)
-    return 2 * product_of(sizes, work.work) if work.work else none
+    if not work.work:
+        return np.zeros(sizes.shape[1], np.int64)
+    flop = 2 * product_of(sizes, work.work)
+    if work.causal:
+        # The last device is the slowest: its queries see all keys but, on average, half of its own.
+        queries = product_of(np.array(work.sizes)[:, None], work.causal)
+        flop = flop - flop * product_of(sizes, work.causal) // (2 * queries)
+    return flop
 
 
 def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
@@ -190,6 +198,15 @@ def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
     for port in ports:
         total = total + port.local_bytes(sizes)
     return total
+
+
+def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
+    """The queries' factors of a causal attention over as many keys."""
+    if op.kind != "scaled_dot_product_attention":
+        return ()
+    flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
+    query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
+    return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
 
 
 def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:

@@ -1,8 +1,8 @@
 """Operators whose tile has to know where it lies: the same call would compute something else.
 
-A look-up in part of a table gives nothing for rows that others hold; a cross
-entropy over part of the classes needs to know which they are, and what the
-other devices found.
+A look-up in part of a table gives nothing for rows that others hold; a query
+sees the keys up to its own place in the sequence; a cross entropy over part of
+the classes needs to know which they are, and what the other devices found.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def placed_call(
         return _embedding(op, placing, positions, shapes)
     if op.kind == "cross_entropy_loss":
         return _cross_entropy(op, placing, mesh, positions)
+    if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
+        return _causal_rows(op, positions, shapes)
     return None
 
 
@@ -43,6 +45,18 @@ def _embedding(
     scale = argument(op, 3, "scale_grad_by_freq", False)
     target = "shardwright.embedding_tile.default"
     args = (*op.args[:2], flat, padding, scale)
+    return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:
+    """Queries that are not all, of which the first may see more than the first key."""
+    tile = positions(0)[-2]
+    if all(length == size for _, length, size in tile):
+        return None
+    flat = tuple(number for atom in tile for number in atom)
+    given = dict(op.kwargs)
+    target = "shardwright.causal_rows.default"
+    args = (*op.args[:3], flat, given.get("scale"), given.get("enable_gqa", False))
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
 
 

@@ -74,10 +74,10 @@ def bilinear(call: Call) -> Notation:
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
-    Keys are normalised over, so their length stays whole; under a causal flag so
-    does the queries', because the kernel counts both from zero.
+    Keys are normalised over, so their length stays whole. With dropout under a causal flag so
+    does the queries', because the kernel that draws counts both from zero.
     """
-    causal = call.arg(5, "is_causal", False)
+    causal = call.arg(5, "is_causal", False) and call.arg(4, "dropout_p", 0.0)
     grouped = call.arg(7, "enable_gqa", False)
     query = "l!" if causal else "l"
     rank = len(call.operands[0])

@@ -17,7 +17,11 @@ from tests import models
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
-MESHES = {2: "a=2", 3: "a=3", 4: "a=2 b=2"}
+MESHES = {
+    2: ("a=2", ("smoothed", "long llama")),
+    3: ("a=3", ("gpt2", "long gpt2")),
+    4: ("a=2 b=2", ("smoothed", "padded llama")),
+}
 WORDS = 53  # a prime number, like 50,257
 
 
@@ -45,9 +49,25 @@ def smoothed():
     return Smoothed(), {"words": words, "labels": labels}
 
 
+def padded():
+    """Llama with queries in groups, and samples of several lengths."""
+    model, batch = models.llama()
+    mask = torch.ones_like(batch["input_ids"])
+    mask[1, 4:], mask[3, 5:] = 0, 0
+    return model, {**batch, "attention_mask": mask}
+
+
+VOCABULARY, SEQUENCE = (
+    {"embedding", "cross_entropy_loss"},
+    {"linear", "scaled_dot_product_attention"},
+)
+# A model, a value and the dimension of it that is split, operators that must be among the split.
 CASES = {
-    "smoothed": (smoothed, "table.weight", 0),
-    "gpt2": (models.gpt2, "transformer.wte.weight", 0),
+    "smoothed": (smoothed, "table.weight", 0, VOCABULARY),
+    "gpt2": (models.gpt2, "transformer.wte.weight", 0, VOCABULARY),
+    "long gpt2": (models.gpt2, "kwargs.input_ids", 1, {"linear", "softmax", "dropout"}),
+    "long llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE),
+    "padded llama": (padded, "kwargs.input_ids", 1, SEQUENCE),
 }
 
 
@@ -55,13 +75,14 @@ CASES = {
 @pytest.mark.hf
 @pytest.mark.parametrize("world", MESHES)
 def test_a_dimension_split_everywhere_equals_one_device(world):
-    run_ranks(world, _compare, MESHES[world])
+    run_ranks(world, _compare, *MESHES[world])
 
 
-def _compare(text):
+def _compare(text, names):
     mesh = Mesh.parse(text)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-    for name, (make, value, dim) in CASES.items():
+    for name in names:
+        make, value, dim, kinds = CASES[name]
         torch.manual_seed(1)
         one = Widened(*models.double(*make()))
         (atom,) = one.analysis.dims[value][dim]
@@ -76,7 +97,7 @@ def _compare(text):
         errors = {key: error(serial[key], parallel[key]) for key in serial}
         worst = max(errors, key=errors.get)
         assert errors[worst] <= TOLERANCE, f"{name} on {text}: {worst} is {errors[worst]:.1e} off"
-        assert {"embedding", "cross_entropy_loss"} <= split
+        assert kinds <= split, f"{name}: only {split} are split"
 
 
 def along(one, mesh, atom):
