@@ -14,6 +14,7 @@ Known inefficiency: choices that another choice beats under every objective are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from shardwright.search.schedule import Given, Join, Leaf, Schedule
 
 Rows = Floats  # (objectives, ...)
 
-_BLOCK = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
+_AT_ONCE = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
 _TINY = 1e-9  # a weight that only breaks ties
 
 
@@ -129,13 +130,36 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
         return _sum(inputs)
     if len(inputs) == 1:
         return np.asarray(inputs[0].min(axis=0))
-    # The eliminated node comes first: the minimum runs over whole tables, block by block.
-    block = max(1, _BLOCK // max(1, np.broadcast(*(table[0] for table in inputs)).size))
-    best = None
-    for begin in range(0, join.sizes[-1], block):
-        part = _sum([table[begin : begin + block] for table in inputs]).min(axis=0)
-        best = part if best is None else np.minimum(best, part, out=best)
-    return np.asarray(best)
+    # The eliminated node comes first: the minimum runs over whole tables.
+    shape = np.broadcast_shapes(*(table.shape[1:] for table in inputs))
+    entries = math.prod(shape)
+    if entries * join.sizes[-1] <= _AT_ONCE:
+        return np.asarray(_sum(inputs).min(axis=0))
+    if entries <= _AT_ONCE * shape[0]:
+        return _least(inputs, np.empty(shape), max(1, _AT_ONCE // entries))
+    found = np.empty(shape)
+    for row in range(shape[0]):  # one objective's table is as much as stays in cache
+        _least([t[:, min(row, t.shape[1] - 1)] for t in inputs], found[row], 1)
+    return found
+
+
+def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
+    """Write the least sum over the first axis of `inputs` into `best`, in blocks of that axis."""
+    _, *shape = np.broadcast_shapes(*(table.shape for table in inputs))
+    part = np.empty((block, *shape))
+    size = max(len(table) for table in inputs)
+    for begin in range(0, size, block):
+        end = min(begin + block, size)
+        into = part[: end - begin]
+        first, *others = (table[begin:end] for table in inputs)
+        for i, other in enumerate(others):
+            np.add(into if i else first, other, out=into)
+        low = into[0] if block == 1 else into.min(axis=0)
+        if begin:
+            np.minimum(best, low, out=best)
+        else:
+            best[...] = low
+    return best
 
 
 def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:

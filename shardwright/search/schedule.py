@@ -191,7 +191,7 @@ class _Builder:
         left = sorted({*self.constants, *(f for node in kept for f in self.live[node])})
         root = left[0]
         if len(left) > 1 or self.factors[root].scope != kept:
-            root = self._join(tuple(left), None)
+            root = self._join(tuple(left), None, kept)
         return Schedule(
             tuple(self.tables),
             tuple(self.factors),
@@ -215,9 +215,14 @@ class _Builder:
         inputs = [g[0] if len(g) == 1 else self._join(tuple(sorted(g)), None) for g in groups]
         self._join(tuple(sorted(inputs)), node)
 
-    def _join(self, inputs: tuple[int, ...], node: int | None) -> int:
+    def _join(
+        self, inputs: tuple[int, ...], node: int | None, scope: Sequence[int] | None = None
+    ) -> int:
+        """One factor instead of `inputs`; its last axis is its longest, unless `scope` has them."""
         factors = [self.factors[number] for number in inputs]
-        scope = sorted({n for factor in factors for n in factor.scope} - {node})
+        if scope is None:
+            free = {n for factor in factors for n in factor.scope} - {node}
+            scope = sorted(free, key=lambda n: (self.sizes[n], n))
         joint = scope if node is None else [*scope, node]
         axis = {n: i for i, n in enumerate(joint)}
         join = Join(

@@ -103,7 +103,8 @@ def sweep(
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
 
     Between neighbours that differ by no more than a `resolution` in time or in memory, as a part of
-    either, nothing is looked for.
+    either, nothing is looked for, nor where the bound leaves no more than that part of the time to
+    be won.
 
     It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
     makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
@@ -121,9 +122,10 @@ def sweep(
         chord = _tie_weight(hull[0], hull[-1])
         ladder = chord * np.geomspace(1 / _LADDER_SPAN, _LADDER_SPAN, _LADDER)
         hull, spent = _convex([*hull, *scout.minimisers(ladder)]), _LADDER
-    while gaps := _widest(hull, closed, resolution)[: min(_WEIGHTS_AT_ONCE, max_weights - spent)]:
+    while gaps := scout.widest(hull, closed, resolution)[: max_weights - spent]:
         if time.monotonic() > deadline:
             break
+        gaps = gaps[:_WEIGHTS_AT_ONCE]
         spent += len(gaps)
         found = scout.minimisers(np.array([_tie_weight(*gap) for gap in gaps]))
         for (left, right), point in zip(gaps, found, strict=True):
@@ -131,7 +133,7 @@ def sweep(
             if _is_below(point, left, right):
                 hull.append(point)
         hull = _convex(hull)
-    complete = not pinned and not _widest(hull, closed, 0.0)
+    complete = not pinned and not scout.widest(hull, closed, 0.0)
     return Sweep(tuple(hull), scout.bound(), pinned, complete)
 
 
@@ -165,6 +167,20 @@ class _Scout:
                 self.lines.append((weight, value * (1 - self.slack)))
                 yield self._point(row)
 
+    def widest(
+        self, hull: list[Point], closed: set[_Gap], resolution: float
+    ) -> list[tuple[Point, Point]]:
+        """The open gaps between neighbours, the one in which most could be won first."""
+        lines = np.array(sorted(set(self.lines)))
+        open_ones = []
+        for a, b in pairwise(hull):
+            wide = b.time > a.time * (1 + resolution) and a.memory > b.memory * (1 + resolution)
+            if wide and _gap(a, b) not in closed:
+                won = _to_be_won(a, b, lines)
+                if resolution == 0 or won > resolution:
+                    open_ones.append((-won, a, b))
+        return [(a, b) for _, a, b in sorted(open_ones, key=lambda gap: gap[0])]
+
     def _point(self, row: Ints) -> Point:
         (point,) = best_points(self.prices, [row[None, :]])
         return point
@@ -185,20 +201,21 @@ def _is_below(point: Point, left: Point, right: Point) -> bool:
     return between and point.time + weight * point.memory < line * (1 - _TIE)
 
 
+def _to_be_won(left: Point, right: Point, lines: Floats) -> float:
+    """How far the `lines` (weight, value) of a bound stay below that between two neighbours.
+
+    As a part of the time, at most, and at least zero. Lines are sorted by weight, (N, 2).
+    """
+    weight, value = lines.T
+    steps = np.diff(weight) > 0
+    meet = (np.diff(value)[steps] / np.diff(weight)[steps]).clip(right.memory, left.memory)
+    bound = (value - np.multiply.outer(meet, weight)).max(axis=1)
+    line = left.time + _tie_weight(left, right) * (left.memory - meet)
+    return float(((line - bound) / line).max(initial=0.0))
+
+
 def _gap(left: Point, right: Point) -> _Gap:
     return left.time, left.memory, right.time, right.memory
-
-
-def _widest(hull: list[Point], closed: set[_Gap], resolution: float) -> list[tuple[Point, Point]]:
-    """The open gaps between neighbours, the one that could hide most first."""
-    gaps = [
-        (a, b)
-        for a, b in pairwise(hull)
-        if _gap(a, b) not in closed
-        and b.time > a.time * (1 + resolution)
-        and a.memory > b.memory * (1 + resolution)
-    ]
-    return sorted(gaps, key=lambda g: (g[0].time - g[1].time) * (g[0].memory - g[1].memory))
 
 
 def _convex(points: list[Point]) -> list[Point]:
