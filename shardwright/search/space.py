@@ -171,7 +171,8 @@ def _make(
 ) -> Space | None:
     assembly = Assembly(model, pieces)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
-    both = twofold(kept, assembly.problem(recomputed), assembly.piece_of)
+    again = assembly.problem(recomputed) if recomputed else kept
+    both = twofold(kept, again, assembly.piece_of)
     homes = assembly.homes()
     homes += [homes[node] for node in both.twins]
     homes += [frozenset({pieces[piece].start}) for piece in both.switches]

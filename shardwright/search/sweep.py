@@ -163,9 +163,9 @@ class _Scout:
         for begin in range(0, len(weights), self.rows):
             part = weights[begin : begin + self.rows]
             values, choice = self.solver.minimise(weighted(part))
-            for weight, value, row in zip(part.tolist(), values.tolist(), choice, strict=True):
-                self.lines.append((weight, value * (1 - self.slack)))
-                yield self._point(row)
+            values *= 1 - self.slack
+            self.lines += zip(part.tolist(), values.tolist(), strict=True)
+            yield from self.prices.points(choice)
 
     def widest(
         self, hull: list[Point], closed: set[_Gap], resolution: float
@@ -180,10 +180,6 @@ class _Scout:
                 if resolution == 0 or won > resolution:
                     open_ones.append((-won, a, b))
         return [(a, b) for _, a, b in sorted(open_ones, key=lambda gap: gap[0])]
-
-    def _point(self, row: Ints) -> Point:
-        (point,) = best_points(self.prices, [row[None, :]])
-        return point
 
     def bound(self) -> DualBound:
         return DualBound(tuple(sorted(self.lines)), self.least_memory)
