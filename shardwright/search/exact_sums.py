@@ -49,10 +49,9 @@ class ExactSums:
         parts = [word[entries].sum(axis=1).tolist() for word in self._words]
         found = [self._rounded(words) for words in zip(*parts, strict=True)]
         if self._infinite.any():
-            forbidden: list[bool] = self._infinite[entries].any(axis=1).tolist()
-            found = [
-                math.inf if out else total for total, out in zip(found, forbidden, strict=True)
-            ]
+            forbidden = self._infinite[entries].any(axis=1)
+            for row in np.flatnonzero(forbidden).tolist():
+                found[row] = math.inf
         return found
 
     def _rounded(self, words: tuple[int, ...]) -> float:
