@@ -140,14 +140,17 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
     found = np.empty(shape)
     axes = 2 if len(shape) > 2 and entries > _AT_ONCE * shape[0] * 4 else 1
     for index in np.ndindex(*shape[:axes]):  # as much at once as stays in cache
-        parts = [table[:, *_within(index, table.shape[1:])] for table in inputs]
+        parts = [table[_within(index, table.shape[1:])] for table in inputs]
         _least(parts, found[index], 1)
     return found
 
 
-def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Where an index of a joint table stands in one whose axes of size 1 it repeats."""
-    return tuple(min(i, size - 1) for i, size in zip(index, shape, strict=False))
+def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int, ...]:
+    """Where an index of a joint table stands in one whose axes of size 1 it repeats.
+
+    The axis before all is taken whole.
+    """
+    return (slice(None), *(min(i, size - 1) for i, size in zip(index, shape, strict=False)))
 
 
 def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:

@@ -5,13 +5,14 @@ elimination (Dechter 1999). Eliminating a node joins all tables that mention it 
 of its choices; a leaf, a chain node and an irreducible core differ only in how many neighbours
 the result still mentions. Where a result would exceed `max_table` entries the busiest node is
 pinned (FT's heuristic elimination).
-Deviation: nodes are taken by the size of the table that each leaves, to the power of two, and among
-equals in rounds (a node next to one just eliminated waits), and equal joins of equal tables are one join. Repeated layers therefore cost
-little more than one, which is TAPAS' folding (arXiv 2302.00247) without searching for repeats.
+Deviation: nodes are taken by the size of the table that each leaves, to a power of two, and among
+equals in rounds (a node next to one just eliminated waits), and equal joins of equal tables are
+one join. Repeated layers therefore cost little more than one, which is TAPAS' folding
+(arXiv 2302.00247) without searching for repeats.
 Complexity: O(N log N) for N nodes of bounded degree.
 Oracle: none of its own; `tests/property/test_search_laws.py` holds both users to enumeration.
-Known inefficiency: the least table now is not the least work in all, and a join of equal tables in another order of
-nodes is not recognised as equal.
+Known inefficiency: the least table now is not the least work in all, and a join of equal tables in
+another order of nodes is not recognised as equal.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def elimination_order(
         return math.prod(sizes[other] for other in graph[node])
 
     def rank(node: int) -> tuple[int, int]:
-        return table_size(node).bit_length(), generation[node]
+        size = math.prod(max(2, sizes[other]) for other in graph[node])  # an axis is never free
+        return size.bit_length(), generation[node]
 
     heap = [(rank(node), node) for node in remaining]
     heapq.heapify(heap)
