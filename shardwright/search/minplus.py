@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -177,10 +178,20 @@ def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
 
     An axis that is to be eliminated moves to the front.
     """
-    ordered = table.transpose(0, *(1 + i for i in np.argsort(axes)))
-    joint = range(len(join.sizes))
-    full = ordered[(slice(None), *(slice(None) if i in axes else None for i in joint))]
-    return np.ascontiguousarray(np.moveaxis(full, -1, 0) if join.eliminates else full)
+    order, index = _arrangement(axes, len(join.sizes), join.eliminates)
+    return np.ascontiguousarray(table.transpose(order)[index])
+
+
+@cache
+def _arrangement(
+    axes: tuple[int, ...], num: int, eliminates: bool
+) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    """How to transpose and to index a table whose axes are the joint axes `axes` of `num`."""
+    objectives = -1
+    joint = [num - 1, objectives, *range(num - 1)] if eliminates else [objectives, *range(num)]
+    have = {objectives: 0, **{axis: 1 + i for i, axis in enumerate(axes)}}
+    order = tuple(have[axis] for axis in joint if axis in have)
+    return order, tuple(slice(None) if axis in have else None for axis in joint)
 
 
 def _sum(tables: Sequence[Rows]) -> Rows:

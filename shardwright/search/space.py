@@ -31,7 +31,10 @@ from shardwright.search.folding import fold
 from shardwright.search.problem import Assignment, Ints, Problem
 from shardwright.search.repeats import Repeat, find_repeats
 from shardwright.search.segments import segments
+from shardwright.search.solver import Solver, make_solver
 from shardwright.search.twofold import Twofold, twofold
+
+_MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,11 @@ class Space:
     twofold: Twofold
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
+
+    @cached_property
+    def solver(self) -> Solver:
+        """Finds the best assignments of `folded`."""
+        return make_solver(self.folded, _MOST_TABLE)
 
     @property
     def problem(self) -> Problem:

@@ -26,7 +26,7 @@ from shardwright.search.folded import Folded
 from shardwright.search.minplus import ends, weighted
 from shardwright.search.pricing import PriceList, best_points
 from shardwright.search.problem import Floats, Ints, Point, Problem
-from shardwright.search.solver import make_solver
+from shardwright.search.solver import Solver, make_solver
 
 _WEIGHTS_AT_ONCE = 24
 _TABLE_BYTES = 400_000_000  # all tables of one pass
@@ -99,6 +99,7 @@ def sweep(
     seconds: float = math.inf,
     max_table: int = 500_000,
     resolution: float = 0.0,
+    solver: Solver | None = None,
 ) -> Sweep:
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
 
@@ -108,10 +109,12 @@ def sweep(
 
     It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
     makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
-    beyond it nodes are pinned. Without a feasible assignment there are no points.
+    beyond it nodes are pinned. A `solver` of the problem that is known already is used as it is.
+    Without a feasible assignment there are no points.
     """
     deadline = time.monotonic() + seconds
-    scout = _Scout(Folded.of(problem), max_table)
+    folded = Folded.of(problem)
+    scout = _Scout(folded, solver or make_solver(folded, max_table))
     hull = scout.ends()
     pinned = scout.solver.pinned
     if not hull:
@@ -140,9 +143,9 @@ def sweep(
 class _Scout:
     """Evaluates weights on one problem, and remembers what they prove."""
 
-    def __init__(self, problem: Folded, max_table: int) -> None:
+    def __init__(self, problem: Folded, solver: Solver) -> None:
         self.problem = problem
-        self.solver = make_solver(problem, max_table)
+        self.solver = solver
         self.prices = PriceList.of(problem)
         self.lines: list[tuple[float, float]] = []
         self.least_memory = 0
