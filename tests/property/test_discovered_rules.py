@@ -20,6 +20,8 @@ NOT_TRIED = (
     *("full", "zeros", "ones", "new_zeros", "new_ones", "new_full", "expand", "repeat"),
     *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "pixel_shuffle", "group_norm"),
     *("_grouped_mm", "lstm", "gru", "local_batch_norm"),
+    # Their tiles have to know which they are, and no call of the operator itself says so.
+    *("embedding", "cross_entropy_loss", "experts"),
 )
 MADE_UP = ("dropout", "uniform", "empty", "empty_like")
 ONCE = list({one.op.kind: one for one in reversed(CALLS) if one.op.kind not in MADE_UP}.values())
