@@ -10,9 +10,9 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import FactorKind, Split
 from tests.property.operators import CALLS
 
-# The width of attention's values may be split, counts may be added up, and windows that do not
-# overlap may be apart: nobody gains by it.
-LEFT_OUT = ("scaled_dot_product_attention", "histc", "conv_transpose2d")
+# The width of attention's values and of what experts return may be split, counts may be added up,
+# and windows that do not overlap may be apart: nobody gains by it.
+LEFT_OUT = ("scaled_dot_product_attention", "experts", "histc", "conv_transpose2d")
 # Sizes or numbers of groups in their arguments, which tiles would need others of; or a kernel that
 # takes no tiles as small as an experiment's, or dies of tiles that do not fit. Local statistics of
 # parts are no part of those of the whole, and meant to be.
