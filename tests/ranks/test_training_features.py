@@ -4,6 +4,7 @@ The reference is plain PyTorch on one device, written out below.
 """
 
 import math
+import tempfile
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 import shardwright as sw
 from shardwright.runtime.clipping import Clipping
 from shardwright.runtime.shapes import ManyShapes, shapes_of
+from shardwright.train.export import export_safetensors, load_safetensors
 from shardwright.train.job import Job
 from shardwright.train.loop import evaluate, read_own_samples, start, train
 from shardwright.train.randomness import seed_all
@@ -176,7 +178,27 @@ def own_samples(text):
     return samples.read, before
 
 
+def exported(text, file):
+    """Out under one plan, into a plain model: the loss that the parallel module has."""
+    module = ManyShapes(model(), sw.Plan.from_json(text), [])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module.forward_backward(batch(0))
+    optimizer.step()
+    export_safetensors(module, Net(), file)
+    torch.distributed.barrier()
+    plain = Net().double()
+    load_safetensors(plain, file)
+    with torch.no_grad():
+        assert module.loss(batch(1)).item() == pytest.approx(plain(**batch(1)).item(), rel=1e-12)
+    assert plain.head.weight is plain.embed.weight
+
+
 def every_check(texts):
+    with tempfile.TemporaryDirectory() as folder:
+        places = [folder]
+        torch.distributed.broadcast_object_list(places)
+        exported(texts[0], f"{places[0]}/model.safetensors")
+        torch.distributed.barrier()
     for text in texts:
         compare(text)
     return own_samples(texts[0])

@@ -1,0 +1,128 @@
+"""A model's weights as one safetensors file with the model's own keys, and back.
+
+What is written is what `model.state_dict()` would hold: whole tensors in the
+module's own shapes. A Hugging Face model's folder gets its configuration too,
+so that `from_pretrained` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.train.reading import CheckpointError
+from shardwright.train.state import Trainable
+
+WEIGHTS = "model.safetensors"
+
+
+def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict of `model` with the values that `module` has trained, on the host of rank 0.
+
+    `model` may be on the meta device; it tells names and shapes. Every rank calls it;
+    on other ranks it is empty.
+    """
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    trained: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters()),
+        **module.lasting_buffers(),
+    }
+    first = _first_names(model)
+    found: dict[str, torch.Tensor] = {}
+    for key, kind in model.state_dict().items():
+        value = trained.get(first.get(key, key))
+        if value is None:
+            raise CheckpointError(f"the parallel module has no {key}; was it made of this model?")
+        whole = value.detach()
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if is_first:
+            found[key] = whole.cpu().reshape(kind.shape).contiguous()
+    return found
+
+
+def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the trained weights under the model's own keys; every rank calls it.
+
+    A tensor with several keys, as a tied embedding, is written under the first;
+    `load_safetensors` and `from_pretrained` tie it again. The file is written aside and renamed.
+    """
+    state = whole_state(module, model)
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    first = _first_names(model)
+    kept = {key: value for key, value in state.items() if first.get(key, key) == key}
+    target = Path(path)
+    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _safetensors()[0](kept, aside, metadata={"format": "pt"})
+        os.replace(aside, target)
+    except OSError as e:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {target}: {e.strerror}; choose another path") from e
+
+
+def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
+    """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank."""
+    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+        raise CheckpointError(
+            f"{type(model).__name__} is no Hugging Face model; write its weights to one file"
+        )
+    export_safetensors(module, model, Path(folder) / WEIGHTS)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        model.config.save_pretrained(folder)
+
+
+def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Put the weights in the file into `model`, before it is made parallel.
+
+    Raises `CheckpointError` for a file that is none, or of another model.
+    """
+    try:
+        state = _safetensors()[1](path)
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    except Exception as e:  # safetensors' own error, which is no class of Python's
+        raise CheckpointError(f"{path} is no safetensors file, or a part of one: {e}") from e
+    own, first = model.state_dict(), _first_names(model)
+    needed = {key for key in own if first.get(key, key) == key}
+    if odd := sorted(set(state) - set(own)) + sorted(needed - set(state)):
+        raise CheckpointError(
+            f"{path} is of another model: {odd[0]} is in one of them only ({len(odd)} keys differ)"
+        )
+    for key, value in state.items():
+        if value.shape != own[key].shape:
+            raise CheckpointError(
+                f"{path} has {key} of shape {tuple(value.shape)}, the model's is"
+                f" {tuple(own[key].shape)}"
+            )
+    with torch.no_grad():
+        for key, value in state.items():
+            own[key].copy_(value)
+
+
+def _first_names(model: nn.Module) -> Mapping[str, str]:
+    """For every name of a parameter or buffer, the first name of the same tensor."""
+    first: dict[int, str] = {}
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def _safetensors() -> tuple[Callable[..., None], Callable[..., dict[str, torch.Tensor]]]:
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError as e:
+        raise CheckpointError("safetensors is not installed: pip install 'shardwright[hf]'") from e
+    return save_file, load_file
