@@ -17,6 +17,8 @@ RUN=${RUN:-runs/$SLURM_JOB_NAME} # on a file system that all hosts see
 STEPS=${STEPS:-1000}
 head_host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 mkdir -p "$RUN"
+# Ranks that are started again must not find the addresses of those before them.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # SIGTERM, 120 seconds before the time is over, makes the ranks save and end.
 exec srun torchrun \

@@ -145,4 +145,6 @@ def environment(ranks: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = max(1, (cores or 1) // ranks)
     defaults = {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
+    # Else ranks that are started again read the addresses of those before them in one store.
+    defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return {**defaults, **os.environ}
