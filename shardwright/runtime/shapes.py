@@ -122,7 +122,10 @@ class ManyShapes:
 
     def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
         """Which operator first makes NaN or infinity of `batch` in this random state."""
-        return origin(self.module_for(batch), batch, state)
+        module = self.module_for(batch)
+        if not isinstance(module, ParallelModule):
+            return "an operator of one of the stages, which are not searched"
+        return origin(module, batch, state)
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, in the mode that the module is in."""

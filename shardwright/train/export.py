@@ -31,21 +31,54 @@ def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
     on other ranks it is empty.
     """
     is_first = not dist.is_initialized() or dist.get_rank() == 0
-    trained: dict[str, torch.Tensor] = {
+    held: dict[str, torch.Tensor] = {
         **dict(module.named_parameters()),
         **module.lasting_buffers(),
     }
-    first = _first_names(model)
+    homes, first = _homes(held), _first_names(model)
     found: dict[str, torch.Tensor] = {}
     for key, kind in model.state_dict().items():
-        value = trained.get(first.get(key, key))
-        if value is None:
+        name = first.get(key, key)
+        if name not in homes:
             raise CheckpointError(f"the parallel module has no {key}; was it made of this model?")
-        whole = value.detach()
-        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        whole = _brought(held.get(name), *homes[name])
         if is_first:
             found[key] = whole.cpu().reshape(kind.shape).contiguous()
     return found
+
+
+Home = tuple[int, torch.dtype, tuple[int, ...], torch.device]  # of a tensor: its first rank
+
+
+def _homes(held: Mapping[str, torch.Tensor]) -> dict[str, Home]:
+    """Where every tensor is: stages of a pipeline hold some of them each."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mine = {name: (rank, t.dtype, tuple(t.shape), t.device) for name, t in held.items()}
+    if not dist.is_initialized():
+        return mine
+    every: list[dict[str, Home]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return {name: home for found in reversed(every) for name, home in found.items()}
+
+
+def _brought(
+    held: torch.Tensor | None,
+    home: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> torch.Tensor:
+    """The whole tensor, on rank 0 at least; `held` is this rank's part, if it has one."""
+    whole = None if held is None else held.detach()
+    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+    if home != 0:
+        here = (
+            torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
+        )
+        whole = torch.empty(shape, dtype=dtype, device=here) if whole is None else whole.clone()
+        dist.broadcast(whole, src=home)
+    assert whole is not None or dist.get_rank() != 0, "what is at home on rank 0 is there"
+    return torch.empty(0) if whole is None else whole
 
 
 def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
+from torch import nn
 
 from shardwright.train.agreement import Agreement
 from shardwright.train.checkpoint import Checkpoints
@@ -88,7 +89,9 @@ class Saving:
 
 def start(module: Trainable, job: Job) -> Run:
     """A run of the job before its first step."""
-    optimizer = job.optimizer(module.parameters())
+    # A stage of a pipeline may have nothing to update, which optimizers refuse.
+    parameters = list(module.parameters()) or [nn.Parameter(torch.zeros(0))]
+    optimizer = job.optimizer(parameters)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
     return Run(module, optimizer, job.batches(), schedule)
 
