@@ -60,6 +60,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="How often torchrun starts the ranks again when one dies.",
 )
+@click.option(
+    "--export",
+    type=click.Path(),
+    help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
+)
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
 @options.as_json
 def command(
@@ -81,6 +86,7 @@ def command(
     every: int,
     keep: int,
     max_restarts: int,
+    export: str | None,
     verify: bool,
     as_json: bool,
 ) -> None:
@@ -128,6 +134,7 @@ def command(
         settings=settings,
         saving=Saving(folder, every, keep) if folder is not None else None,
         max_restarts=max_restarts,
+        export=export,
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:

@@ -88,7 +88,9 @@ class _Writer:
     def write(self, instruction: Instruction, number: int) -> None:
         given = [self.nodes[name] for name in reads(instruction)]
         if isinstance(instruction, Compute):
-            self.name(self.compute(instruction, number), instruction)
+            node = self.compute(instruction, number)
+            node.meta["op"] = instruction.op  # for those who run it operator by operator
+            self.name(node, instruction)
             return
         if isinstance(instruction, Load):
             view = self.graph.call_method("view", (*given, instruction.shape))
@@ -107,7 +109,10 @@ class _Writer:
             given.append(self.nodes[_RANDOM_STATE])
         name = f"{type(instruction).__name__.lower()}_{number}"
         self.root.add_module(name, module)
-        self.name(self.graph.call_module(name, tuple(given)), instruction)
+        node = self.graph.call_module(name, tuple(given))
+        if isinstance(instruction, Draws):
+            node.meta["op"] = instruction.op
+        self.name(node, instruction)
 
     def compute(self, instruction: Compute, number: int) -> fx.Node:
         op = instruction.op

@@ -230,6 +230,11 @@ class ParallelModule(SteppingModule):
         loss.backward()
         return loss.detach()
 
+    @property
+    def graph(self) -> Graph:
+        """The serial graph that it runs its part of."""
+        return self._sw_graph
+
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own.
 

@@ -24,6 +24,7 @@ from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
 from shardwright.rules.rule import Rule
 from shardwright.runtime.batch import BatchError
+from shardwright.runtime.nonfinite import origin
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.stepping import SteppingModule, arguments
 
@@ -118,6 +119,13 @@ class ManyShapes:
         loss = module.forward_backward(batch)
         self.main.set_random_state(module.random_state())
         return loss
+
+    def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
+        """Which operator first makes NaN or infinity of `batch` in this random state."""
+        module = self.module_for(batch)
+        if not isinstance(module, ParallelModule):
+            return "an operator of one of the stages, which are not searched"
+        return origin(module, batch, state)
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, in the mode that the module is in."""

@@ -38,6 +38,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
         self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
+        self.last: int | None = None  # step that was saved or resumed from
         _on_rank_0(self.folder.open)
 
     def save(self, run: Run) -> None:
@@ -52,6 +53,7 @@ class Checkpoints:
                     planner=DefaultSavePlanner(flatten_state_dict=False),
                 )
             _on_rank_0(lambda: self._finish(step, record))
+            self.last = step
         except (CheckpointException, CheckpointError, OSError) as e:
             if _rank() == 0:
                 self.folder.abandon(step)
@@ -82,6 +84,7 @@ class Checkpoints:
             _agreed(lambda: run.restore(saved.record, saved.step))
         except (CheckpointException, ValueError, KeyError, TypeError) as e:
             raise CheckpointError(f"cannot go on from {saved.folder}: {_reason(e)}") from e
+        self.last = saved.step
         return saved, wrong
 
     def _finish(self, step: int, record: dict[str, Any]) -> None:

@@ -96,6 +96,7 @@ def launch(
     settings: Sequence[str] = (),
     saving: Saving | None = None,
     max_restarts: int = 0,
+    export: str | None = None,
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
@@ -103,7 +104,8 @@ def launch(
 
     `sizes` are batch and sequence of a `config.json`, `settings` those of
     `load_job`. With `saving` the ranks go on from the latest checkpoint, and
-    torchrun starts them again up to `max_restarts` times if one dies. Their log
+    torchrun starts them again up to `max_restarts` times if one dies. At the end
+    they write the weights to `export`, a `.safetensors` file or a folder. Their log
     goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
@@ -116,6 +118,7 @@ def launch(
             command += [option, str(size)] if size is not None else []
         command += [part for text in settings for part in ("--set", text)]
         command += saving.options() if saving is not None else []
+        command += ["--export", str(Path(export).absolute())] if export is not None else []
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
     # Ranks that were started again did some steps again: the later report counts.
@@ -150,5 +153,7 @@ def environment(ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "TRANSFORMERS_VERBOSITY": "error",
         "KINETO_LOG_LEVEL": "5",
+        # Else ranks that are started again read the addresses of those before them in one store.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return {**defaults, **os.environ}

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
+from torch import nn
 
 from shardwright.runtime.meter import metered, tensors_of
+from shardwright.train.agreement import Agreement
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.reading import CheckpointError
@@ -70,12 +72,17 @@ class Saving:
     every: int
     failed: Callable[[CheckpointError], None]
 
+    def now(self, run: Run) -> None:
+        """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
+        if self.checkpoints.last != run.step:
+            self.checkpoints.save(run)
+
     def after_step(self, run: Run, steps: int) -> None:
         """Save if it is time. What the disk does not take is told, and tried again next time."""
         if run.step < steps and run.step % self.every:
             return
         try:
-            self.checkpoints.save(run)
+            self.now(run)
         except CheckpointError as e:
             self.failed(e)
             if run.step >= steps:
@@ -84,7 +91,9 @@ class Saving:
 
 def start(module: Trainable, job: Job) -> Run:
     """A run of the job before its first step."""
-    optimizer = job.optimizer(module.parameters())
+    # A stage of a pipeline may have nothing to update, which optimizers refuse.
+    parameters = list(module.parameters()) or [nn.Parameter(torch.zeros(0))]
+    optimizer = job.optimizer(parameters)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
     return Run(module, optimizer, job.batches(), schedule)
 
@@ -100,6 +109,7 @@ def read_own_samples(run: Run, job: Job) -> None:
         return
     rows = rows_of(run.module, job.example)
     samples.rows = lambda size: rows
+    run.reads_own = rows is not None
 
 
 def train(
@@ -109,16 +119,24 @@ def train(
     device: torch.device,
     report: Callable[[StepRecord | EvaluationRecord], None],
     saving: Saving | None = None,
-) -> None:
+    agreement: Agreement | None = None,
+) -> bool:
     """Go on with `run` until `steps` are done; report steps, evaluate and save when it is time.
 
-    Every rank calls it. Raises `NonFiniteLossError`, naming the step, before a loss
-    that is no number changes the weights.
+    Every rank calls it. False if `agreement` stopped it, after a last checkpoint.
+    Raises `NonFiniteLossError`, naming step and operator, before a loss that is no
+    number changes the weights.
     """
     step = Stepper.of(run.module, job.clip_norm, job.tokens)
     counted = run.step + 1  # the first step here whose optimizer has its state from the start
     while run.step < steps:
+        if agreement is not None and not agreement.may_go_on():
+            if saving is not None:
+                saving.now(run)
+            return False
         given = [next(run.batches) for _ in range(job.accumulate)]
+        if agreement is not None and not run.reads_own:
+            agreement.check_batches(run.step + 1, given)
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
@@ -136,6 +154,7 @@ def train(
             report(EvaluationRecord(run.step, evaluate(run.module, job, device)))
         if saving is not None:
             saving.after_step(run, steps)
+    return True
 
 
 def _metered(

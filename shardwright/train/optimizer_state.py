@@ -28,7 +28,7 @@ def tensors_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torc
         f"{_name(p, names)}/{key}": value
         for p, state in optimizer.state.items()
         for key, value in state.items()
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, torch.Tensor) and (p.numel() or id(p) in names)
     }
 
 
@@ -38,10 +38,11 @@ def facts_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
     for group in optimizer.param_groups:
         options = {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}
         hyper.append(to_json(options))
-        members.append([_name(p, names) for p in group["params"]])
+        members.append([_name(p, names) for p in _real(group, names)])
     state = {
         _name(p, names): {key: _fact(value) for key, value in found.items()}
         for p, found in optimizer.state.items()
+        if p.numel() or id(p) in names
     }
     return {"groups": hyper, "members": members, "state": state}
 
@@ -53,7 +54,7 @@ def allocate(
 
     Raises `CheckpointError` where its groups are others than they were.
     """
-    mine = [[_name(p, names) for p in group["params"]] for group in optimizer.param_groups]
+    mine = [[_name(p, names) for p in _real(group, names)] for group in optimizer.param_groups]
     was = facts["members"]
     if len(mine) != len(was):
         raise CheckpointError(
@@ -72,7 +73,7 @@ def allocate(
         )
     made = {}
     optimizer.state.clear()
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+    for parameter in (p for group in optimizer.param_groups for p in _real(group, names)):
         name = _name(parameter, names)
         for key, fact in facts["state"].get(name, {}).items():
             if isinstance(fact, dict) and _TENSOR in fact:
@@ -82,6 +83,11 @@ def allocate(
                 value = from_json(fact)
             optimizer.state[parameter][key] = value
     return made
+
+
+def _real(group: Mapping[str, Any], names: Names) -> list[torch.Tensor]:
+    """The group's parameters but for what stands for none."""
+    return [p for p in group["params"] if p.numel() or id(p) in names]
 
 
 def _name(parameter: torch.Tensor, names: Names) -> str:

@@ -38,6 +38,8 @@ class Trainable(Protocol):
 
     def forward_backward(self, batch: Any) -> torch.Tensor: ...
 
+    def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str: ...
+
     def loss(self, batch: Any) -> torch.Tensor: ...
 
     def local_batch(self, batch: Any) -> Any: ...
@@ -54,6 +56,7 @@ class Run:
     batches: Batches
     schedule: LRScheduler | None = None
     step: int = 0
+    reads_own: bool = False  # whether ranks are given their own parts of batches
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights, lasting buffers and optimizer state, by names that no plan changes."""

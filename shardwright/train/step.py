@@ -55,10 +55,13 @@ class Stepper:
     def __call__(self, run: Run, batches: Sequence[Batch]) -> Stepped:
         """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
         run.optimizer.zero_grad(set_to_none=True)
-        loss = accumulate(run.module, batches, weights(batches, self.tokens))
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(f"the loss of step {run.step + 1} is {loss}")
+        loss = accumulate(run.module, batches, weights(batches, self.tokens), run.step + 1)
         norm = self.clipping.clip(self.clip_norm).item() if self.clipping is not None else None
+        if norm is not None and not math.isfinite(norm):
+            raise NonFiniteLossError(
+                f"the gradients of step {run.step + 1} have the norm {norm}, its loss is {loss};"
+                " the weights are those before it"
+            )
         run.optimizer.step()
         if run.schedule is not None:
             run.schedule.step()
@@ -66,11 +69,14 @@ class Stepper:
         return Stepped(loss, norm)
 
 
-def accumulate(module: Trainable, batches: Sequence[Batch], weight: Sequence[float]) -> float:
+def accumulate(
+    module: Trainable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
+) -> float:
     """Mean loss of `batches`, each counting for its weight; `grad` is that mean's gradient.
 
     Batches that count for nothing are left out. Gradients are rescaled in place
-    between batches, so that no copy of them is needed.
+    between batches, so that no copy of them is needed. Raises `NonFiniteLossError`
+    with the number of the `step` and the operator to blame.
     """
     total, sum_of_losses, before = sum(weight), 0.0, 0.0
     for batch, counts in zip(batches, weight, strict=True):
@@ -78,7 +84,14 @@ def accumulate(module: Trainable, batches: Sequence[Batch], weight: Sequence[flo
             continue
         if before and before != counts:
             scale(module.parameters(), before / counts)
-        sum_of_losses += counts * module.forward_backward(batch).item()
+        state = module.random_state()
+        loss = module.forward_backward(batch).item()
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"the loss of step {step} is {loss}; first to make NaN or infinity is"
+                f" {module.origin_of_nonfinite(batch, state)}. The weights are those before it"
+            )
+        sum_of_losses += counts * loss
         before = counts
     if before != total:
         scale(module.parameters(), before / total)

@@ -19,7 +19,9 @@ from rich.console import Console
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.shapes import ManyShapes
+from shardwright.train.agreement import Agreement, check_alike
 from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.export import export_pretrained, export_safetensors
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import (
     EvaluationRecord,
@@ -50,7 +52,7 @@ _TIMEOUT = timedelta(minutes=10)  # of one collective; a rank that waits longer 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank to the end of its steps."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     job = load_job(options.target, options.batch, options.seq, options.set)
     plan = Plan.load(options.plan)
     device = _device()
@@ -65,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespace) -> None:
     others = job.other_calls()
-    module = ManyShapes(build_model(job), plan, others, seed=job.seed, device=device)
+    model = build_model(job)
+    check_alike(plan, model)
+    module = ManyShapes(model, plan, others, seed=job.seed, device=device)
     if job.evaluation is not None:
         module.check_evaluation()
     seed_all(job.seed)
@@ -77,7 +81,14 @@ def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespa
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
-        train(run, job, options.steps, device, report, saving)
+        if not train(run, job, options.steps, device, report, saving, Agreement()):
+            _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
+        elif options.export:
+            write = (
+                export_safetensors if options.export.endswith(".safetensors") else export_pretrained
+            )
+            write(module, model, options.export)
+            _say(f"weights written to {options.export}")
 
 
 def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
@@ -112,19 +123,21 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--plan", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--losses", required=True, help="file for rank 0's JSON lines")
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--seq", type=int)
-    parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
-    parser.add_argument("--checkpoint", help="folder to resume from and to save to")
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """What the worker is told; launch scripts are compared with it."""
+    known = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
+    known.add_argument("--target", required=True)
+    known.add_argument("--plan", required=True)
+    known.add_argument("--steps", type=int, required=True)
+    known.add_argument("--losses", required=True, help="file for rank 0's JSON lines")
+    known.add_argument("--batch", type=int)
+    known.add_argument("--seq", type=int)
+    known.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
+    known.add_argument("--checkpoint", help="folder to resume from and to save to")
+    known.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
+    known.add_argument("--export", help="*.safetensors, or a folder for `from_pretrained`")
+    return known
 
 
 if __name__ == "__main__":

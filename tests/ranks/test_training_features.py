@@ -4,6 +4,7 @@ The reference is plain PyTorch on one device, written out below.
 """
 
 import math
+import tempfile
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +16,8 @@ from torch.utils.data import Dataset
 import shardwright as sw
 from shardwright.runtime.clipping import Clipping
 from shardwright.runtime.shapes import ManyShapes, shapes_of
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.export import export_safetensors, load_safetensors
 from shardwright.train.job import Job
 from shardwright.train.loop import evaluate, read_own_samples, start, train
 from shardwright.train.randomness import seed_all
@@ -176,7 +179,25 @@ def own_samples(text):
     return samples.read, before
 
 
+def exported(text, file):
+    """Out under one plan, into a plain model: the loss that the parallel module has."""
+    module = ManyShapes(model(), sw.Plan.from_json(text), [])
+    train(start(module, PLAIN), PLAIN, 1, CPU, lambda record: None)
+    export_safetensors(module, Net(), file)
+    torch.distributed.barrier()
+    plain = Net().double()
+    load_safetensors(plain, file)
+    with torch.no_grad():
+        assert module.loss(batch(1)).item() == pytest.approx(plain(**batch(1)).item(), rel=1e-12)
+    assert plain.head.weight is plain.embed.weight
+
+
 def every_check(texts):
+    with tempfile.TemporaryDirectory() as folder:
+        places = [folder]
+        torch.distributed.broadcast_object_list(places)
+        exported(texts[0], f"{places[0]}/model.safetensors")
+        torch.distributed.barrier()
     for text in texts:
         compare(text)
     return own_samples(texts[0])
@@ -217,3 +238,46 @@ def on_one_shape(text):
     norm = Clipping(dict(module.named_parameters())).norm().item()
     found = [whole(p.grad).norm() for p in module.parameters() if p.grad is not None]
     assert norm == pytest.approx(torch.stack(found).norm().item(), rel=1e-12)
+
+
+def on_stages(text, folder):
+    """Stages clip, accumulate and export; a run of theirs is saved, and its weights returned."""
+    assert sw.Plan.from_json(text).stages == 2
+    compare(text, ("clipped hard", "accumulated over tokens"))
+    exported(text, f"{folder}/model.safetensors")
+    run, checkpoints = saved_run(text, folder)
+    train(run, PLAIN, 2, CPU, lambda record: None)
+    checkpoints.save(run)
+    return {name: whole(p) for name, p in run.module.named_parameters()}
+
+
+def resumed(text, folder):
+    """From the stages' checkpoint: the weights there, and the losses from there on."""
+    run, checkpoints = saved_run(text, folder)
+    saved, _ = checkpoints.resume(run)
+    assert saved.step == 2
+    weights = {name: whole(p).clone() for name, p in run.module.named_parameters()}
+    found = []
+    train(run, PLAIN, PLAIN.steps, CPU, found.append)
+    return weights, [record.loss for record in found]
+
+
+def saved_run(text, folder):
+    plan = sw.Plan.from_json(text)
+    module = ManyShapes(model(), plan, [], seed=PLAIN.seed)
+    return start(module, PLAIN), Checkpoints(f"{folder}/runs", plan)
+
+
+@pytest.mark.ranks
+def test_a_pipeline_does_too_and_others_go_on_from_its_checkpoint(frontiers, tmp_path):
+    graph = sw.capture(model(), (), batch(0))
+    machine = sw.Machine.preset("2xcpu")
+    staged = sw.search(graph, machine, stages=(2,), micro_batches=(2,))
+    (text, *_) = (plan.to_json() for plan in staged if plan.stages == 2)
+    stages = run_ranks(2, on_stages, text, str(tmp_path))
+    assert stages[0].keys() != stages[1].keys()
+    ((weights, losses), _) = run_ranks(2, resumed, frontiers[2]["fully sharded"], str(tmp_path))
+    for mine in stages:
+        for name, value in mine.items():
+            assert torch.equal(value, weights[name]), name
+    assert losses == pytest.approx(serial(PLAIN)[0][2:], rel=1e-9)

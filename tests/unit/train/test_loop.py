@@ -24,6 +24,12 @@ class Serial(nn.Module):
     def lasting_buffers(self):
         return {}
 
+    def random_state(self):
+        return 0, 0
+
+    def origin_of_nonfinite(self, batch, state):
+        return "its layer"
+
     def loss(self, batch):
         return self.layer(batch["x"]).square().mean()
 
@@ -122,7 +128,10 @@ def test_evaluation_is_a_mean_over_samples_every_so_often_and_at_the_end():
 def test_a_loss_that_is_no_number_stops_before_the_weights_change():
     module, poisoned = Serial(), [{"x": torch.full((2, 3), torch.inf)}]
     before = module.layer.weight.detach().clone()
-    with pytest.raises(NonFiniteLossError, match="the loss of step 1 is nan"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match="the loss of step 1 is nan; first to make NaN or infinity is its layer",
+    ):
         train(start(module, job(data=poisoned)), job(), 1, torch.device("cpu"), print)
     assert torch.equal(before, module.layer.weight)
 

@@ -1,0 +1,109 @@
+"""What ranks have to agree on: whether to stop, which batch comes next, what they are made of."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from shardwright.ir.plan import Plan
+from shardwright.train.job import Batch, JobError
+
+_SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it
+
+
+@final
+class Agreement:
+    """Small exchanges before each step, so that all ranks stop at the same one.
+
+    SIGTERM on any rank asks all to stop. Batches that differ between ranks are
+    found before they are trained on.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._group = None  # the default one; on GPUs one that does not wait for them
+        if dist.is_initialized() and dist.get_backend() != "gloo":
+            self._group = dist.new_group(backend="gloo")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._ask)
+
+    def may_go_on(self) -> bool:
+        """Whether no rank was asked to stop."""
+        return not self._largest(int(self.asked))[0]
+
+    def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
+        """Raise `JobError`, naming a rank, if ranks were given different batches for `step`."""
+        seen = digest(batches)
+        largest, smallest = self._largest(seen, -seen)
+        if largest != -smallest:
+            every: list[int] = [0] * dist.get_world_size()
+            dist.all_gather_object(every, seen, group=self._group)
+            other = next(rank for rank, found in enumerate(every) if found != every[0])
+            raise JobError(
+                f"the batches of step {step} are not the same on rank {other} as on rank 0; make"
+                " Job.data give the same on every rank: the same files, the same order, the same"
+                " seeds"
+            )
+
+    def _largest(self, *mine: int) -> list[int]:
+        """The largest of each number over all ranks."""
+        if not dist.is_initialized():
+            return list(mine)
+        told = torch.tensor(mine)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
+        found: list[int] = told.tolist()
+        return found
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.asked = True
+
+
+def digest(value: Any) -> int:
+    """A number that tells tensors, and lists and dicts of them, apart; of a part if they are large.
+
+    >>> digest([torch.zeros(3)]) == digest([torch.zeros(3)]) != digest([torch.ones(3)])
+    True
+    """
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().reshape(-1)
+        part = flat[:: max(1, len(flat) // _SAMPLED)].cpu().contiguous()
+        data = part.view(torch.uint8).numpy().tobytes() if len(part) else b""
+        return zlib.crc32(data, zlib.crc32(str((value.dtype, tuple(value.shape))).encode()))
+    if isinstance(value, Mapping):
+        return zlib.crc32(repr([(str(k), digest(v)) for k, v in value.items()]).encode())
+    if isinstance(value, list | tuple):
+        return zlib.crc32(repr([digest(v) for v in value]).encode())
+    return zlib.crc32(repr(value).encode())
+
+
+def check_alike(plan: Plan, model: torch.nn.Module) -> None:
+    """Raise `JobError`, naming a rank, unless all have the same software, plan and weights."""
+    if not dist.is_initialized():
+        return
+    import numpy
+
+    mine = {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "plan": zlib.crc32(plan.to_json().encode()),
+        "weights": digest(dict(model.state_dict())),
+    }
+    every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    for rank, found in enumerate(every):
+        for what, value in found.items():
+            if value != every[0][what]:
+                raise JobError(
+                    f"rank {rank} has {what} {value}, rank 0 has {every[0][what]}; give all hosts"
+                    " the same software, plan and seeds"
+                )

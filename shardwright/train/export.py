@@ -1,0 +1,161 @@
+"""A model's weights as one safetensors file with the model's own keys, and back.
+
+What is written is what `model.state_dict()` would hold: whole tensors in the
+module's own shapes. A Hugging Face model's folder gets its configuration too,
+so that `from_pretrained` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.train.reading import CheckpointError
+from shardwright.train.state import Trainable
+
+WEIGHTS = "model.safetensors"
+
+
+def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict of `model` with the values that `module` has trained, on the host of rank 0.
+
+    `model` may be on the meta device; it tells names and shapes. Every rank calls it;
+    on other ranks it is empty.
+    """
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    held: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters()),
+        **module.lasting_buffers(),
+    }
+    homes, first = _homes(held), _first_names(model)
+    found: dict[str, torch.Tensor] = {}
+    for key, kind in model.state_dict().items():
+        name = first.get(key, key)
+        if name not in homes:
+            raise CheckpointError(f"the parallel module has no {key}; was it made of this model?")
+        whole = _brought(held.get(name), *homes[name])
+        if is_first:
+            found[key] = whole.cpu().reshape(kind.shape).contiguous()
+    return found
+
+
+Home = tuple[int, torch.dtype, tuple[int, ...], torch.device]  # of a tensor: its first rank
+
+
+def _homes(held: Mapping[str, torch.Tensor]) -> dict[str, Home]:
+    """Where every tensor is: stages of a pipeline hold some of them each."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mine = {name: (rank, t.dtype, tuple(t.shape), t.device) for name, t in held.items()}
+    if not dist.is_initialized():
+        return mine
+    every: list[dict[str, Home]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return {name: home for found in reversed(every) for name, home in found.items()}
+
+
+def _brought(
+    held: torch.Tensor | None,
+    home: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> torch.Tensor:
+    """The whole tensor, on rank 0 at least; `held` is this rank's part, if it has one."""
+    whole = None if held is None else held.detach()
+    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+    if home != 0:
+        here = (
+            torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
+        )
+        whole = torch.empty(shape, dtype=dtype, device=here) if whole is None else whole.clone()
+        dist.broadcast(whole, src=home)
+    assert whole is not None or dist.get_rank() != 0, "what is at home on rank 0 is there"
+    return torch.empty(0) if whole is None else whole
+
+
+def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the trained weights under the model's own keys; every rank calls it.
+
+    A tensor with several keys, as a tied embedding, is written under the first;
+    `load_safetensors` and `from_pretrained` tie it again. The file is written aside and renamed.
+    """
+    state = whole_state(module, model)
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    first = _first_names(model)
+    kept = {key: value for key, value in state.items() if first.get(key, key) == key}
+    target = Path(path)
+    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _safetensors()[0](kept, aside, metadata={"format": "pt"})
+        os.replace(aside, target)
+    except OSError as e:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {target}: {e.strerror}; choose another path") from e
+
+
+def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
+    """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank."""
+    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+        raise CheckpointError(
+            f"{type(model).__name__} is no Hugging Face model; write its weights to one file"
+        )
+    export_safetensors(module, model, Path(folder) / WEIGHTS)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        model.config.save_pretrained(folder)
+
+
+def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Put the weights in the file into `model`, before it is made parallel.
+
+    Raises `CheckpointError` for a file that is none, or of another model.
+    """
+    try:
+        state = _safetensors()[1](path)
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    except Exception as e:  # safetensors' own error, which is no class of Python's
+        raise CheckpointError(f"{path} is no safetensors file, or a part of one: {e}") from e
+    own, first = model.state_dict(), _first_names(model)
+    needed = {key for key in own if first.get(key, key) == key}
+    if odd := sorted(set(state) - set(own)) + sorted(needed - set(state)):
+        raise CheckpointError(
+            f"{path} is of another model: {odd[0]} is in one of them only ({len(odd)} keys differ)"
+        )
+    for key, value in state.items():
+        if value.shape != own[key].shape:
+            raise CheckpointError(
+                f"{path} has {key} of shape {tuple(value.shape)}, the model's is"
+                f" {tuple(own[key].shape)}"
+            )
+    with torch.no_grad():
+        for key, value in state.items():
+            own[key].copy_(value)
+
+
+def _first_names(model: nn.Module) -> Mapping[str, str]:
+    """For every name of a parameter or buffer, the first name of the same tensor."""
+    first: dict[int, str] = {}
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def _safetensors() -> tuple[Callable[..., None], Callable[..., dict[str, torch.Tensor]]]:
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError as e:
+        raise CheckpointError("safetensors is not installed: pip install 'shardwright[hf]'") from e
+    return save_file, load_file
