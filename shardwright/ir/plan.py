@@ -149,6 +149,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
+        """Number of devices, one rank each."""
         return self.mesh.size
 
     @property
@@ -172,6 +173,7 @@ class Plan:
 
     @property
     def tilings(self) -> Mapping[str, tuple[str, ...]]:
+        """What every operator splits per mesh axis, as `PlannedOp.tiling`."""
         return {op.name: op.tiling for op in self.ops}
 
     def save(self, path: str | os.PathLike[str]) -> None:
