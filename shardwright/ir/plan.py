@@ -9,6 +9,7 @@ import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,11 @@ class Plan:
         from shardwright.ir.explain import explain
 
         return explain(self)
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: its line, and `explain` to open."""
+        words = f"<summary>{escape(str(self))}</summary><pre>{escape(self.explain())}</pre>"
+        return f"<details>{words}</details>"
 
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20
