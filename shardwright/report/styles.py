@@ -23,6 +23,7 @@ from shardwright.ir.plan import Phase, Plan, PlannedOp
 _ELEMENTWISE = frozenset(["add", "sub", "mul", "div", "neg", "pow", "exp", "log", "sqrt", "rsqrt"])
 _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "abs", "clamp"])
 _ELEMENTWISE |= frozenset(["where", "dropout", "clone", "_to_copy"])
+_LOSSES = ("cross_entropy_loss", "_log_softmax", "log_softmax", "nll_loss")
 _LAST = "S(-1)"
 
 
@@ -239,6 +240,8 @@ class _Followed:
     def _wanted(self, op: PlannedOp, made: str) -> str:
         """The layout in which the readers that are no layers take a layer's result."""
         others = [r for r in self.readers[op.name] if not self._is_layer(r)]
+        if made == _LAST and self._feeds_split_loss(op):
+            return "R"
         if op.name not in self.moved[Phase.FORWARD] and made == _LAST:
             return _LAST
         wants = {self._placed(r.layout) for r in others}
@@ -253,6 +256,19 @@ class _Followed:
                 f"{self._at(reader)} reads {op.source.module} in another layout than others do"
             )
         return wants.pop()
+
+    def _feeds_split_loss(self, op: PlannedOp) -> bool:
+        """Whether only views lie between this and a loss whose classes the plan splits."""
+        waiting, seen = [op], {op.name}
+        while waiting:
+            for reader in self.readers[waiting.pop().name]:
+                if self._is_layer(reader) or reader.name in seen:
+                    continue
+                seen.add(reader.name)
+                if reader.splits[self.place].startswith("classes") and kind(reader) in _LOSSES:
+                    return True
+                waiting.append(reader)
+        return False
 
     def _takes_like_it_makes(self, op: PlannedOp) -> bool:
         """Whether its operands of the result's shape lie as its result does."""

@@ -13,7 +13,15 @@ from tests.ranks.test_pages import PAGES, blocks
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages whose blocks are parts of a longer program; tests of their subjects run the whole.
-PARTS = ("architecture.md", "async.md", "constraints.md", "models.md", "training.md")
+PARTS = (
+    "architecture.md",
+    "async.md",
+    "constraints.md",
+    "models.md",
+    "pipelines.md",
+    "training.md",
+    "wide.md",
+)
 
 
 def commands():

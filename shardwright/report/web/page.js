@@ -159,6 +159,7 @@
       const own = Number(row.dataset.index) === chosen;
       row.classList.toggle("chosen", own);
       row.querySelector("input").checked = own;
+      if (own) at("plans-scroll").scrollTop = row.offsetTop - at("plans-scroll").clientHeight / 2;
     }
   }
 
