@@ -8,7 +8,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test models check clean
+.PHONY: help demo test models check docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -27,6 +27,9 @@ models: $(READY) ## Capture, plan and verify every model, and write docs/models.
 
 check: $(READY) ## Format, lint, types, floors, docs
 	scripts/check
+
+docs: $(READY) ## Build the documentation site into build/site, strictly
+	$(VENV)/bin/python -m mkdocs build --quiet
 
 clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,10 +14,13 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
+from shardwright.cost.step import timeline as step_of
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
-from shardwright.report.chrome import read_trace
+from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
+
+_TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred kilobytes
 
 
 @click.command("report")
@@ -37,7 +41,7 @@ from shardwright.report.page import Measured, Shown, Timeline, page
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False),
-    help="Chrome trace of a step, as `simulate` writes it: shown as a timeline.",
+    help="Chrome trace of a measured step, shown below the simulated one.",
 )
 @click.option("--title", help="Heading of the page.")
 @options.as_json
@@ -79,6 +83,8 @@ def write_page(
     try:
         runs = [_measured(file) for file in measured]
         timeline = _timeline(trace) if trace else None
+        if len(shown) <= _TIMELINES:
+            shown = [replace(item, step=simulated(step_of(item.plan))) for item in shown]
         text = page(shown, title, memory_limit, runs, timeline, chosen)
     except ImportError as e:
         raise UsageError(

@@ -1,20 +1,14 @@
-"""Text files that are either whole or not there."""
+"""Files that commands write: a path that does not work is the user's mistake."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from shardwright.cli.errors import UsageError
+from shardwright.ir.files import write_whole
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write aside first, then rename, so that a reader never sees half of it."""
-    target = Path(path)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+def write_text(path: str, text: str) -> None:
+    """Write the whole file or nothing; raises `UsageError` where that is not possible."""
     try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, target)
+        write_whole(path, text)
     except OSError as e:
-        aside.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import pairwise
 from typing import overload
 
@@ -159,6 +160,19 @@ class Frontier:
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
+
+    def _repr_html_(self) -> str:
+        """The frontier in a notebook: time against memory as a picture, plans as a table."""
+        from shardwright.ir.picture import picture
+
+        rows = "".join(
+            f"<tr><td>{mark}</td><td>{escape(str(plan))}</td></tr>"
+            for mark, plan in [
+                *((str(index), plan) for index, plan in enumerate(self)),
+                *(("baseline", plan) for plan in self.baselines),
+            ]
+        )
+        return f"<div>{picture(self)}<table>{rows}</table></div>"
 
     def __str__(self) -> str:
         return "\n".join(str(plan) for plan in self.plans)

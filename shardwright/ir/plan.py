@@ -9,6 +9,7 @@ import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
+        """Number of devices, one rank each."""
         return self.mesh.size
 
     @property
@@ -172,6 +174,7 @@ class Plan:
 
     @property
     def tilings(self) -> Mapping[str, tuple[str, ...]]:
+        """What every operator splits per mesh axis, as `PlannedOp.tiling`."""
         return {op.name: op.tiling for op in self.ops}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -214,6 +217,11 @@ class Plan:
         from shardwright.ir.explain import explain
 
         return explain(self)
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: its line, and `explain` to open."""
+        words = f"<summary>{escape(str(self))}</summary><pre>{escape(self.explain())}</pre>"
+        return f"<details>{words}</details>"
 
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20

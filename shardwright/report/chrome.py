@@ -1,13 +1,14 @@
-"""Chrome traces read for the report: simulated or measured, one row per stream."""
+"""Steps as bars for the report, one row per stream: simulated, or read from a Chrome trace."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from shardwright.cost import timeline
 from shardwright.report.page import Timeline
 
-_SHOWN = 20_000  # events; more do not get any clearer on a page
+_SHOWN = 4_000  # events; more do not get any clearer on a page
 
 
 class TraceError(ValueError):
@@ -37,8 +38,36 @@ def read_trace(text: str, label: str) -> Timeline:
         raise TraceError(f"{label} is not a Chrome trace ({e!r})") from e
     if not found:
         raise TraceError(f"{label} has no complete events, so there is nothing to show")
-    more = f", the longest {_SHOWN} of {len(bars)} events" if len(bars) > _SHOWN else ""
-    return Timeline(f"{label}{more}", rows, found)
+    return Timeline(label + _left_out(len(bars)), rows, found)
+
+
+def simulated(found: timeline.Timeline) -> Timeline:
+    """A simulated step, its longest tasks if there are very many."""
+    tracks = list(dict.fromkeys(task.track for task in found.tasks))
+    both = [
+        (start, task)
+        for start, task in zip(found.starts, found.tasks, strict=True)
+        if not task.idle and task.seconds > 0
+    ]
+    longest = sorted(both, key=lambda item: -item[1].seconds)[:_SHOWN]
+    events = tuple(
+        (
+            tracks.index(task.track),
+            task.name,
+            task.kind,
+            start * 1e6,
+            task.seconds * 1e6,
+            task.where,
+        )
+        for start, task in sorted(longest, key=lambda item: item[0])
+    )
+    label = "as simulated" + _left_out(len(both))
+    rows = tuple(f"{track.ranks}, {track.stream.value}" for track in tracks)
+    return Timeline(label, rows, events)
+
+
+def _left_out(count: int) -> str:
+    return f", the longest {_SHOWN} of {count} events" if count > _SHOWN else ""
 
 
 def _at(event: dict[str, Any]) -> tuple[Any, Any]:

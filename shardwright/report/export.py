@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.modules import module_tree
+from shardwright.ir.modules import kind, module_tree
 from shardwright.ir.plan import Plan
 from shardwright.report.styles import NotExpressibleError, Style, Styles, glob, styles
 
@@ -100,8 +100,33 @@ def split_spec(plan: Plan) -> str:
         raise NotExpressibleError(
             "the plan has one stage, and split_spec cuts a model into several"
         )
+    return _json(
+        {
+            "about": _title(plan),
+            "schedule": plan.schedule,
+            "n_microbatches": plan.micro_batches,
+            "split_spec": {_beginning(plan, cut): "SplitPoint.BEGINNING" for cut in plan.cuts},
+        }
+    )
+
+
+def _beginning(plan: Plan, cut: str) -> str:
+    """The outermost module that the operator `cut` is the first of; lists are never called."""
+    tree = module_tree(plan)
+    names = [op.name for op in plan.ops]
+    place = names.index(cut)
+    path = plan.ops[place].source.module
+    before = [op.source.module for op in plan.ops[:place]]
+    parts = path.split(".") if path else []
+    for depth in range(1, len(parts) + 1):
+        module = ".".join(parts[:depth])
+        found = tree.at(module)
+        is_list = found.is_empty and all(name.isdigit() for name in found.children)
+        if not is_list and not any(f"{other}.".startswith(f"{module}.") for other in before):
+            return module
     raise NotExpressibleError(
-        f"this version does not know which modules belong to the {plan.stages} stages of the plan"
+        f"a stage begins with {kind(plan.ops[place])} in the middle of {path or 'the model'}, and"
+        " split_spec cuts only before or after a module"
     )
 
 
@@ -121,7 +146,7 @@ def torchtitan(plan: Plan) -> str:
         f"data_parallel_replicate_degree = {kinds['replicate']}",
         f"data_parallel_shard_degree = {kinds['fully_shard']}",
         f"tensor_parallel_degree = {size[found.axis] if found.axis else 1}",
-        f"pipeline_parallel_degree = {plan.stages}",
+        f"pipeline_parallel_degree = {size.get('pp', 1)}",
         "context_parallel_degree = 1",
         *([f"disable_sequence_parallel = {str(not sequence).lower()}"] if found.axis else []),
         "",

@@ -21,11 +21,25 @@ from shardwright.report.summary import summary
 
 
 @dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step as bars: (row, name, kind, start, duration, what it belongs to), in microseconds."""
+
+    label: str
+    rows: tuple[str, ...]
+    events: tuple[tuple[int, str, str, float, float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """A plan on the page. `label` is what it is called there, such as its file's name."""
+    """A plan on the page.
+
+    `label` is what it is called there, such as its file's name, `step` how its
+    step is expected to go.
+    """
 
     label: str
     plan: Plan
+    step: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +49,6 @@ class Measured:
     label: str
     predicted_seconds: float
     measured_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """A step as bars: (row, name, kind, start, duration, what it belongs to), in microseconds."""
-
-    label: str
-    rows: tuple[str, ...]
-    events: tuple[tuple[int, str, str, float, float, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ def page(
 
     `plans` are its points, of which the one at place `chosen` is shown first;
     plans they were chosen among, which only a plan file knows, are hollow
-    points. `memory_limit`, in bytes per rank, is drawn as a line.
+    points. `timeline` is a step that was measured or simulated elsewhere, shown
+    below the chosen plan's own. `memory_limit`, in bytes per rank, is drawn as a line.
     Raises `ImportError` where the template engine or the library is not installed.
     """
     if not plans:
@@ -81,7 +87,7 @@ def page(
         "rivals": _rivals([shown.plan for shown in plans]),
         "memory_limit": memory_limit,
         "measured": [[m.label, m.predicted_seconds, m.measured_seconds] for m in measured],
-        "timeline": {"rows": timeline.rows, "events": timeline.events} if timeline else None,
+        "timeline": _bars(timeline),
         "chosen": chosen,
     }
     web = files("shardwright.report") / "web"
@@ -94,7 +100,7 @@ def page(
         script=Markup((web / "page.js").read_text()),
         library=Markup(get_plotlyjs()),
         measured=bool(measured),
-        timeline=timeline.label if timeline else "",
+        timeline=timeline is not None or any(shown.step for shown in plans),
     )
 
 
@@ -128,7 +134,14 @@ def _plan(shown: Shown) -> dict[str, Any]:
         "held": Held.of(plan)._asdict(),
         "head": head(plan),
         "tree": _node(_tree(plan)),
+        "step": _bars(shown.step),
     }
+
+
+def _bars(timeline: Timeline | None) -> dict[str, Any] | None:
+    if timeline is None:
+        return None
+    return {"label": timeline.label, "rows": timeline.rows, "events": timeline.events}
 
 
 def _tree(plan: Plan) -> Node[_Row]:

@@ -23,6 +23,7 @@ from shardwright.ir.plan import Phase, Plan, PlannedOp
 _ELEMENTWISE = frozenset(["add", "sub", "mul", "div", "neg", "pow", "exp", "log", "sqrt", "rsqrt"])
 _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "abs", "clamp"])
 _ELEMENTWISE |= frozenset(["where", "dropout", "clone", "_to_copy"])
+_LOSSES = ("cross_entropy_loss", "_log_softmax", "log_softmax", "nll_loss")
 _LAST = "S(-1)"
 
 
@@ -71,8 +72,8 @@ def styles(plan: Plan) -> Styles:
         )
     data: dict[str, str] = {}
     tensor = []
-    for place, (axis, size) in enumerate(plan.mesh.axes):
-        if size > 1 and axis != "pp":
+    for place, (axis, size) in enumerate(plan.layout_mesh.axes):
+        if size > 1:
             if all(_batch_only(op, place) for op in plan.ops):
                 data[axis] = _data_style(plan, place)
             else:
@@ -128,7 +129,7 @@ class _Followed:
     whole: dict[str, str] = field(default_factory=dict)  # module -> what the plan splits in it
 
     def __post_init__(self) -> None:
-        self.axis = self.plan.mesh.names[self.place]
+        self.axis = self.plan.layout_mesh.names[self.place]
         self.op = {op.name: op for op in self.plan.ops}
         self.stored = {p.name: self._placed(p.layout) for p in self.plan.parameters}
         self.readers: defaultdict[str, list[PlannedOp]] = defaultdict(list)
@@ -239,6 +240,8 @@ class _Followed:
     def _wanted(self, op: PlannedOp, made: str) -> str:
         """The layout in which the readers that are no layers take a layer's result."""
         others = [r for r in self.readers[op.name] if not self._is_layer(r)]
+        if made == _LAST and self._feeds_split_loss(op):
+            return "R"
         if op.name not in self.moved[Phase.FORWARD] and made == _LAST:
             return _LAST
         wants = {self._placed(r.layout) for r in others}
@@ -253,6 +256,19 @@ class _Followed:
                 f"{self._at(reader)} reads {op.source.module} in another layout than others do"
             )
         return wants.pop()
+
+    def _feeds_split_loss(self, op: PlannedOp) -> bool:
+        """Whether only views lie between this and a loss whose classes the plan splits."""
+        waiting, seen = [op], {op.name}
+        while waiting:
+            for reader in self.readers[waiting.pop().name]:
+                if self._is_layer(reader) or reader.name in seen:
+                    continue
+                seen.add(reader.name)
+                if reader.splits[self.place].startswith("classes") and kind(reader) in _LOSSES:
+                    return True
+                waiting.append(reader)
+        return False
 
     def _takes_like_it_makes(self, op: PlannedOp) -> bool:
         """Whether its operands of the result's shape lie as its result does."""

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.cost.step import timeline
 from shardwright.ir.layout import Mesh
+from shardwright.report.chrome import simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
 from tests import plans
 
@@ -21,7 +23,7 @@ def shown():
     with_rivals = plans.frontier().with_rivals(plans.frontier()[0])
     baseline = plans.simple("data parallel", 90, 320, comm_ms=15)
     return [
-        Shown(ODD, first),
+        Shown(ODD, first, simulated(timeline(first))),
         Shown("second", second),
         Shown("third", replace(with_rivals, mesh=Mesh.parse("dp=2"))),
         Shown("base", baseline),
@@ -201,10 +203,13 @@ def test_the_treemap_adds_up(tab):
 def test_timeline_and_measurement_are_shown(tab):
     tab.locator("#timeline").scroll_into_view_if_needed()
     tab.wait_for_selector("#timeline .main-svg")
-    assert tab.evaluate("document.getElementById('timeline')._fullData.map(t => t.name)") == [
-        "compute",
-        "comm",
-    ]
+    names, rows = tab.evaluate(
+        "(c => [c._fullData.map(t => t.name), c._fullLayout.yaxis.ticktext])"
+        "(document.getElementById('timeline'))"
+    )
+    assert {"forward", "backward", "compute", "comm"} <= set(names)
+    assert rows[-1] == "trace.json: rank 0 comm"
+    assert rows[0].startswith("as simulated: ")
     assert tab.inner_text("#measured tbody tr").split("\t") == ["run", "100 ms", "125 ms", "0.80"]
 
 

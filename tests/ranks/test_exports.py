@@ -83,6 +83,8 @@ def test_tensor_parallelism_is_megatrons(exported):
     ) | {
         "blocks.*.o": row,
         "blocks.*.down": row,
+        "embed": row,  # its vocabulary
+        "head": column,
     }
     assert scope["mesh"] == {"dp": 2}
     assert scope["data_axes"] == {}
@@ -91,7 +93,8 @@ def test_tensor_parallelism_is_megatrons(exported):
 def test_norms_and_residuals_are_split_by_sequence(exported):
     text = exported["sequence and tensor parallel"]
     assert '"blocks.*.norm1": SequenceParallel(' in text
-    assert "Note: head is computed whole; the plan splits its sequence." in text
+    assert '"head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())' in text
+    assert "Note: the model itself is computed whole; the plan splits its classes." in text
 
 
 def _run(text):

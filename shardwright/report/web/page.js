@@ -95,9 +95,12 @@
       legend: { orientation: "h", y: 1.12 }, showlegend: true, shapes: [], annotations: [],
     };
     if (data.memory_limit) {
-      const x = data.memory_limit / 2 ** 30;
+      const x = data.memory_limit / 2 ** 30, all = [...data.plans.map((p) => p.bytes), ...data.rivals.map((r) => r[3])].map((b) => b / 2 ** 30);
+      const most = Math.max(...all), pad = Math.max(most - Math.min(...all), 0.1 * most) * 0.06;
+      if (x > 2 * most) layout.xaxis.range = [Math.min(...all) - pad, most + pad]; // the line is far off
       layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color("--limit"), dash: "dash", width: 2 } });
-      layout.annotations.push({ x, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}`, showarrow: false, font: { color: color("--limit") } });
+      const far = Boolean(layout.xaxis.range), place = far ? { x: 1, xref: "paper" } : { x };
+      layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
     }
     Plotly.react("frontier", traces(), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
   }
@@ -156,6 +159,7 @@
       const own = Number(row.dataset.index) === chosen;
       row.classList.toggle("chosen", own);
       row.querySelector("input").checked = own;
+      if (own) at("plans-scroll").scrollTop = row.offsetTop - at("plans-scroll").clientHeight / 2;
     }
   }
 
@@ -285,8 +289,14 @@
 
   /* ---- the timeline: one row per stream, as in Perfetto ---- */
   function drawTimeline() {
-    if (!data.timeline) return;
-    const { rows, events } = data.timeline, kinds = [...new Set(events.map((e) => e[2]))];
+    if (!at("timeline")) return;
+    const parts = [data.plans[chosen].step, data.timeline].filter(Boolean), rows = [], events = [];
+    for (const part of parts) {
+      events.push(...part.events.map(([row, ...rest]) => [row + rows.length, ...rest]));
+      rows.push(...part.rows.map((row) => (parts.length > 1 ? `${part.label}: ${row}` : row)));
+    }
+    at("timeline-label").textContent = parts.map((part) => part.label).join("; ");
+    const kinds = [...new Set(events.map((e) => e[2]))];
     const traces = kinds.map((kind, i) => {
       const own = events.filter((e) => e[2] === kind);
       return {

@@ -40,7 +40,8 @@ def test_a_run_and_a_trace_are_shown(files, tmp_path, shardwright_command):
     assert shardwright_command(*asked).exit_code == 0
     text = out.read_text()
     assert '"measured":[["run",0.1,0.2]]' in text
-    assert "trace.json. Drag to enlarge" in text
+    assert '"label":"trace.json"' in text
+    assert '"label":"as simulated"' in text
 
 
 @pytest.mark.parametrize("option", ["--measured", "--trace"])

@@ -120,6 +120,64 @@ def test_one_stage_has_no_split_spec():
         split_spec(plans.simple())
 
 
+def staged(*cuts):
+    plan = plans.transformer()
+    mesh = Mesh((("pp", 2), *plan.mesh.axes))
+    return replace(plan, mesh=mesh, stages=len(cuts) + 1, schedule="1F1B", cuts=cuts,
+                   micro_batches=4)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cut, module", [("linear_0", "blocks.0"), ("linear_1", "blocks.1"), ("down_1", "blocks.1.down")]
+)
+def test_stages_are_cut_before_modules(cut, module):
+    found = json.loads(split_spec(staged(cut)))
+    assert found["split_spec"] == {module: "SplitPoint.BEGINNING"}
+    assert (found["schedule"], found["n_microbatches"]) == ("1F1B", 4)
+
+
+def test_a_stage_that_begins_inside_of_a_module_is_refused():
+    with pytest.raises(
+        NotExpressibleError, match=r"begins with relu in the middle of blocks\.1\.up"
+    ):
+        split_spec(staged("relu_1"))
+
+
+def test_torch_cuts_a_model_where_the_plan_does():
+    import torch
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.down(self.up(x).relu())
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Linear(4, 8)
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x):
+            x = self.embed(x)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    spec = json.loads(split_spec(staged("linear_2")))["split_spec"]
+    model, x = Model(), torch.randn(6, 4)
+    split = {name: SplitPoint[point.partition(".")[2]] for name, point in spec.items()}
+    pipe = pipeline(model, (x,), split_spec=split)
+    assert pipe.num_stages == 2
+    names = [n for n, _ in pipe.get_stage_module(1).named_parameters()]
+    assert all(name.startswith("blocks.2.") for name in names)
+    (result,) = pipe(x)
+    assert torch.equal(result, model(x))
+
+
 def test_the_degrees_are_torchtitans():
     found = tomllib.loads(torchtitan(mlp()))
     assert found["parallelism"] == {
@@ -156,7 +214,10 @@ def test_tensor_parallelism_of_llama_is_the_plan_that_hugging_face_ships():
     graph = sw.capture(model, kwargs={"input_ids": ids, "labels": ids})
     baselines = sw.search(graph, sw.Machine.preset("2xH100")).baselines
     (megatron,) = [b for b in baselines if b.name == "tensor parallel"]
-    assert json.loads(hf_tp_plan(megatron))["base_model_tp_plan"] == config.base_model_tp_plan
+    ours = json.loads(hf_tp_plan(megatron))
+    vocabulary = {"embed_tokens": "embedding_rowwise"}  # which Hugging Face leaves whole
+    assert ours["base_model_tp_plan"] == config.base_model_tp_plan | vocabulary
+    assert ours["_tp_plan"] == LlamaForCausalLM._tp_plan
     (other,) = [b for b in baselines if b.name == "sequence and tensor parallel"]
     with pytest.raises(NotExpressibleError, match="for which Hugging Face has no style"):
         hf_tp_plan(other)

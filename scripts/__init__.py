@@ -1,0 +1,1 @@
+"""What the project does with itself: checks, pages and pictures made from its code."""

@@ -1,0 +1,97 @@
+"""The documentation site: everything public is documented, and its links lead somewhere."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import shardwright
+from scripts import site_pages
+from tests.ranks.test_pages import PAGES, blocks
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Pages whose blocks are parts of a longer program; tests of their subjects run the whole.
+PARTS = (
+    "architecture.md",
+    "async.md",
+    "constraints.md",
+    "models.md",
+    "pipelines.md",
+    "training.md",
+    "wide.md",
+)
+
+
+def commands():
+    from shardwright.cli import main
+
+    return main.commands
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_and_option_says_what_it_is_for(name):
+    command = commands()[name]
+    assert command.help
+    silent = [o.opts[0] for o in site_pages.options(command) if not o.help]
+    assert silent == []
+
+
+def test_the_page_of_commands_has_all_of_them():
+    page = "\n".join(site_pages.commands())
+    for name, command in commands().items():
+        section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
+        for option in site_pages.options(command):
+            assert all(f"`{flag}`" in section for flag in option.opts)
+
+
+def test_every_public_name_and_its_members_are_documented():
+    page = "\n".join(site_pages.names())
+    for name in shardwright.__all__:
+        found = getattr(shardwright, name)
+        assert found.__doc__, name
+        assert f"## {name}\n" in page
+    silent = [
+        f"{name}.{member}"
+        for name in shardwright.__all__
+        if inspect.isclass(kind := getattr(shardwright, name))
+        for member, value in vars(kind).items()
+        if not member.startswith("_") and inspect.isfunction(inspect.unwrap(_function(value)))
+        if not _function(value).__doc__
+    ]
+    assert silent == []
+
+
+def _function(value):
+    if isinstance(value, classmethod | staticmethod):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def test_every_error_is_documented():
+    found = list(site_pages.error_classes())
+    assert ("shardwright.ir.frontier", "InfeasibleError") in found
+    page = "\n".join(site_pages.errors())
+    for module, name in found:
+        row = next(line for line in page.splitlines() if f"`{module}.{name}`" in line)
+        assert len(row.split("|")[2].strip()) > 10, f"{name} needs a docstring"
+
+
+def test_the_navigation_leads_to_pages():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert [name for name in listed if not (DOCS / name).exists()] == []
+    missing = {p.name for p in DOCS.glob("*.md")} - {Path(name).name for name in listed}
+    assert missing == set(), "give them a line in mkdocs.yml"
+
+
+def test_links_of_pages_lead_somewhere():
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", " ".join(page.read_text().split())):
+            assert (page.parent / target.strip()).exists(), f"{page.name}: {target}"
+
+
+def test_pages_with_code_are_run_or_named():
+    with_code = {page for page in DOCS.rglob("*.md") if blocks(page)}
+    others = {p.name for p in with_code - set(PAGES)}
+    assert others <= set(PARTS), "move them to how-to, where blocks are run, or name them in PARTS"

@@ -1,0 +1,42 @@
+"""Every block of Python of the documentation runs, one page after its own start."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.runtime.ranks import rank_environment
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([DOCS / "first-plan.md", *(DOCS / "how-to").glob("*.md")])
+BLOCK = re.compile(r"^```python(?: title=\"(.+)\")?\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(page):
+    """Title and text of every block of Python on a page; a block with a title is a file."""
+    return BLOCK.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {"__name__": "__page__"}
+    for title, code in blocks(page):
+        if not title:
+            exec(compile(code, page.name, "exec"), scope)
+            continue
+        (tmp_path / title).write_text(code)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", title]
+        done = subprocess.run(
+            [sys.executable, *launch],
+            env={**rank_environment(2), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("loss") == 5

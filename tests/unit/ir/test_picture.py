@@ -1,0 +1,41 @@
+"""What notebooks show of plans and frontiers."""
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.picture import HEIGHT, WIDTH
+from tests import plans
+
+
+def circles(html):
+    return list(ET.fromstring(html).iter("circle"))
+
+
+def test_every_plan_and_baseline_is_a_point_inside_of_the_picture():
+    front = plans.frontier()
+    found = circles(front._repr_html_())
+    assert len(found) == 5
+    assert [c.get("fill") == "none" for c in found] == [False] * 3 + [True] * 2
+    assert all(0 < float(c.get("cx")) < WIDTH and 0 < float(c.get("cy")) < HEIGHT for c in found)
+    fast, _, small = found[:3]
+    assert float(fast.get("cy")) > float(small.get("cy")), "faster is lower"
+    assert float(fast.get("cx")) > float(small.get("cx")), "smaller is left"
+    assert found[3].find("title").text == "data parallel: 90 ms, 0.3125 GiB"
+
+
+def test_a_lone_plan_is_in_the_middle():
+    (circle,) = circles(Frontier((plans.simple(),))._repr_html_())
+    assert float(circle.get("cx")) == WIDTH / 2
+
+
+@pytest.mark.parametrize("name", ["<b>bold</b>", "a & b"])
+def test_names_with_markup_stay_text(name):
+    odd = replace(plans.simple(), name=name)
+    page = ET.fromstring(odd._repr_html_())
+    assert name in page.find("summary").text
+    assert page.find("pre").text == odd.explain()
+    front = Frontier((plans.simple(ms=10),), (odd,))
+    assert name in "".join(ET.fromstring(front._repr_html_()).itertext())
