@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +23,7 @@ from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
 from shardwright.capture.kernels import UNIFORM
+from shardwright.capture.onebyone import Functional
 from shardwright.capture.opaque import OPAQUE, OpaqueCall, sample_like
 from shardwright.capture.operators import call_op
 from shardwright.capture.renumber import renumbered
@@ -68,7 +68,7 @@ class Captured:
 
 
 def build(
-    program: ExportedProgram,
+    program: Functional,
     call: FlatCall,
     habits: Habits = EXACT,
     note: str = "",
@@ -110,7 +110,7 @@ class _Builder:
         self.facts: dict[Any, Facts] = {}
         self.draws = 0  # of random numbers
 
-    def add_leaves(self, program: ExportedProgram, call: FlatCall) -> dict[str, torch.Tensor]:
+    def add_leaves(self, program: Functional, call: FlatCall) -> dict[str, torch.Tensor]:
         aliases = _all_names(self.model)
         paths = iter(call.paths)
         constants: dict[str, torch.Tensor] = {}
@@ -181,7 +181,7 @@ class _Builder:
         self.names[node] = results if several else results[0]
 
     def add_outputs(
-        self, program: ExportedProgram
+        self, program: Functional
     ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         (node,) = (n for n in program.graph.nodes if n.op == "output")
         outputs, updates = [], []

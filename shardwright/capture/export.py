@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
 from shardwright.capture import decompose
 from shardwright.capture.buffers import kinds_of, update_in_place, users_frame, watched
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
+from shardwright.capture.onebyone import Functional, decomposed, whole
+from shardwright.capture.regions import inline_regions
 from shardwright.ir.habits import EXACT, Habits
 
 
@@ -56,7 +57,7 @@ class FlatCall(nn.Module):
 
 def export(
     call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Habits = EXACT
-) -> tuple[ExportedProgram, str]:
+) -> tuple[Functional, str]:
     """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
 
     First the model's Python runs as it is. What that cannot follow, the strict
@@ -83,7 +84,7 @@ def export(
 
 def _export(
     call: FlatCall, example: tuple[torch.Tensor, ...], habits: Habits, *, strict: bool
-) -> ExportedProgram:
+) -> Functional:
     quiet, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)  # what goes wrong is said once, in the error
     try:
@@ -95,14 +96,16 @@ def _export(
             warnings.simplefilter("ignore")
             with watched(call.model):
                 program = torch.export.export(call, example, strict=strict)
-            functional: ExportedProgram = program.run_decompositions(decompose.table(habits))
+            inline_regions(program)
+            table = decompose.table(habits)
+            functional = decomposed(program, table) or whole(program, table)
     finally:
         logging.disable(quiet)
     print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
     return functional
 
 
-def _is_of_tensors(program: ExportedProgram) -> bool:
+def _is_of_tensors(program: Functional) -> bool:
     """Whether no number is taken from a tensor's value: strict mode keeps such as unknowns."""
     values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
     kinds = (torch.Tensor, tuple, list, type(None))

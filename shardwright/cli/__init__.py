@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import click
 
-from shardwright.cli import diff, explain, frontier, plan, run, verify
+from shardwright.cli import (
+    diff,
+    doctor,
+    explain,
+    export,
+    frontier,
+    plan,
+    profile,
+    report,
+    run,
+    simulate,
+    verify,
+)
 from shardwright.cli.errors import OneLineErrors
 
 
@@ -19,5 +31,17 @@ def main() -> None:
     """
 
 
-for command in (plan, frontier, explain, diff, verify, run):
+for command in (
+    plan,
+    frontier,
+    explain,
+    diff,
+    report,
+    simulate,
+    export,
+    verify,
+    run,
+    profile,
+    doctor,
+):
     main.add_command(command.command)

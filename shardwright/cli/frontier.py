@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
 import click
 
 from shardwright.cli import options, planning
-from shardwright.cli.console import print_chart, print_frontier, print_json
+from shardwright.cli.console import print_chart, print_frontier, print_json, working
+from shardwright.cli.errors import UsageError
+from shardwright.cli.report import write_page
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
+from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark
+from shardwright.report.page import Shown
 from shardwright.report.summary import summary
 
 
@@ -29,6 +34,12 @@ from shardwright.report.summary import summary
 @options.allow_async
 @options.optimizer
 @options.habits
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    help="Page to write all plans to, as front.html, or a folder for their plan files.",
+)
 @options.as_json
 def command(
     target: str,
@@ -45,6 +56,7 @@ def command(
     allow_async: bool,
     optimizer: str | None,
     habits: Mapping[str, str],
+    output: str | None,
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
@@ -54,9 +66,12 @@ def command(
     wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
+    if output:
+        _write(output, target, found)
     if as_json:
         print_json(
             {
+                "file": output,
                 "capture_seconds": captured.seconds,
                 "search_seconds": sum(f.search_seconds for f in frontiers),
                 "points": [_point(plan) for f in frontiers for plan in f],
@@ -74,6 +89,41 @@ def command(
         click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
     print_chart(_marks(frontiers))
     click.echo(textwrap.fill(_legend(frontiers), WIDTH))
+    if output:
+        click.echo(f"wrote {output}")
+
+
+def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) -> None:
+    """All plans as a page, or as files of a folder, named by devices and place."""
+    with working("writing plans"):
+        shown = [
+            Shown(f"{part.devices}-{label}", plan)
+            for part, frontier in found
+            for label, plan in _labelled(frontier)
+        ]
+        if output.endswith((".html", ".htm")):
+            memory = found[0][0].device.memory_bytes
+            fits = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= memory]
+            best = min(fits, key=lambda i: shown[i].plan.step_seconds, default=0)
+            write_page(output, shown, target, memory, chosen=best)
+            return
+        folder = Path(output)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UsageError(f"cannot make the folder {output}: {e.strerror}") from e
+        for item in shown:
+            item.plan.save(folder / f"{item.label}.json")
+
+
+def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:
+    """The plans by their index in the table, and the baselines that are not among them by name."""
+    for index, plan in enumerate(frontier):
+        yield f"{index:03}", plan
+    names = {plan.name for plan in frontier}
+    for plan in frontier.baselines:
+        if plan.name not in names:
+            yield plan.name.replace(" ", "-"), plan
 
 
 def _point(plan: Plan) -> dict[str, object]:

@@ -17,7 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 METHODS = ("joint", "kcut")  # those of `search`, which is not imported for --help
 
 
-def _memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
+def memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Callback of options that are a number of bytes."""
     try:
         return None if text is None else parse_bytes(text)
     except ValueError as e:
@@ -135,7 +136,7 @@ optimizer = click.option(
 )
 memory_limit = click.option(
     "--memory-limit",
-    callback=_memory,
+    callback=memory,
     metavar="SIZE",
     help="Most memory per device, as 40GiB; by default what the device has.",
 )

@@ -65,7 +65,7 @@ def command(
     wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
     plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
-        plan.save(output)
+        frontier.with_rivals(plan).save(output)
     if as_json:
         print_json(content(plan, frontier, captured.seconds, output))
         return
@@ -91,7 +91,7 @@ def content(
         "summary": summary(plan),
         "remarks": remarks.as_json(plan),
         "file": output,
-        "plan": json.loads(plan.to_json()),
+        "plan": json.loads(frontier.with_rivals(plan).to_json()),
     }
 
 

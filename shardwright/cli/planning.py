@@ -108,10 +108,10 @@ def planned(
 def machine_of(text: str, devices: int | None = None) -> Machine:
     """The machine that MACHINE names, reduced to `devices` of its devices."""
     if text == "here":
-        with working("measuring this host"):
+        with working("measuring this host") as tell:
             from shardwright.runtime.measure import measure_host
 
-            return measure_host(devices or _devices_here())
+            return measure_host(devices or devices_here(), tell=tell)
     machine = Machine.load(text) if _is_file(text) else Machine.preset(text)
     return machine if devices is None else machine.with_devices(devices)
 
@@ -261,7 +261,7 @@ def _is_file(text: str) -> bool:
     return text.endswith(".toml") or Path(text).is_file()
 
 
-def _devices_here() -> int:
+def devices_here() -> int:
     """GPUs of this host; without any, its cores."""
     import os
 

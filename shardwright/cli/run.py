@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from shardwright.cli import options, planning
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.plan import print_choice
+from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
@@ -35,6 +37,29 @@ if TYPE_CHECKING:
 @options.micro_batches
 @options.stages
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
+@click.option(
+    "--checkpoint",
+    "folder",
+    type=click.Path(file_okay=False),
+    help="Folder to go on from if it holds a checkpoint, and to save to.",
+)
+@click.option(
+    "--every", type=click.IntRange(min=1), default=100, show_default=True, help="Steps between."
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How many checkpoints stay.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often torchrun starts the ranks again when one dies.",
+)
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
 @options.as_json
 def command(
@@ -52,10 +77,19 @@ def command(
     micro_batches: tuple[int, ...],
     stages: tuple[int, ...],
     steps: int | None,
+    folder: str | None,
+    every: int,
+    keep: int,
+    max_restarts: int,
     verify: bool,
     as_json: bool,
 ) -> None:
-    """Train TARGET on this host, under PLAN or the best plan there is."""
+    """Train TARGET on this host, under PLAN or the best plan there is.
+
+    With --checkpoint the run goes on where it was saved, on as many devices as there are now.
+    """
+    if max_restarts and folder is None:
+        raise UsageError("--max-restarts starts from the latest checkpoint: give --checkpoint DIR")
     if plan is not None:
         given = [*constraints]
         given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
@@ -79,10 +113,11 @@ def command(
             devices,
             memory_limit,
             planning.Wishes(constraints, seconds, micro_batches=micro_batches, stages=stages),
+            cache=PlanCache(Path(folder) / "plans") if folder is not None else None,
             quiet=as_json,
         )
 
-    from shardwright.train.launch import launch
+    from shardwright.train.launch import Saving, launch
 
     click.echo(f"\ntraining {target} on {chosen.devices} ranks", err=as_json)
     training = launch(
@@ -91,6 +126,8 @@ def command(
         steps or captured.job.steps,
         (batch, seq),
         settings=settings,
+        saving=Saving(folder, every, keep) if folder is not None else None,
+        max_restarts=max_restarts,
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:
@@ -113,13 +150,21 @@ def _planned(
     memory_limit: int | None,
     wishes: planning.Wishes,
     *,
+    cache: PlanCache | None,
     quiet: bool,
 ) -> Plan:
     if devices is None:
         raise UsageError("without a plan file, --devices says how many ranks to plan for")
     known = planning.machine_of(machine, devices)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
+    key = cache_key(captured, known, limit, wishes) if cache is not None else ""
+    if cache is not None and (found := cache.find(key)) is not None:
+        if not quiet:
+            click.echo(f"{cache.file(key)}: {summary(found)}")
+        return found
     chosen, frontier = planning.choose(captured, known, "time", limit, wishes)
+    if cache is not None:
+        cache.keep(key, chosen)
     if not quiet:
         print_choice(chosen, frontier, limit, "time")
     return chosen

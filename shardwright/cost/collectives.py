@@ -82,7 +82,7 @@ def memory_pass(moved: int, machine: Machine) -> Seconds:
 
 
 def _memory_bytes_per_s(machine: Machine) -> float:
-    return machine.device.bytes_per_s * machine.device.efficiency.memory
+    return machine.device.bytes_per_s * machine.device.efficiency.streaming
 
 
 def priced_steps(

@@ -1,7 +1,7 @@
 """Seconds that one operator keeps a device busy, forward and backward (a roofline).
 
-A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`
-(Williams, Waterman and Patterson, "Roofline", 2009). A contraction has
+A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`, where efficiency may
+depend on the kernel's size (Williams, Waterman and Patterson, "Roofline", 2009). A contraction has
 2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
 every contracted operand that needs a gradient.
 """
@@ -15,6 +15,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.curve import Curve
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.machine import Device
 from shardwright.rules.rule import Dims, Rule
@@ -169,9 +170,18 @@ def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
         OperatorClass.CONVOLUTION: efficiency.convolution,
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(work.kind, 1.0)
-    busy = flop / (device.peak_flop_per_s(work.dtype) * reached)
-    waiting = moved / (device.bytes_per_s * efficiency.memory)
+    busy = flop / (device.peak_flop_per_s(work.dtype) * reached_at(reached, flop))
+    waiting = moved / (device.bytes_per_s * reached_at(efficiency.memory, moved))
     return np.maximum(busy, waiting) + device.launch_seconds
+
+
+def reached_at(part: float | Curve, work: Ints) -> Floats | float:
+    """The part that is reached with so much work: (K,) -> (K,); `Curve.at` for many."""
+    if not isinstance(part, Curve):
+        return part
+    works, parts = np.log(part.points).T
+    found: Floats = np.exp(np.interp(np.log(np.maximum(work, 1)), works, parts))
+    return found
 
 
 def _flop(work: Workload, sizes: Ints) -> Ints:

@@ -43,6 +43,9 @@ class Measure(Protocol):
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
 
+    def sum_launches(self) -> Floats:
+        """What a sum along each mesh axis costs however small it is: (axes,)."""
+
 
 @final
 class Duration:
@@ -66,3 +69,7 @@ class Duration:
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds of all steps."""
         return self._prices.seconds(atoms, item_bytes, src, dst)
+
+    def sum_launches(self) -> Floats:
+        """Seconds of launch and latency."""
+        return self._prices.sum_launches()

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.cost.compute import Ints, Workload, product_of
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
+from shardwright.ir.redistribution import BUCKET_BYTES
 
 # Tensors of the parameter's size and dtype that the optimizer keeps for each.
 STATE_TENSORS = {
@@ -146,6 +147,14 @@ def fixed_bytes(graph: Graph) -> Bytes:
     """Bytes that every rank holds under every plan: inputs, buffers and constants, whole."""
     leaves = graph.leaves_of(LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
     return Bytes(sum(graph.tensor[leaf.name].bytes for leaf in leaves))
+
+
+def bucket_size(graph: Graph) -> Bytes:
+    """Bytes of gradients that are summed at once: of a bucket, or of all where they are less."""
+    leaves = graph.leaves_of(LeafKind.PARAMETER)
+    trained = (graph.tensor[leaf.name] for leaf in leaves)
+    total = sum(tensor.bytes for tensor in trained if tensor.requires_grad)
+    return Bytes(max(1, min(BUCKET_BYTES, total)))
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:

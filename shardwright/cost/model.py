@@ -10,14 +10,16 @@ Layouts are codes (`codes.py`), and a table is computed in one go.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
 
-from shardwright.cost.codes import Ints, decode, storable
-from shardwright.cost.compute import Workload, workload
+from shardwright.cost.codes import WHOLE, Ints, decode, storable
+from shardwright.cost.compute import Workload, backward_seconds, workload
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
+    bucket_size,
     fixed_bytes,
     kept_bytes,
     retention,
@@ -28,9 +30,9 @@ from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
 from shardwright.ir.graph import Graph, Leaf, Op
-from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh
+from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
-from shardwright.ir.plan import Transfer
+from shardwright.ir.plan import Phase, Transfer
 from shardwright.rules.analysis import Analysis
 
 EVERYTHING = Allowed()
@@ -44,7 +46,8 @@ class CostModel:
     is priced beside memory, by default the seconds of a step.
     With `micro_batches`, `graph` and `analysis` are those of one micro-batch
     (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
-    counts so often, what is done once a step counts once.
+    counts so often, what is done once a step counts once. `bucket_bytes` says
+    how many bytes of gradients are summed at once, by default those of a bucket or all of them.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -59,6 +62,7 @@ class CostModel:
         allowed: Allowed = EVERYTHING,
         measure: Measure | None = None,
         micro_batches: int = 1,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -75,7 +79,14 @@ class CostModel:
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
-        self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches)
+        self._reads = Reads(
+            graph,
+            analysis,
+            mesh,
+            self.measure,
+            micro_batches,
+            bucket_bytes or bucket_size(graph),
+        )
 
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""
@@ -99,6 +110,13 @@ class CostModel:
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
+
+    def backward_seconds(self, op: Op) -> Floats:
+        """Of the seconds of `op`, those of its gradients: (K,)."""
+        work, options = self._workload(op), self.options(op)
+        if not work.has_backward:
+            return np.zeros(len(options))
+        return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
 
     def workspace(self, op: Op) -> Ints:
         """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
@@ -166,7 +184,8 @@ class CostModel:
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
-        terms = Terms(back, pays, copies, converted)
+        bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
+        terms = Terms(back, pays, copies, bucketed, converted)
         again = b"" if twice is None else twice.tobytes()
         key = (atoms, item, terms, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
@@ -243,7 +262,18 @@ class CostModel:
         axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
         ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        return list(transfers(value, op.name, ways, atoms, item, self.machine, self.mesh))
+        found = list(transfers(value, op.name, ways, atoms, item, self.machine, self.mesh))
+        if self._reads.bucketed(value, op) and found and found[-1].phase is Phase.BACKWARD:
+            wanted = Want(np.array([want[0]]), np.array([want[1]]))
+            saved = self._reads.shared_launches(value, np.array([source]), wanted)
+            found[-1] = replace(found[-1], seconds=Seconds(found[-1].seconds - float(saved[0, 0])))
+        return found
+
+    def returned(self, value: str, source: int) -> list[Transfer]:
+        """What brings a value that the step returns to every rank."""
+        ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        return list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
 
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""

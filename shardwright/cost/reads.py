@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import (
+    SUMS,
+    WHOLE,
     Ints,
     digits,
     duals,
@@ -60,12 +62,14 @@ class Terms(NamedTuple):
 
     * `back`: the way of its gradient;
     * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
+    * `bucketed`: a gradient that is only summed on its way shares a buffer with others;
     * `converted`: the way there is paid for twice, though nothing is made twice.
     """
 
     back: int
     pays: bool
     copies: bool
+    bucketed: bool = False
     converted: bool = False
 
 
@@ -76,13 +80,20 @@ class Reads:
     """
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, mesh: Mesh, measure: Measure, micro_batches: int
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        mesh: Mesh,
+        measure: Measure,
+        micro_batches: int,
+        bucket_bytes: int,
     ) -> None:
         self._graph = graph
         self._analysis = analysis
         self._mesh = mesh
         self._measure = measure
         self._micro_batches = micro_batches
+        self._bucket_bytes = bucket_bytes
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
 
@@ -97,6 +108,14 @@ class Reads:
             return NO_GRADIENT
         split = self._micro_batches > 1 and value in self._parameters
         return SUMMED_FIRST if split else EACH_TIME
+
+    def bucketed(self, value: str, op: Op) -> bool:
+        """Whether sums of a gradient over this edge are made together with others'.
+
+        A sum on its way cannot be added to another gradient of the same parameter.
+        """
+        alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
+        return alone and value in self._parameters and self.way_back(value, op) == EACH_TIME
 
     def item_bytes(self, value: str) -> int:
         """Bytes of one element."""
@@ -134,6 +153,8 @@ class Reads:
             grad, to_grad = np.unique(want.grad, return_inverse=True)
             backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
             seconds = seconds + backward * self._micro_batches
+            if terms.bucketed:
+                seconds = seconds - self.shared_launches(value, sources, want)
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
         held = np.zeros(seconds.shape, np.int64)
@@ -144,6 +165,20 @@ class Reads:
             seconds = seconds + np.where(twice[:, None], forward, 0.0)
             held = np.where(twice[:, None], 0, held)
         return Table(seconds, held)
+
+    def shared_launches(self, value: str, sources: Ints, want: Want) -> Floats:
+        """Seconds saved where gradients are only summed, in buckets: (Ks,), (Kt,) -> (Ks, Kt).
+
+        A sum pays for the part of its bucket's launch that is its part of the
+        bucket, so that the sums of a full bucket pay for one launch.
+        """
+        axes = len(self._mesh.axes)
+        home, come = digits(sources, axes)[:, None], digits(want.grad, axes)[None]
+        summed = (come == SUMS) & (home == WHOLE)
+        only = (summed | (come == home)).all(axis=2) & (sources[:, None] == want.layout)
+        part = np.minimum(1.0, self.local_bytes(value, sources) / self._bucket_bytes)
+        launches: Floats = (summed * self._measure.sum_launches()).sum(axis=2)
+        return np.where(only, launches * (1 - part)[:, None], 0.0)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds of a parameter's gradient: to where terms are summed each time, home once."""

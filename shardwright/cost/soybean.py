@@ -86,6 +86,10 @@ class Communication:
         """Nothing: a parameter and its gradient are tiled alike."""
         return np.zeros(moved.shape)
 
+    def sum_launches(self) -> Floats:
+        """Nothing: latency does not count."""
+        return np.zeros(len(self._mesh.axes))
+
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Bytes that cross all cuts."""
         total = np.zeros(len(src))

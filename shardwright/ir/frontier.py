@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import overload
 
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.plan import Plan
+from shardwright.ir.plan import Plan, Rival
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -134,6 +134,18 @@ class Frontier:
             f" {format_bytes(least.peak_bytes)}: raise the limit, add devices or shrink the batch",
             least.peak_bytes,
         )
+
+    def with_rivals(self, plan: Plan) -> Plan:
+        """`plan`, one of these, with the costs of the others and of the baselines."""
+        devices = plan.devices
+        costs = [c for c in self.costs if c != (plan.step_seconds, plan.peak_bytes)]
+        others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
+        known = tuple(
+            Rival(b.name, b.devices, b.step_seconds, b.peak_bytes)
+            for b in self.baselines
+            if b.name != plan.name
+        )
+        return replace(plan, rivals=(*others, *known))
 
     def smallest(self) -> Plan:
         """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""

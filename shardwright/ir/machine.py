@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 
+from shardwright.ir.curve import Curve
 from shardwright.ir.layout import Bytes, Seconds
 
 BACKENDS = ("nccl", "gloo")
@@ -29,21 +30,40 @@ class MachineError(ValueError):
 class Efficiency:
     """Part of the device's figures that operators reach, per class of operators.
 
-    `memory` is a part of `Device.bytes_per_s`, the others are parts of `Device.flop_per_s`.
+    One for all sizes, or a `Curve` over their work. `memory` is a part of
+    `Device.bytes_per_s` over bytes, the others are parts of `Device.flop_per_s` over FLOP.
     """
 
-    matmul: float = 1.0
-    convolution: float = 1.0
-    attention: float = 1.0
-    memory: float = 1.0
+    matmul: float | Curve = 1.0
+    convolution: float | Curve = 1.0
+    attention: float | Curve = 1.0
+    memory: float | Curve = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             part = getattr(self, field.name)
-            if not 0 < part <= 1:
+            if not isinstance(part, Curve) and not 0 < part <= 1:
                 raise MachineError(
                     f"efficiency.{field.name} is {part}; give a part, more than 0 and at most 1"
                 )
+
+    @property
+    def streaming(self) -> float:
+        """Of `memory`, what large tensors reach."""
+        return self.memory.last if isinstance(self.memory, Curve) else self.memory
+
+    def lower(self, other: Efficiency) -> Efficiency:
+        """The lower of both in every class."""
+        names = [field.name for field in fields(self)]
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        return Efficiency(**{name: _lower(*pair) for name, pair in pairs.items()})
+
+
+def _lower(one: float | Curve, other: float | Curve) -> float | Curve:
+    if not isinstance(one, Curve) and not isinstance(other, Curve):
+        return min(one, other)
+    curves = [c if isinstance(c, Curve) else Curve(((1.0, c),)) for c in (one, other)]
+    return curves[0].lower(curves[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,25 @@ class Device:
         """Peak for `dtype`; where none is stated that of float32, else the slowest one."""
         peaks = dict(self.flop_per_s)
         return peaks.get(dtype) or peaks.get("float32") or min(peaks.values())
+
+    def slower(self, other: Device) -> Device:
+        """A device with the worse of both in every figure: what counts where kinds are mixed.
+
+        All ranks run the same program on tiles of the same size and wait for the last of them.
+        """
+        dtypes = dict.fromkeys(name for device in (self, other) for name, _ in device.flop_per_s)
+        kinds = dict.fromkeys((*self.kind.split("+"), *other.kind.split("+")))
+        return Device(
+            kind="+".join(kinds),
+            memory_bytes=min(self.memory_bytes, other.memory_bytes),
+            flop_per_s=tuple(
+                (dtype, min(self.peak_flop_per_s(dtype), other.peak_flop_per_s(dtype)))
+                for dtype in dtypes
+            ),
+            bytes_per_s=min(self.bytes_per_s, other.bytes_per_s),
+            launch_seconds=max(self.launch_seconds, other.launch_seconds),
+            efficiency=self.efficiency.lower(other.efficiency),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +148,8 @@ class Machine:
 
     Rank r is device r; neighbouring ranks are joined by the innermost level.
     `backend` runs the collectives, `collective_launch_seconds` is what each
-    costs before its first hop. `provenance` says where the figures come from:
+    costs before its first hop. `overlap` is the part of a collective's time that is hidden where
+    the device has other work meanwhile. `provenance` says where the figures come from:
     specified, assumed or measured.
     """
 
@@ -119,6 +159,7 @@ class Machine:
     provenance: str = ""
     backend: str = "nccl"
     collective_launch_seconds: Seconds = NO_TIME
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -127,6 +168,8 @@ class Machine:
             known = ", ".join(BACKENDS)
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
+        if not 0 <= self.overlap <= 1:
+            raise MachineError(f"overlap is {self.overlap}; give a part, at least 0 and at most 1")
 
     @property
     def devices(self) -> int:

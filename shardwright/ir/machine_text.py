@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
+from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
 
@@ -35,6 +36,7 @@ _TIMES = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9"}
 SIZE = Units("80GB", _SIZES)
 BANDWIDTH = Units("900GB/s", {f"{unit}/s": scale for unit, scale in _SIZES.items()} | _BITS)
 COMPUTE = Units("67TFLOP/s", _decimal("FLOP/s"))
+WORK = Units("1GFLOP", _decimal("FLOP"))
 DURATION = Units("5us", {unit: Decimal(scale) for unit, scale in _TIMES.items()})
 
 
@@ -83,6 +85,7 @@ def to_toml(machine: Machine) -> str:
         f"provenance = {_quoted(machine.provenance)}",
         f"backend = {_quoted(machine.backend)}",
         f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
+        f"overlap = {machine.overlap!r} # part of a collective that other work hides",
         "",
         "[device]",
         f"kind = {_quoted(device.kind)}",
@@ -94,7 +97,7 @@ def to_toml(machine: Machine) -> str:
         *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
         "",
         "[device.efficiency] # part of the figures above that operators reach",
-        *(f"{f.name} = {getattr(device.efficiency, f.name)!r}" for f in fields(Efficiency)),
+        *(_efficiency_text(f.name, getattr(device.efficiency, f.name)) for f in fields(Efficiency)),
         "",
         "# Levels of links, innermost first. Bandwidth: what one device sends, in one direction,",
         "# while all devices send at once.",
@@ -113,6 +116,14 @@ def to_toml(machine: Machine) -> str:
     return "\n".join(lines)
 
 
+def _efficiency_text(name: str, part: float | Curve) -> str:
+    if not isinstance(part, Curve):
+        return f"{name} = {part!r}"
+    units = SIZE if name == "memory" else WORK
+    points = ", ".join(f'["{quantity(work, units)}", {reached!r}]' for work, reached in part.points)
+    return f"{name} = [{points}] # by the work of one kernel"
+
+
 def parse_toml(text: str) -> Machine:
     """The machine that `text` describes; raises `MachineError`, one line that says what to do."""
     try:
@@ -123,27 +134,63 @@ def parse_toml(text: str) -> Machine:
         "the file",
         data,
         needed=("name", "device", "level"),
-        optional=("provenance", "backend", "collective_launch"),
+        optional=("provenance", "backend", "collective_launch", "overlap"),
     )
     levels = _is("level", data["level"], list)
     return Machine(
         name=_is("name", data["name"], str),
-        device=_device(_is("device", data["device"], dict)),
+        device=_devices(data["device"]),
         levels=tuple(_level(_is("level", level, dict)) for level in levels),
         provenance=_is("provenance", data.get("provenance", ""), str),
         backend=_is("backend", data.get("backend", "nccl"), str),
         collective_launch_seconds=Seconds(
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
+        overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
     )
+
+
+def _devices(data: Any) -> Device:
+    """One `[device]`, or a `[[device]]` for each kind in one cluster: the worst figures count."""
+    if not isinstance(data, list):
+        return _device(_is("device", data, dict))
+    if not data:
+        raise MachineError("device is an empty list; describe at least one")
+    first, *others = [_device(_is("device", device, dict)) for device in data]
+    for other in others:
+        first = first.slower(other)
+    return first
+
+
+def _efficiency(data: dict[str, Any]) -> Efficiency:
+    known = [field.name for field in fields(Efficiency)]
+    _check_keys("device.efficiency", data, (), known)
+    return Efficiency(**{name: _part(name, value) for name, value in data.items()})
+
+
+def _part(name: str, value: Any) -> float | Curve:
+    where, units = f"device.efficiency.{name}", SIZE if name == "memory" else WORK
+    if not isinstance(value, list):
+        return float(_is(where, value, int | float))
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2:
+            example = f'["{units.example}", 0.5]'
+            raise MachineError(f"{where} has the point {pair!r}; write pairs, as in {example}")
+    try:
+        return Curve(
+            tuple(
+                (parse_quantity(where, work, units), float(_is(where, part, int | float)))
+                for work, part in value
+            )
+        )
+    except CurveError as e:
+        raise MachineError(f"{where} has {e}") from e
 
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
     _check_keys("device", data, needed, optional=("efficiency",))
     compute = _is("device.compute", data["compute"], dict)
-    parts = _is("device.efficiency", data.get("efficiency", {}), dict)
-    _check_keys("device.efficiency", parts, (), [field.name for field in fields(Efficiency)])
     return Device(
         kind=_is("device.kind", data["kind"], str),
         memory_bytes=Bytes(int(parse_quantity("device.memory", data["memory"], SIZE))),
@@ -153,9 +200,7 @@ def _device(data: dict[str, Any]) -> Device:
         ),
         bytes_per_s=parse_quantity("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
         launch_seconds=Seconds(parse_quantity("device.launch", data["launch"], DURATION)),
-        efficiency=Efficiency(
-            **{k: float(_is(f"device.efficiency.{k}", v, int | float)) for k, v in parts.items()}
-        ),
+        efficiency=_efficiency(_is("device.efficiency", data.get("efficiency", {}), dict)),
     )
 
 

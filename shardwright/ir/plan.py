@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardwright.ir.files import write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.remarks import Remark
 
+NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them
 
 
@@ -52,6 +54,13 @@ class PlannedOp:
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
     piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
+    backward_seconds: Seconds = NO_TIME  # of `seconds`, what the gradients take
+    reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
+
+    @property
+    def forward_seconds(self) -> Seconds:
+        """Once forward; an operator that is recomputed runs forward twice."""
+        return Seconds((self.seconds - self.backward_seconds) / (2 if self.piece else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,10 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One redistribution that an edge needs, in one phase, `times` a step."""
+    """One redistribution that an edge needs, in one phase, `times` a step.
+
+    `consumer` is the operator that reads the value, "" where the step returns it.
+    """
 
     value: str
     consumer: str
@@ -90,15 +102,26 @@ class Transfer:
     times: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What another plan of the same search costs; `name` is that of a baseline, else empty."""
+
+    name: str
+    devices: int
+    step_seconds: Seconds
+    peak_bytes: Bytes
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything `parallelize` needs, and everything `explain` says.
 
     `step_seconds` is one optimizer step, `peak_bytes` the memory of the worst
     rank, `lower_bound_seconds` a time that no plan of the same cost model
-    within the same memory can beat. `remarks` are on operators whose rule
+    within the same memory can beat. `overlap` is the part of a gradient's sum that the machine
+    hides behind the backward pass. `remarks` are on operators whose rule
     nobody wrote and on those that were taken apart, `habits` what the graph was
-    captured with.
+    captured with, `rivals` the plans that it was chosen from.
     """
 
     fingerprint: str
@@ -118,9 +141,11 @@ class Plan:
     schedule: str = NONE
     cuts: tuple[str, ...] = ()  # the operators that later stages begin with
     micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
+    overlap: float = 0.0
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     habits: Habits = EXACT
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -151,14 +176,10 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON: aside first, then renamed, so a reader never sees half of it."""
-        target = Path(path)
-        aside = target.with_name(target.name + f".{os.getpid()}.tmp")
         try:
-            aside.write_text(self.to_json() + "\n")
-            os.replace(aside, target)
+            write_whole(path, self.to_json() + "\n")
         except OSError as e:
-            aside.unlink(missing_ok=True)
-            raise PlanError(f"cannot write plan {target}: {e.strerror}; choose another path") from e
+            raise PlanError(f"cannot write plan {path}: {e.strerror}; choose another path") from e
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

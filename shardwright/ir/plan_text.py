@@ -21,6 +21,7 @@ from shardwright.ir.plan import (
     PlanError,
     PlannedOp,
     PlannedParameter,
+    Rival,
     Transfer,
 )
 from shardwright.ir.remarks import Remark, RemarkKind
@@ -47,11 +48,13 @@ def write(plan: Plan) -> str:
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
             "lower_bound_seconds": plan.lower_bound_seconds,
+            "overlap": plan.overlap,
             **asdict(plan.habits),
             "notes": list(plan.notes),
             "remarks": [
                 [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
             ],
+            "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
             "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
             "parameters": [
@@ -71,9 +74,11 @@ def write(plan: Plan) -> str:
                     op.source.module,
                     op.source.file,
                     op.source.line,
+                    op.backward_seconds,
                 ]
                 for op in plan.ops
             ],
+            "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [
                 [
                     t.value,
@@ -121,6 +126,7 @@ def _read(data: dict[str, Any]) -> Plan:
     if _is(data["stages"], int) != len(cuts) + 1:
         raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
+    reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
@@ -134,6 +140,7 @@ def _read(data: dict[str, Any]) -> Plan:
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
+        overlap=_number(data.get("overlap", 0.0)),
         habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(
@@ -151,6 +158,15 @@ def _read(data: dict[str, Any]) -> Plan:
             for key, shape, dtype in data["inputs"]
         ),
         constants=constants,
+        rivals=tuple(
+            Rival(
+                _is(name, str),
+                _at_least_one(devices),
+                Seconds(_number(seconds)),
+                Bytes(_is(size, int)),
+            )
+            for name, devices, seconds, size in data.get("rivals", [])
+        ),
         parameters=tuple(
             PlannedParameter(
                 _is(name, str),
@@ -161,22 +177,7 @@ def _read(data: dict[str, Any]) -> Plan:
             )
             for name, layout, size, seconds, stored in data["parameters"]
         ),
-        ops=tuple(
-            PlannedOp(
-                _is(name, str),
-                _is(target, str),
-                Source(_is(module, str), _is(file, str), _is(line, int)),
-                _per_axis(_is(tiling, str).split(), mesh),
-                _per_axis(_is(splits, str).split(", "), mesh),
-                Layout.parse(_is(layout, str), mesh),
-                Seconds(_number(seconds)),
-                Bytes(_is(saved, int)),
-                _is(piece, int),
-            )
-            for name, target, tiling, splits, layout, seconds, saved, piece, module, file, line in (
-                data["ops"]
-            )
-        ),
+        ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),
         transfers=tuple(
             Transfer(
                 _is(value, str),
@@ -189,6 +190,24 @@ def _read(data: dict[str, Any]) -> Plan:
             )
             for value, consumer, phase, names, size, seconds, *times in data["transfers"]
         ),
+    )
+
+
+def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
+    name, target, tiling, splits, layout, seconds, saved, piece, *source = row
+    module, file, line, *backward = source
+    return PlannedOp(
+        _is(name, str),
+        _is(target, str),
+        Source(_is(module, str), _is(file, str), _is(line, int)),
+        _per_axis(_is(tiling, str).split(), mesh),
+        _per_axis(_is(splits, str).split(", "), mesh),
+        Layout.parse(_is(layout, str), mesh),
+        Seconds(_number(seconds)),
+        Bytes(_is(saved, int)),
+        _is(piece, int),
+        Seconds(_number(backward[0] if backward else 0.0)),
+        _reads(name, read),
     )
 
 
@@ -214,6 +233,13 @@ def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"{value!r} where a plain constant is needed")
     return value
+
+
+def _reads(name: str, row: list[Any]) -> tuple[str, ...]:
+    """What the operator reads, from the row that should be its own."""
+    if row[:1] != [name]:
+        raise ValueError(f"reads of {row[:1]} where those of {name!r} are needed")
+    return tuple(_is(value, str) for value in row[1:])
 
 
 def _per_axis(words: list[str], mesh: Mesh) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Machines known by name: `8xH100`, `2x8xA100`, `2xcpu`.
 
 Peaks, memory and link rates are the makers' published figures: dense, without
-structured sparsity, float32 without TF32 (PyTorch's default). What programs
+structured sparsity, float32 without TF32 (PyTorch's default). docs/machines.md names the documents
+and where the figures were compared with them. What programs
 reach of them (`Efficiency`, `_LINK_REACHED`), latencies and launch times are
 assumptions of ours: measure the machine you have instead of trusting them.
 """

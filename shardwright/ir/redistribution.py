@@ -36,6 +36,10 @@ class Collective(Enum):
         return self not in (Collective.SLICE, Collective.MASK, Collective.EMBED)
 
 
+# Gradients that are summed as they come are summed many in one buffer of this size, as in torch's
+# own data parallelism (Li et al., "PyTorch Distributed", VLDB 2020).
+BUCKET_BYTES = 25 * 2**20
+
 KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
     (Replicate, Shard): Collective.SLICE,
     (Partial, Shard): Collective.REDUCE_SCATTER,

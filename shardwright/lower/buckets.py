@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Ref
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import BUCKET_BYTES, Collective
 from shardwright.lower.program import (
     Compute,
     Fetch,
@@ -26,8 +26,6 @@ from shardwright.lower.program import (
     Reduce,
     reads,
 )
-
-BUCKET_BYTES = 25 * 2**20  # of parameters, as in torch's own data parallelism
 
 # Operators that compute the gradients of their operands. Others, as an
 # addition, may hand on the gradient of their result, to several operands even.

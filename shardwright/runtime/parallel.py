@@ -35,6 +35,7 @@ from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.stage import cut_stages
+from shardwright.runtime.step import StepModule
 from shardwright.runtime.weights import weights_named
 
 
@@ -174,7 +175,7 @@ def _check_world(mesh: Mesh) -> None:
         )
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(StepModule):
     """A drop-in for the captured module, holding this rank's tiles.
 
     Parameters keep their names and are DTensors in their atoms' shape, which
@@ -222,6 +223,7 @@ class ParallelModule(nn.Module):
             self._sw_program = MicroBatched(lowered, parts, graph, make, device)
         self._sw_holds = Holding(self, captured, analysis, decisions, device_mesh, device)
         self._sw_holds.take(graph, weights, buffers, persistent)
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -241,9 +243,8 @@ class ParallelModule(nn.Module):
                 self._sw_random = state + state.new_tensor([0, 1])
         return rebuild_outputs(self._sw_output_keys, outputs)
 
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
-        optimizer.zero_grad(set_to_none=True)
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
         loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(
@@ -251,7 +252,6 @@ class ParallelModule(nn.Module):
                 f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
             )
         loss.backward()
-        optimizer.step()
         return loss.detach()
 
     def local_batch(self, batch: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -29,6 +28,7 @@ from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline_stage import StagePart
+from shardwright.runtime.step import StepModule
 
 _SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 _MULTIPLE = {
@@ -39,7 +39,7 @@ _MULTIPLE = {
 
 
 @final
-class PipelineModule(nn.Module):
+class PipelineModule(StepModule):
     """The stages of this rank. Its parameters are those that live here, under their own names.
 
     Make an optimizer of them and call `train_step` with the same global batch on
@@ -67,6 +67,7 @@ class PipelineModule(nn.Module):
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
         self._sw_outputs = captured.output_keys
+        self._sw_updates = tuple(buffer for buffer, _ in captured.graph.updates)
         self._sw_count = decisions.micro_batches
         self._sw_mesh = device_mesh[AXIS]
         self._sw_group = self._sw_mesh.get_group()
@@ -99,13 +100,18 @@ class PipelineModule(nn.Module):
         if torch.is_grad_enabled():
             raise PipelineError(
                 "a pipeline runs forward and backward passes in turns, so it has no loss to call"
-                " backward on; use train_step(optimizer, batch), or forward_backward(**batch) for"
+                " backward on; use train_step(optimizer, batch), or forward_backward(batch) for"
                 " gradients alone, or call it under torch.no_grad() for the loss alone"
             )
         return rebuild_outputs(self._sw_outputs, (self._sw_run(args, kwargs, backward=False),))
 
-    def forward_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss of a call on a global batch, on every rank; gradients are added to `grad`."""
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch, on every rank; its gradients are added to `grad`."""
+        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
+        return self.call_backward(*args, **kwargs)
+
+    def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The same, of a call with any arguments."""
         loss = self._sw_run(args, kwargs, backward=True)
         for name, gradient in self._sw_gradients().items():
             parameter = self._sw_holds.held(name)
@@ -119,14 +125,6 @@ class PipelineModule(nn.Module):
                 stride=parameter.stride(),
             )
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
-        return loss
-
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
-        optimizer.zero_grad(set_to_none=True)
-        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
-        loss = self.forward_backward(*args, **kwargs)
-        optimizer.step()
         return loss
 
     def local_batch(self, batch: Any) -> Any:

@@ -198,7 +198,7 @@ def _backward(module: ParallelModule | PipelineModule, batch: Mapping[str, Any])
     """The loss, after a backward pass from it."""
     args, kwargs = unflatten(batch)
     if isinstance(module, PipelineModule):
-        return module.forward_backward(*args, **kwargs)
+        return module.call_backward(*args, **kwargs)
     returned = module(*args, **kwargs)
     outputs = select_outputs(returned)[1]
     # Outputs that are no loss get one that tells their elements apart.

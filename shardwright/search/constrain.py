@@ -118,7 +118,12 @@ class Limits:
         return Allowed(operators, parameters)
 
     def model(
-        self, machine: Machine, mesh: Mesh, optimizer: str, micro_batches: int = 1
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        optimizer: str,
+        micro_batches: int = 1,
+        bucket_bytes: int | None = None,
     ) -> CostModel:
         """Prices of what is left; raises `ConstraintError` where something has no choice.
 
@@ -132,6 +137,7 @@ class Limits:
             optimizer,
             self.allowed(mesh),
             micro_batches=micro_batches,
+            bucket_bytes=bucket_bytes,
         )
         self._check_sizes(model)
         return model

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -20,10 +21,10 @@ from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import ASYNC, AXIS
-from shardwright.lower.stages import crossing_bytes
+from shardwright.lower.stages import crossing_bytes, trained_births
 from shardwright.search.partition import partition
 from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment, Ints, Point
+from shardwright.search.problem import Assignment, Bools, Ints, Point
 from shardwright.search.stage_costs import Homes, StageCosts
 from shardwright.search.writer import PlanWriter
 
@@ -76,7 +77,7 @@ class Pipelines:
         if len(self.places) <= self.groups or not len(self.points):
             return
         costs = self._costs(self.points, self.places)
-        seconds = costs.seconds()
+        seconds = np.where(self._trains, costs.seconds(), np.inf)
         held = [
             costs.bytes(waiting) + self._weights(costs, s)
             for s, waiting in enumerate(self._waiting)
@@ -103,7 +104,7 @@ class Pipelines:
         if len(self.places) <= self.groups:
             return None
         points = np.array([assignment], np.int64)
-        times = self._costs(points, self.places).seconds()[0]
+        times = np.where(self._trains, self._costs(points, self.places).seconds()[0], np.inf)
         cuts = partition(np.stack([times] * self.groups), self.micro_batches)
         if cuts is None:
             return None
@@ -132,6 +133,13 @@ class Pipelines:
         point = Point(seconds, max(held), assignment)
         peak = Bytes(point.memory + beside)
         return Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
+
+    @cached_property
+    def _trains(self) -> Bools:
+        """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
+        births = np.concatenate(([0], np.cumsum(trained_births(self.writer.graph))))[self.places]
+        found: Bools = births[None, :] > births[:, None]
+        return found
 
     def _weights(self, costs: StageCosts, stage: int) -> Ints:
         """Bytes of predicted weights; the last stage predicts none."""

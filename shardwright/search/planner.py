@@ -10,7 +10,7 @@ from functools import partial
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
@@ -21,6 +21,7 @@ from shardwright.search.meshes import mesh_of_cuts, meshes_of
 from shardwright.search.permitted import allowed_meshes, require_one
 from shardwright.search.piping import pipe, stages_of
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
+from shardwright.search.settle import settled
 from shardwright.search.sources import Sources
 from shardwright.search.thinning import thin
 
@@ -147,9 +148,16 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     every = [*rounds.found, *permitted]
     kept = thin(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each(rounds.known)
+    plans, yardsticks = _plans(kept, write), _plans(shown, write)
+    if rounds.machine.overlap:  # then times do not just add up
+        kept = list({id(c): c for c in (*kept, *permitted)}.values())
+        costs, written = settled(kept, write)
+        plans = _settled(thin(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0), written)
+        costs, written = settled(shown, write)
+        yardsticks = _settled(list(zip(shown, costs, strict=True)), written)
     return Frontier(
-        _plans(kept, write),
-        _plans(shown, write),
+        plans,
+        yardsticks,
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
@@ -165,6 +173,12 @@ def _said(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[st
 
 def _plans(candidates: Sequence[Candidate], write: Callable[[Candidate], Plan]) -> Plans:
     return Plans([c.cost for c in candidates], lambda place: write(candidates[place]))
+
+
+def _settled(
+    found: Sequence[tuple[Candidate, tuple[Seconds, Bytes]]], written: Callable[[Candidate], Plan]
+) -> Plans:
+    return Plans([cost for _, cost in found], lambda place: written(found[place][0]))
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:

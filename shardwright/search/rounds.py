@@ -22,6 +22,7 @@ from shardwright.search.permitted import broken
 from shardwright.search.pipelines import Pipelines, Staged
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
+from shardwright.search.settle import bound_on_step, most_summed
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
 from shardwright.search.sweep import DualBound
@@ -70,6 +71,9 @@ class Candidate:
             stages=len(names) + 1,
             schedule=self.staged.schedule,
             cuts=names,
+            step_seconds=Seconds(self.point.time),
+            lower_bound_seconds=Seconds(min(bound, self.point.time)),
+            overlap=0.0,  # sums of gradients come after the last pass
         )
 
 
@@ -113,7 +117,13 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        self.bounds.append((writer.least_overhead, bound))
+        overlap = self.machine.overlap
+        summed = most_summed(self.sources.graph, self.machine, mesh)
+
+        def on_step(memory: float) -> float:
+            return bound_on_step(bound(memory), overlap, summed)
+
+        self.bounds.append((writer.least_overhead, on_step))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
@@ -183,6 +193,8 @@ class Rounds:
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
         least = min(at(peak - overhead) for overhead, at in self.bounds)
+        if self.machine.overlap:  # then times do not just add up
+            return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 
 

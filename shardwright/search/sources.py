@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.cost.memory import bucket_size
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
@@ -55,12 +56,12 @@ class Sources:
     def _space(
         self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
     ) -> tuple[Space, Short]:
-        short = self.short
-        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count)
+        short, bucket = self.short, bucket_size(self.graph)
+        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count, bucket)
         space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
         if space is not None:
             return space, short
-        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count)
+        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count, bucket)
         return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:

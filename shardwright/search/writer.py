@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.cost.codes import duals
 from shardwright.cost.layouts import local_bytes
 from shardwright.cost.memory import fixed_bytes
+from shardwright.cost.step import settled_seconds
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
@@ -168,14 +169,14 @@ class PlanWriter:
         ops, transfers = self._operators(point.choice)
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
-        return Plan(
+        plan = Plan(
             fingerprint=self.graph.fingerprint,
             machine=self.space.model.machine.name,
             mesh=self.space.model.mesh,
             optimizer=self.optimizer,
             step_seconds=Seconds(point.time),
             peak_bytes=peak,
-            lower_bound_seconds=Seconds(min(bound, point.time)),
+            lower_bound_seconds=Seconds(0.0),
             inputs=tuple(InputSpec(key, t.shape, t.dtype) for key, t in tensors),
             constants=self.graph.constants,
             parameters=tuple(self._parameters(point.choice)),
@@ -186,7 +187,11 @@ class PlanWriter:
             remarks=self._remarks,
             habits=self.graph.habits,
             micro_batches=self.space.model.micro_batches,
+            overlap=self.space.model.machine.overlap,
         )
+        seconds = settled_seconds(plan)
+        least = Seconds(min(bound, seconds))
+        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
         space, model = self.space, self.space.model
@@ -223,6 +228,8 @@ class PlanWriter:
                     transfers += self._moved(op, like, value, rep, source, want)
             for i, value in enumerate(op.outputs):
                 lies[value] = int(options.results[i][k])
+                if value in self._returned:
+                    transfers += self._brought_back(value, like.outputs[i], lies[value])
             ops.append(self._operator(op, like, k, piece))
         return ops, transfers
 
@@ -242,11 +249,14 @@ class PlanWriter:
                 layout=model.layout(like.outputs[0], int(model.options(like).results[0][k])),
                 seconds=Seconds(float(table.seconds[k])),
                 saved_bytes=Bytes(int(table.bytes[k])),
+                backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
+                reads=tuple(dict.fromkeys(like.operands)),
             )
         known = self._ops[key]
         if (op.name, piece) == (known.name, known.piece):
             return known
-        return replace(known, name=op.name, source=op.source, piece=piece)
+        reads = tuple(dict.fromkeys(op.operands))
+        return replace(known, name=op.name, source=op.source, piece=piece, reads=reads)
 
     def _moved(
         self,
@@ -269,6 +279,15 @@ class PlanWriter:
             self._transfers[key] = found
         for t in self._transfers[key]:
             yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds, t.times)
+
+    @cached_property
+    def _returned(self) -> frozenset[str]:
+        """Values that the step returns, or keeps in buffers."""
+        return frozenset((*self.graph.outputs, *(value for _, value in self.graph.updates)))
+
+    def _brought_back(self, value: str, rep: str, code: int) -> Iterator[Transfer]:
+        for t in self.space.model.returned(rep, code):
+            yield replace(t, value=value)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""

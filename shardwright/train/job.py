@@ -6,8 +6,8 @@ Knows neither plans nor ranks. torch is only named in annotations, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.habits import Habits
@@ -15,8 +15,13 @@ from shardwright.ir.habits import Habits
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from shardwright.train.batches import Batches
 
 Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Data = Any  # batches, a function that gives them, or a torch Dataset of samples
 
 
 class JobError(ValueError):
@@ -31,8 +36,19 @@ class Job:
     * `batch`: an example of a *global* batch, or a function that makes one;
     * `optimizer`: builds the optimizer from the parameters;
     * `data`: global batches, equal on every rank, or a function that gives
-      them; started anew when they end before `steps`;
-    * `seed`: of the model's weights and of its dropout;
+      them; started anew when they end before `steps`. Or a `Dataset` of samples,
+      which are shuffled and put together into batches of the example's size, by
+      `collate` or else torch's default; every rank reads those it needs, in `workers`
+      processes;
+    * `schedule`: builds the learning-rate schedule from the optimizer; it steps once a step;
+    * `clip_norm`: the largest norm of all gradients together; larger ones are scaled down;
+    * `accumulate`: batches in one step; `tokens` says how much each counts for (by
+      default all alike), so that the step's loss is a mean over all that counts;
+    * `shapes`: examples of batches of other shapes, which are run as they are;
+    * `padding`: what smaller batches are filled up with, by keyword or position;
+    * `evaluation`: data as above, of which the mean loss is taken every
+      `evaluate_every` steps and at the end;
+    * `seed`: of the model's weights, of its dropout and of what data draws;
     * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
     * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local".
     """
@@ -40,25 +56,49 @@ class Job:
     model: Callable[[], nn.Module]
     batch: Batch | Callable[[], Batch]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    data: Iterable[Batch] | Callable[[], Iterable[Batch]]
+    data: Data
     steps: int
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    tokens: Callable[[Batch], float] | None = None
+    shapes: Sequence[Batch] = ()
+    padding: Mapping[Any, float] = field(default_factory=dict)
+    evaluation: Data | None = None
+    evaluate_every: int | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    shuffle: bool = True
+    workers: int = 0
     seed: int = 0
     name: str = ""
     rng: str = "exact"
     batch_norm: str = "exact"
 
     def __post_init__(self) -> None:
-        for field in ("model", "optimizer"):
-            if not callable(getattr(self, field)):
-                given = type(getattr(self, field)).__name__
+        for name in ("model", "optimizer"):
+            if not callable(getattr(self, name)):
+                given = type(getattr(self, name)).__name__
                 raise JobError(
-                    f"Job.{field} is a {given}, not a function that makes the {field};"
-                    f" write {field}=lambda{' parameters' if field == 'optimizer' else ''}: …"
+                    f"Job.{name} is a {given}, not a function that makes the {name};"
+                    f" write {name}=lambda{' parameters' if name == 'optimizer' else ''}: …"
                 )
-        if not callable(self.data) and not isinstance(self.data, Iterable):
+        if self.schedule is not None and not callable(self.schedule):
             raise JobError(
-                f"Job.data is a {type(self.data).__name__}; give batches, or a function of none"
+                f"Job.schedule is a {type(self.schedule).__name__}, not a function that makes one;"
+                " write schedule=lambda optimizer: …"
             )
+        for name in ("data", "evaluation"):
+            given = getattr(self, name)
+            if not (given is None and name == "evaluation") and not _is_data(given):
+                raise JobError(
+                    f"Job.{name} is a {type(given).__name__}; give batches, a function of none"
+                    " that gives them, or a Dataset"
+                )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise JobError(f"Job.clip_norm is {self.clip_norm}; it must be more than 0")
+        for name in ("accumulate", "evaluate_every"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise JobError(f"Job.{name} is {number}; it must be at least 1")
         _ = self.habits  # which raises for a word that is not known
         if self.steps < 1:
             raise JobError(f"Job.steps is {self.steps}; it must be at least 1")
@@ -68,37 +108,93 @@ class Job:
         """What the job gives up of being exactly one device."""
         return Habits(self.rng, self.batch_norm)
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""
-        return _call("Job.batch", self.batch() if callable(self.batch) else self.batch)
+        return call_of("Job.batch", self.example)
+
+    @property
+    def example(self) -> Batch:
+        """The example batch."""
+        return self.batch() if callable(self.batch) else self.batch
+
+    def other_calls(self) -> list[Call]:
+        """Calls of all further shapes: those of `shapes`, and a Dataset's last, smaller batch."""
+        from shardwright.train.samples import Samples
+        from shardwright.train.shapes import smaller
+
+        calls = [call_of("Job.shapes", batch) for batch in self.shapes]
+        for data in (self.batches().data, self.evaluation_batches()):
+            if isinstance(data, Samples) and data.remainder:
+                rest = smaller(self.example, data.remainder)
+                if rest is None:
+                    raise JobError(
+                        f"the Dataset's last batch has {data.remainder} samples, and not every"
+                        " tensor of the example batch has one row per sample; name the smaller"
+                        " batch in Job.shapes and give its data as batches"
+                    )
+                calls.append(call_of("Job.batch", rest))
+        return calls
 
     def check_data(self) -> None:
-        """Raise `JobError` unless the data's first batch has the shapes of the example batch."""
-        args, kwargs = self.call()
-        planned = _shapes(args, kwargs)
-        given = _shapes(*_call("Job.data", next(self.batches())))
-        for key in (*planned, *given):
-            if planned.get(key) != given.get(key):
-                raise JobError(
-                    f"Job.data gives {key} {given.get(key, 'nowhere')}, the example batch has"
-                    f" {planned.get(key, 'none')}; give batches of one shape, or plan for theirs"
-                )
+        """Raise `JobError` unless the data's first batches have, or can be given, known shapes."""
+        from shardwright.runtime.shapes import shapes_of
+        from shardwright.train.shapes import fitted
 
-    def batches(self) -> Iterator[Batch]:
+        known = [shapes_of(*call) for call in (self.call(), *self.other_calls())]
+        fitted(next(self.batches()), known, self.padding)
+        if (evaluation := self.evaluation_batches()) is not None:
+            first = next(iter(evaluation), None)
+            if first is None:
+                raise JobError("Job.evaluation gives no batch; leave it out, or give some")
+            fitted(first, known, self.padding)
+
+    def batches(self) -> Batches:
         """Batches without end: the data, again and again."""
-        while True:
-            given = 0
-            for batch in self.data() if callable(self.data) else self.data:
-                given += 1
-                yield batch
-            if given == 0:
-                raise JobError(
-                    "Job.data ended and gave nothing when started anew; give a function that"
-                    " returns a fresh iterator, or more batches"
-                )
+        from shardwright.train.batches import Batches
+
+        return Batches(self._of(self.data, self.shuffle))
+
+    def evaluation_batches(self) -> Iterable[Batch] | None:
+        """The batches to evaluate, once."""
+        if self.evaluation is None:
+            return None
+        data = self._of(self.evaluation, shuffle=False)
+        return data() if callable(data) else data
+
+    def _of(self, data: Data, shuffle: bool) -> Iterable[Batch] | Callable[[], Iterable[Batch]]:
+        if not _is_dataset(data):
+            batches: Iterable[Batch] | Callable[[], Iterable[Batch]] = data
+            return batches
+        from shardwright.train.samples import Samples
+
+        args, kwargs = self.call()
+        sizes = [len(v) for v in (*args, *kwargs.values()) if getattr(v, "ndim", 0)]
+        if not sizes:
+            raise JobError("the example batch has no tensor that tells how many samples it holds")
+        return Samples(
+            data,
+            sizes[0],
+            seed=self.seed,
+            shuffle=shuffle,
+            collate=self.collate,
+            workers=self.workers,
+        )
 
 
-def _call(name: str, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _is_dataset(data: object) -> bool:
+    """Whether this is a map-style `torch.utils.data.Dataset`; others are iterables of batches."""
+    import torch.utils.data as data_module
+
+    known = isinstance(data, data_module.Dataset)
+    return known and not isinstance(data, data_module.IterableDataset)
+
+
+def _is_data(data: object) -> bool:
+    return callable(data) or isinstance(data, Iterable) or hasattr(data, "__getitem__")
+
+
+def call_of(name: str, batch: Batch) -> Call:
+    """Positional and keyword arguments of a batch; `name` is what gave it."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, tuple):
@@ -107,9 +203,3 @@ def _call(name: str, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"{name} gives a {type(batch).__name__}; give a mapping of keyword arguments, or a tuple"
         " of positional ones"
     )
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a call, by position or keyword."""
-    named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
-    return {key: tuple(value.shape) for key, value in named.items() if hasattr(value, "shape")}

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
-from shardwright.train.loop import StepRecord
+from shardwright.train.loop import EvaluationRecord, StepRecord
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
+T = TypeVar("T")
 Runner = Callable[[Sequence[str], Mapping[str, str], TextIO | None], int]
 
 
@@ -29,12 +30,27 @@ class Training:
 
     status: int
     records: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...] = ()
 
     @property
     def step_seconds(self) -> float | None:
         """Median time of a step, the first ones left out; None before there is any."""
         seconds = sorted(r.seconds for r in self.records[min(3, len(self.records) // 2) :])
         return seconds[len(seconds) // 2] if seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where ranks keep checkpoints, every how many steps, and how many of them."""
+
+    folder: str
+    every: int = 100
+    keep: int = 3
+
+    def options(self) -> list[str]:
+        """What the worker is told."""
+        numbers = ["--every", str(self.every), "--keep", str(self.keep)]
+        return ["--checkpoint", str(Path(self.folder).absolute()), *numbers]
 
 
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
@@ -73,33 +89,49 @@ def launch(
     sizes: tuple[int | None, int | None] = (None, None),
     *,
     settings: Sequence[str] = (),
+    saving: Saving | None = None,
+    max_restarts: int = 0,
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
     `sizes` are batch and sequence of a `config.json`, `settings` those of
-    `load_job`. The ranks' log goes to `stdout`, by default ours. `run`
-    starts the processes; tests replace it.
+    `load_job`. With `saving` the ranks go on from the latest checkpoint, and
+    torchrun starts them again up to `max_restarts` times if one dies. Their log
+    goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
         plan.save(plan_file)
-        command = torchrun(plan.devices)
+        command = torchrun(plan.devices, max_restarts)
         command += ["--target", target, "--plan", str(plan_file)]
         command += ["--steps", str(steps), "--losses", str(losses)]
         for option, size in zip(("--batch", "--seq"), sizes, strict=True):
             command += [option, str(size)] if size is not None else []
         command += [part for text in settings for part in ("--set", text)]
+        command += saving.options() if saving is not None else []
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
-    return Training(status, tuple(StepRecord(**json.loads(line)) for line in lines))
+    # Ranks that were started again did some steps again: the later report counts.
+    steps_done, evaluated = {}, {}
+    for found in map(json.loads, lines):
+        if "evaluation" in found:
+            evaluated[found["step"]] = EvaluationRecord(**found)
+        else:
+            steps_done[found["step"]] = StepRecord(**found)
+    return Training(status, _in_order(steps_done), _in_order(evaluated))
 
 
-def torchrun(ranks: int) -> list[str]:
+def _in_order(by_step: Mapping[int, T]) -> tuple[T, ...]:
+    return tuple(by_step[step] for step in sorted(by_step))
+
+
+def torchrun(ranks: int, max_restarts: int = 0) -> list[str]:
     """The command that starts the worker on `ranks` local processes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, f"--nproc-per-node={ranks}", "-m", "shardwright.train.worker"]
+    torchrun += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
+    return [*torchrun, "-m", "shardwright.train.worker"]
 
 
 def environment(ranks: int) -> dict[str, str]:

@@ -13,24 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import nn
 
-from shardwright.train.job import Batch, Job
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.reading import CheckpointError
+from shardwright.train.samples import Samples, rows_of
+from shardwright.train.shapes import fitted
+from shardwright.train.state import Run, Trainable
+from shardwright.train.step import Stepper
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class Trainable(Protocol):
-    """What the loop needs of a parallel module."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Batch) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +39,136 @@ class StepRecord:
     units: int  # tokens or samples of the global batch
     unit: str
     bytes: int
+    gradient_norm: float | None = None  # before clipping, where gradients are clipped
 
     def __str__(self) -> str:
+        norm = "" if self.gradient_norm is None else f"  grad_norm {self.gradient_norm:.4f}"
         return (
-            f"step {self.step:>5}  loss {self.loss:.4f}  {self.units / self.seconds:,.0f}"
+            f"step {self.step:>5}  loss {self.loss:.4f}{norm}  {self.units / self.seconds:,.0f}"
             f" {self.unit}/s  memory {self.bytes / 2**30:.2f} GiB"
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """The mean loss of the evaluation data after a step."""
+
+    step: int
+    evaluation: float
+
+    def __str__(self) -> str:
+        return f"step {self.step:>5}  evaluation loss {self.evaluation:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """When the loop saves: every so many steps and at the end. `failed` hears of errors."""
+
+    checkpoints: Checkpoints
+    every: int
+    failed: Callable[[CheckpointError], None]
+
+    def after_step(self, run: Run, steps: int) -> None:
+        """Save if it is time. What the disk does not take is told, and tried again next time."""
+        if run.step < steps and run.step % self.every:
+            return
+        try:
+            self.checkpoints.save(run)
+        except CheckpointError as e:
+            self.failed(e)
+            if run.step >= steps:
+                raise
+
+
+def start(module: Trainable, job: Job) -> Run:
+    """A run of the job before its first step."""
+    optimizer = job.optimizer(module.parameters())
+    schedule = job.schedule(optimizer) if job.schedule is not None else None
+    return Run(module, optimizer, job.batches(), schedule)
+
+
+def read_own_samples(run: Run, job: Job) -> None:
+    """From now on each rank reads only the samples of a Dataset that its part of a batch needs.
+
+    Not where `Job.tokens` counts global batches, nor where parts and whole batches look alike.
+    """
+    samples = run.batches.data
+    fixed = len(run.module.known) == 1 and not job.padding and job.tokens is None
+    if not isinstance(samples, Samples) or not fixed:
+        return
+    rows = rows_of(run.module, job.example)
+    samples.rows = lambda size: rows
+
+
 def train(
-    module: Trainable,
+    run: Run,
     job: Job,
     steps: int,
     device: torch.device,
-    report: Callable[[StepRecord], None],
+    report: Callable[[StepRecord | EvaluationRecord], None],
+    saving: Saving | None = None,
 ) -> None:
-    """Train `module` on `steps` batches of the job and report every step."""
-    optimizer = job.optimizer(module.parameters())
-    for step, batch in enumerate(islice(job.batches(), steps), start=1):
+    """Go on with `run` until `steps` are done; report steps, evaluate and save when it is time.
+
+    Every rank calls it. Raises `NonFiniteLossError`, naming the step, before a loss
+    that is no number changes the weights.
+    """
+    step = Stepper.of(run.module, job.clip_norm, job.tokens)
+    while run.step < steps:
+        given = [next(run.batches) for _ in range(job.accumulate)]
         start = time.perf_counter()
-        loss = module.train_step(optimizer, _on(device, batch)).item()
+        batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
+        done = step(run, batches)
         seconds = time.perf_counter() - start
-        units, unit = count_units(batch)
-        report(StepRecord(step, loss, seconds, units, unit, peak_bytes(device)))
+        units, unit = [count_units(batch) for batch in given], count_units(given[0])[1]
+        total = sum(number for number, _ in units)
+        peak = peak_bytes(device)
+        report(StepRecord(run.step, done.loss, seconds, total, unit, peak, done.gradient_norm))
+        if job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps):
+            report(EvaluationRecord(run.step, evaluate(run.module, job, device)))
+        if saving is not None:
+            saving.after_step(run, steps)
+
+
+def evaluate(module: Trainable, job: Job, device: torch.device) -> float:
+    """Mean loss of the job's evaluation data, without dropout and without gradients.
+
+    Batches count by `Job.tokens`, else by their samples.
+    """
+    batches = job.evaluation_batches()
+    assert batches is not None, "only jobs with evaluation data are evaluated"
+    total = counted = 0.0
+    module.train(False)
+    try:
+        with torch.no_grad():
+            for given in batches:
+                counts = float(job.tokens(given)) if job.tokens else float(_samples(given))
+                if counts:
+                    batch = _on(device, _fitted(module, job, given))
+                    total += counts * module.loss(batch).item()
+                    counted += counts
+    finally:
+        module.train(True)
+    if not counted:
+        raise JobError("Job.evaluation gives nothing that counts; leave it out, or give some")
+    return total / counted
+
+
+def _fitted(module: Trainable, job: Job, batch: Batch) -> Batch:
+    """A rank's own part of a batch has no known shape, and is none where shapes may differ."""
+    if len(module.known) == 1 and not job.padding:
+        return batch
+    return fitted(batch, module.known, job.padding)
+
+
+def _is_due(step: int, every: int | None, steps: int) -> bool:
+    return step >= steps or (every is not None and step % every == 0)
+
+
+def _samples(batch: Batch) -> int:
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    first = next((v for v in values if isinstance(v, torch.Tensor) and v.dim()), None)
+    return 1 if first is None else len(first)
 
 
 def count_units(batch: Batch) -> tuple[int, str]:
@@ -94,7 +197,7 @@ def peak_bytes(device: torch.device) -> int:
 @contextmanager
 def reporter(
     steps: int, losses: TextIO, console: Console
-) -> Iterator[Callable[[StepRecord], None]]:
+) -> Iterator[Callable[[StepRecord | EvaluationRecord], None]]:
     """Rank 0's report: a log line per step, the losses as JSON lines, a bar on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -102,7 +205,7 @@ def reporter(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("training", total=steps)
 
-        def report(record: StepRecord) -> None:
+        def report(record: StepRecord | EvaluationRecord) -> None:
             console.print(str(record), highlight=False, soft_wrap=True)
             losses.write(json.dumps(asdict(record)) + "\n")
             losses.flush()

@@ -7,19 +7,44 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from shardwright.ir.plan import Plan
-from shardwright.runtime.parallel import parallelize
-from shardwright.train.job import Job
-from shardwright.train.loop import reporter, train
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.runtime.batch import BatchError
+from shardwright.runtime.shapes import ManyShapes
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.job import Job, JobError
+from shardwright.train.loop import (
+    EvaluationRecord,
+    Saving,
+    StepRecord,
+    read_own_samples,
+    reporter,
+    start,
+    train,
+)
+from shardwright.train.randomness import seed_all
+from shardwright.train.reading import CheckpointError
+from shardwright.train.state import Run
+from shardwright.train.step import NonFiniteLossError
 from shardwright.train.target import build_model, load_job
+from shardwright.train.values import ValueFormatError
 
+_MISTAKES = (
+    BatchError,
+    CheckpointError,
+    JobError,
+    NonFiniteLossError,
+    PlanError,
+    ValueFormatError,
+)
 _TIMEOUT = timedelta(minutes=10)  # of one collective; a rank that waits longer has lost its peers
 
 
@@ -31,18 +56,50 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = _device()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
-        _train(job, plan, options.steps, device, options.losses)
+        _train(job, plan, device, options)
+    except _MISTAKES as e:
+        sys.exit(f"shardwright: {e}" if dist.get_rank() == 0 else 1)
     finally:
         dist.destroy_process_group()
 
 
-def _train(job: Job, plan: Plan, steps: int, device: torch.device, losses: str) -> None:
-    module = parallelize(build_model(job), plan, seed=job.seed, device=device)
-    if dist.get_rank() != 0:
-        train(module, job, steps, device, lambda record: None)
-        return
-    with open(losses, "w") as file, reporter(steps, file, Console()) as report:
-        train(module, job, steps, device, report)
+def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespace) -> None:
+    others = job.other_calls()
+    module = ManyShapes(build_model(job), plan, others, seed=job.seed, device=device)
+    if job.evaluation is not None:
+        module.check_evaluation()
+    seed_all(job.seed)
+    run = start(module, job)
+    read_own_samples(run, job)
+    saving = _resumed(run, plan, options) if options.checkpoint else None
+    with ExitStack() as stack:
+        report: Callable[[StepRecord | EvaluationRecord], None] = _silent
+        if dist.get_rank() == 0:
+            losses = stack.enter_context(open(options.losses, "a"))
+            report = stack.enter_context(reporter(options.steps, losses, Console()))
+        train(run, job, options.steps, device, report, saving)
+
+
+def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
+    """How to save the run, which is at the latest checkpoint from here on if there is one."""
+    checkpoints = Checkpoints(options.checkpoint, plan, options.keep)
+    saved, wrong = checkpoints.resume(run)
+    for text in wrong:
+        _say(f"passed over: {text}")
+    if saved is not None:
+        _say(f"resumed after step {saved.step} from {saved.folder}")
+    if run.step >= options.steps:
+        _say(f"nothing left to do: {run.step} of {options.steps} steps are done")
+    return Saving(checkpoints, options.every, lambda error: _say(str(error)))
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(f"shardwright: {text}", flush=True)
+
+
+def _silent(record: StepRecord | EvaluationRecord) -> None:
+    """What ranks other than 0 report."""
 
 
 def _device() -> torch.device:
@@ -64,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--seq", type=int)
     parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
+    parser.add_argument("--checkpoint", help="folder to resume from and to save to")
+    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
     return parser
 
 

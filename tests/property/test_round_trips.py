@@ -20,7 +20,15 @@ from shardwright.ir.graph import (
 from shardwright.ir.habits import CHOICES, Habits
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.pipeline import AXIS, NONE, SCHEDULES
-from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import (
+    InputSpec,
+    Phase,
+    Plan,
+    PlannedOp,
+    PlannedParameter,
+    Rival,
+    Transfer,
+)
 from shardwright.ir.remarks import Remark, RemarkKind
 from tests.property.test_layout_laws import meshes, names
 
@@ -116,6 +124,8 @@ def plans(draw):
                     PlannedOp,
                     *(text, text, sources, tilings, splits, layouts, seconds, counts),
                     piece=counts,
+                    backward_seconds=seconds,
+                    reads=some(text),
                 )
             ),
             transfers=some(
@@ -127,9 +137,11 @@ def plans(draw):
             ),
             name=text,
             micro_batches=st.integers(1, 64),
+            overlap=st.floats(0, 1),
             notes=some(text),
             remarks=some(remarks),
             habits=habits,
+            rivals=some(st.builds(Rival, text, st.integers(1, 64), seconds, counts)),
         )
     )
 

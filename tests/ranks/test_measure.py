@@ -11,7 +11,8 @@ from shardwright.runtime.measure import measure_host
 @pytest.mark.ranks
 def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine = measure_host(2, seconds_budget=1.0)
+    told = []
+    machine = measure_host(2, 0.5, tell=lambda what, part: told.append((what, part)))
     assert machine.devices == 2
     assert "measured on" in machine.provenance
     assert dict(machine.device.flop_per_s).keys() >= {"float32", "float64"}
@@ -19,7 +20,12 @@ def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     assert 1e8 < machine.device.bytes_per_s < 1e13
     assert 1e-7 < machine.device.launch_seconds < 1e-2
     assert machine.levels[0].bytes_per_s > 1e6
-    assert machine.collective_launch_seconds > 0
+    assert 0 <= machine.overlap <= 1
+    assert "median error of the fit: matmul" in machine.provenance
+    assert "host all_gather" in machine.provenance
+    parts = [part for _, part in told]
+    assert parts == sorted(parts) and 0 <= parts[0] < parts[-1] <= 1
+    assert any(what.startswith("memory ") for what, _ in told)
     assert not multiprocessing.active_children()
 
     (file,) = (tmp_path / "shardwright").iterdir()
@@ -50,7 +56,7 @@ def test_processes_that_hang_are_ended_in_time(tmp_path, monkeypatch):
 
 def test_a_remembered_machine_is_read_and_a_damaged_one_measured_again(tmp_path, monkeypatch):
     found = iter([Machine.preset("2xcpu"), Machine.preset("2x2xcpu")])
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget: next(found))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: next(found))
     first = measure_host(2, cache_dir=tmp_path)
     assert measure_host(2, cache_dir=tmp_path) == first
     (file,) = tmp_path.iterdir()
@@ -59,7 +65,7 @@ def test_a_remembered_machine_is_read_and_a_damaged_one_measured_again(tmp_path,
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget: Machine.preset("2xcpu"))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: Machine.preset("2xcpu"))
     (tmp_path / "file").touch()
     assert measure_host(2, cache_dir=tmp_path / "file" / "folder").name == "2xcpu"
 

@@ -189,7 +189,7 @@ class Subject:
             Pipeline(tuple(self.graph.ops[i].name for i in cuts), schedule, mesh.shape[0]),
         )
         module = self.module(decisions, device_mesh)
-        return [module.forward_backward(**self.batch) for _ in range(2)], module
+        return [module.forward_backward(self.batch) for _ in range(2)], module
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from shardwright.train import launch
-from shardwright.train.launch import Training
+from shardwright.train.launch import Saving, Training
 from shardwright.train.loop import StepRecord
 
 RECORDS = tuple(StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20) for i in range(1, 6))
@@ -18,9 +18,9 @@ def launched(monkeypatch):
             self.training = Training(0, RECORDS)
             self.calls = []
 
-        def __call__(self, target, plan, steps, sizes, *, settings, stdout):
+        def __call__(self, target, plan, steps, sizes, *, stdout, **rest):
             self.calls.append((target, plan, steps, sizes, stdout))
-            self.settings = settings
+            self.rest = rest
             return self.training
 
     fake = Launched()
@@ -123,3 +123,49 @@ def test_constraints_shape_a_plan_that_is_made_and_none_that_is_there(
     assert api.asked[0]["constraints"] == ("pin 0=dp:batch",)
     line = mistake("run", target, plan_file, *pin)
     assert "is made already, 'pin 0=dp:batch' cannot change it; leave the plan out" in line
+
+
+def test_checkpoints_are_kept_where_the_command_says(api, target, plan_file, launched, as_json):
+    as_json("run", target, plan_file)
+    assert (launched.rest["saving"], launched.rest["max_restarts"]) == (None, 0)
+    saving = ("--checkpoint", "runs", "--every", 5, "--keep", 2, "--max-restarts", 4)
+    as_json("run", target, plan_file, *saving)
+    assert launched.rest["saving"] == Saving("runs", 5, 2)
+    assert launched.rest["max_restarts"] == 4
+
+
+def test_a_run_that_starts_again_searches_only_for_devices_that_are_new(
+    api, target, launched, tmp_path, shardwright_command
+):
+    def run(devices, *more):
+        folder = ("--checkpoint", tmp_path / "runs", "--no-verify", *more)
+        command = ("run", target, "--devices", devices, "--machine", "4xcpu", *folder)
+        result = shardwright_command(*command)
+        assert result.exit_code == 0, result.exception
+        return result.stdout, len(api.searched)
+
+    _, first = run(2)
+    again, searched = run(2)
+    assert first > 0 and searched == first
+    assert f"{tmp_path / 'runs' / 'plans'}" in again
+    _, fewer = run(1)
+    assert fewer > first
+    assert run(2)[1] == fewer  # both are known by now
+    assert run(2, "--cap", "dp=2")[1] > fewer  # another wish is another search
+    assert [plan.devices for _, plan, *_ in launched.calls] == [2, 2, 1, 2, 2]
+
+
+def test_a_damaged_plan_is_searched_again(api, target, launched, tmp_path, shardwright_command):
+    command = ("run", target, "--devices", 2, "--machine", "2xcpu", "--no-verify")
+    command += ("--checkpoint", tmp_path)
+    assert shardwright_command(*command).exit_code == 0
+    (kept,) = (tmp_path / "plans").iterdir()
+    whole = kept.read_text()
+    kept.write_text(whole[:100])
+    assert shardwright_command(*command).exit_code == 0
+    assert kept.read_text() == whole
+
+
+def test_restarts_without_a_checkpoint_would_begin_anew(api, target, plan_file, launched, mistake):
+    line = mistake("run", target, plan_file, "--max-restarts", 1)
+    assert line.endswith("give --checkpoint DIR")

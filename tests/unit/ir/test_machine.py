@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.ir.curve import Curve
 from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
 from shardwright.ir.machine_text import BANDWIDTH, DURATION, parse_quantity, parse_toml, quantity
 
@@ -158,6 +159,21 @@ def test_a_wrong_preset_says_what_to_write(text, says):
         ('name = "two hosts"', "name = ", "is not TOML"),
         ('float32 = "30TFLOP/s"', "", "device X1 has no compute figure"),
         ("[device.compute]", "efficiency.matmul = 1.5\n[device.compute]", "matmul is 1.5; give a"),
+        (
+            "[device.compute]",
+            "efficiency.memory = [0.5]\n[device.compute]",
+            'efficiency.memory has the point 0.5; write pairs, as in ["80GB", 0.5]',
+        ),
+        (
+            "[device.compute]",
+            'efficiency.matmul = [["1MFLOP", 0.1], ["2MFLOP", 0.9]]\n[device.compute]',
+            "device.efficiency.matmul has 0.9 at 2e+06 after 0.1 at 1e+06: more work would take",
+        ),
+        (
+            "[device]",
+            "overlap = 2\n[device]",
+            "overlap is 2.0; give a part, at least 0 and at most 1",
+        ),
         ("[device]", 'backend = "mpi"\n[device]', "backend 'mpi' is not known; choose one of nccl"),
     ],
 )
@@ -169,6 +185,43 @@ def test_a_wrong_machine_file_says_what_to_change(tmp_path, old, new, says):
     assert says in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_curves_and_kinds_survive_the_trip_through_toml():
+    curve = Curve(((1e6, 0.1), (3.5e8, 0.62)))
+    device = Device(
+        "X1",
+        2**34,
+        (("float32", 3e13), ("bfloat16", 9e13)),
+        9e11,
+        5e-6,
+        Efficiency(matmul=curve, memory=Curve(((4096.0, 1.0), (1e9, 0.7)))),
+    )
+    machine = Machine("curved", device, (Level("pcie", 4, 25e9, 1e-6),))
+    assert parse_toml(machine.to_toml()) == machine
+    assert '["350MFLOP", 0.62]' in machine.to_toml()
+
+
+def test_of_several_kinds_of_devices_the_worst_figures_count():
+    other = """[[device]]
+kind = "X2"
+memory = "16GiB"
+memory_bandwidth = "1200GB/s"
+launch = "7us"
+compute.float32 = "40TFLOP/s"
+compute.bfloat16 = "20TFLOP/s"
+efficiency.matmul = [["1MFLOP", 0.1], ["1GFLOP", 0.9]]
+
+[[level]]
+name = "pcie\""""
+    text = CLUSTER.replace("[device]", "[[device]]").replace('[[level]]\nname = "pcie"', other, 1)
+    device = parse_toml(text).device
+    assert (device.kind, device.memory_bytes) == ("X1+X2", 16 * 2**30)
+    assert dict(device.flop_per_s) == {"float32": 30e12, "bfloat16": 20e12}
+    assert (device.bytes_per_s, device.launch_seconds) == (900e9, 7e-6)
+    assert device.efficiency.matmul.at(1e6) == pytest.approx(0.1)
+    assert device.efficiency.memory == 1.0
+    assert parse_toml(parse_toml(text).to_toml()).device == device
 
 
 def test_a_missing_machine_file_is_named():
@@ -191,5 +244,5 @@ def test_quantities_read_back_exactly(figure):
 def test_any_machine_survives_the_trip_through_toml(text, rate, latency, size):
     device = Device(text, 2**34, (("float32", rate),), rate, latency, Efficiency(memory=0.3))
     level = Level(text, size, rate, latency, gather_bytes_per_s=rate / 3)
-    machine = Machine(text, device, (level,), text, "gloo", latency)
+    machine = Machine(text, device, (level,), text, "gloo", latency, latency)
     assert parse_toml(machine.to_toml()) == machine

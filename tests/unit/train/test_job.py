@@ -3,8 +3,11 @@ from itertools import islice
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
+from shardwright.runtime.shapes import shapes_of
 from shardwright.train.job import Job, JobError
+from shardwright.train.shapes import fitted
 
 BATCH = {"x": torch.zeros(4, 2)}
 
@@ -26,23 +29,16 @@ def test_a_mapping_calls_by_keyword_and_a_tuple_by_position():
     assert job(batch=lambda: {"y": 1}).call() == ((), {"y": 1})
 
 
-def test_data_starts_anew_when_it_ends():
-    assert list(islice(job(data=[(1,), (2,)]).batches(), 5)) == [(1,), (2,), (1,), (2,), (1,)]
-    assert list(islice(job(data=lambda: iter([(1,)])).batches(), 2)) == [(1,), (1,)]
-
-
-def test_data_that_is_used_up_says_so():
-    once = iter([(1,), (2,)])
-    with pytest.raises(JobError, match=r"Job\.data ended .* give a function that returns a fresh"):
-        list(islice(job(data=once).batches(), 3))
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"model": nn.Linear(2, 1).state_dict()}, "Job.model is a OrderedDict, not a function"),
         ({"optimizer": "adamw"}, "Job.optimizer is a str, not a function .*lambda parameters: …"),
-        ({"data": 3}, "Job.data is a int; give batches, or a function of none"),
+        ({"data": 3}, "Job.data is a int; give batches, a function of none"),
+        ({"schedule": 3}, "Job.schedule is a int, not a function .*lambda optimizer: …"),
+        ({"clip_norm": 0.0}, "Job.clip_norm is 0.0; it must be more than 0"),
+        ({"accumulate": 0}, "Job.accumulate is 0; it must be at least 1"),
+        ({"evaluation": 3}, "Job.evaluation is a int; give batches"),
         ({"steps": 0}, "Job.steps is 0; it must be at least 1"),
     ],
 )
@@ -59,9 +55,9 @@ def test_a_batch_of_another_kind_is_refused():
 @pytest.mark.parametrize(
     "data, message",
     [
-        ([{"x": torch.zeros(3, 2)}], r"Job.data gives x \(3, 2\), the example batch has \(4, 2\)"),
-        ([{"y": torch.zeros(4, 2)}], r"Job.data gives x nowhere, the example batch has \(4, 2\)"),
-        ([{**BATCH, "y": torch.zeros(1)}], r"Job.data gives y \(1,\), the example batch has none"),
+        ([{"x": torch.zeros(3, 2)}], r"Job.data gives x \(3, 2\); known are x \(4, 2\): give b"),
+        ([{"y": torch.zeros(4, 2)}], r"Job.data gives y \(4, 2\); known are x \(4, 2\): give b"),
+        ([{**BATCH, "y": torch.zeros(1)}], r"Job.data gives x \(4, 2\), y \(1,\); known are"),
         ([3], "Job.data gives a int; give a mapping"),
         ([], "Job.data ended and gave nothing"),
     ],
@@ -74,3 +70,70 @@ def test_data_unlike_the_example_batch_is_refused(data, message):
 def test_data_like_the_example_batch_passes():
     job(data=[{"x": torch.ones(4, 2)}]).check_data()
     job(batch=(torch.zeros(4), 1), data=[(torch.ones(4), 2)]).check_data()
+
+
+RAGGED = {"x": torch.ones(3, 2), "y": torch.ones(3)}
+FULL = {"x": torch.ones(4, 2), "y": torch.ones(4)}
+
+
+def test_smaller_batches_are_padded_where_the_job_says_with_what():
+    padded = fitted(RAGGED, [shapes_of((), FULL)], {"x": 0, "y": -1})
+    assert padded["x"].tolist() == [[1, 1]] * 3 + [[0, 0]]
+    assert padded["y"].tolist() == [1, 1, 1, -1]
+    assert fitted((torch.ones(1),), [shapes_of((torch.ones(2),), {})], {0: 5})[0].tolist() == [1, 5]
+    known = [shapes_of((torch.ones(n),), {}) for n in (8, 2, 4)]
+    assert len(fitted((torch.ones(3),), known, {0: 5})[0]) == 4  # the smallest that holds it
+
+
+@pytest.mark.parametrize(
+    "padding, batch, message",
+    [
+        ({"x": 0}, RAGGED, "has to be padded, and Job.padding has no value for y; it has x"),
+        ({}, RAGGED, "or give Job.padding to fill smaller ones up"),
+        ({"x": 0, "y": 0}, {**FULL, "x": torch.ones(5, 2)}, r"Job.data gives x \(5, 2\), y \(4,\)"),
+    ],
+)
+def test_a_batch_that_cannot_be_padded_is_refused(padding, batch, message):
+    with pytest.raises(JobError, match=message):
+        job(batch=FULL, data=[batch], padding=padding).check_data()
+
+
+class Rows(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return {"x": torch.full((2,), float(i))}
+
+
+def test_a_dataset_gives_every_sample_once_in_each_pass_in_another_order():
+    given = job(data=Rows(10)).batches()
+    passes = [[int(v) for b in islice(given, 3) for v in b["x"][:, 0]] for _ in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
+    assert passes[0] != passes[1] and passes[0] != list(range(10))
+    plain = job(data=Rows(10), shuffle=False).batches()
+    assert [int(v) for b in islice(plain, 3) for v in b["x"][:, 0]] == list(range(10))
+    (rest,) = job(data=Rows(10)).other_calls()
+    assert rest[1]["x"].shape == (2, 2)
+    assert job(data=Rows(8)).other_calls() == []
+
+
+@pytest.mark.parametrize("taken", range(7))
+def test_a_dataset_goes_on_where_it_was(taken):
+    undisturbed = job(data=Rows(10)).batches()
+    list(islice(undisturbed, taken))
+    place = undisturbed.state_dict()
+    rest = [b["x"].tolist() for b in islice(undisturbed, 5)]
+    resumed = job(data=Rows(10)).batches()
+    resumed.load_state_dict(place)
+    assert [b["x"].tolist() for b in islice(resumed, 5)] == rest
+
+
+def test_another_dataset_is_refused():
+    place = job(data=Rows(10)).batches()
+    next(place)
+    with pytest.raises(JobError, match=r"is of a Dataset of 10 samples, Job\.data has 11"):
+        job(data=Rows(11)).batches().load_state_dict(place.state_dict())

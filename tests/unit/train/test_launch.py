@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.plan import Plan
-from shardwright.train.launch import Training, environment, launch, run_process
+from shardwright.train.launch import Saving, Training, environment, launch, run_process
 from shardwright.train.loop import StepRecord
 from tests import plans
 
@@ -60,6 +60,26 @@ def test_settings_are_passed_on():
     launch("a.py:job", plans.simple(), 1, settings=("width=8", "depth=2"), run=torchrun)
     at = [i for i, part in enumerate(torchrun.command) if part == "--set"]
     assert [torchrun.command[i + 1] for i in at] == ["width=8", "depth=2"]
+
+
+def test_ranks_are_told_of_checkpoints_and_restarted():
+    torchrun = FakeTorchrun()
+    saving = Saving("runs/a", every=7, keep=2)
+    launch("a.py:job", plans.simple(), 1, saving=saving, max_restarts=3, run=torchrun)
+    assert "--max-restarts=3" in torchrun.command
+    assert torchrun.option("--checkpoint") == str(Path("runs/a").absolute())
+    assert (torchrun.option("--every"), torchrun.option("--keep")) == ("7", "2")
+
+
+def test_a_step_that_was_done_again_counts_once():
+    def restarted(command, env, stdout):
+        losses = Path(command[command.index("--losses") + 1])
+        lines = [asdict(record(step)) for step in (1, 2, 3)] + [asdict(record(2, 9.0))]
+        losses.write_text("\n".join(map(json.dumps, lines)))
+        return 0
+
+    training = launch("a.py:job", plans.simple(), 3, run=restarted)
+    assert training.records == (record(1), record(2, 9.0), record(3))
 
 
 def test_nothing_is_left_behind():

@@ -1,12 +1,15 @@
 import io
 import json
+from dataclasses import replace
 
+import pytest
 import torch
 from rich.console import Console
 from torch import nn
 
-from shardwright.train.job import Job
-from shardwright.train.loop import StepRecord, count_units, reporter, train
+from shardwright.train.job import Job, JobError
+from shardwright.train.loop import StepRecord, count_units, reporter, start, train
+from shardwright.train.step import NonFiniteLossError, weights
 
 
 class Serial(nn.Module):
@@ -16,11 +19,14 @@ class Serial(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 1)
 
-    def train_step(self, optimizer, batch):
-        optimizer.zero_grad()
-        loss = self.layer(batch["x"]).square().mean()
+    known = (((), ()),)
+
+    def loss(self, batch):
+        return self.layer(batch["x"]).square().mean()
+
+    def forward_backward(self, batch):
+        loss = self.loss(batch)
         loss.backward()
-        optimizer.step()
         return loss.detach()
 
 
@@ -34,7 +40,7 @@ def records(steps=5):
     job = Job(Serial, next(batches()), lambda ps: torch.optim.SGD(ps, lr=0.1), batches, 99)
     torch.manual_seed(0)
     found = []
-    train(Serial(), job, steps, torch.device("cpu"), found.append)
+    train(start(Serial(), job), job, steps, torch.device("cpu"), found.append)
     return found
 
 
@@ -80,3 +86,53 @@ def test_on_a_terminal_there_is_a_bar_too():
         report(StepRecord(1, 0.5, 0.1, 10, "tokens", 2**20))
     assert "training" in page.getvalue()
     assert "1/2" in page.getvalue()
+
+
+def job(**changes):
+    given = (Serial, next(batches()), lambda ps: torch.optim.SGD(ps, lr=0.1), batches, 99)
+    return replace(Job(*given), **changes)
+
+
+def test_evaluation_is_a_mean_over_samples_every_so_often_and_at_the_end():
+    torch.manual_seed(0)
+    module, found = Serial(), []
+    data = [{"x": torch.ones(4, 3)}, {"x": torch.zeros(2, 3)}]
+    evaluated = job(evaluation=data, evaluate_every=2)
+    train(start(module, evaluated), evaluated, 3, torch.device("cpu"), found.append)
+    assert [(type(r).__name__[:4], r.step) for r in found] == [
+        ("Step", 1), ("Step", 2), ("Eval", 2), ("Step", 3), ("Eval", 3),
+    ]  # fmt: skip
+    with torch.no_grad():
+        expected = (4 * module.loss(data[0]) + 2 * module.loss(data[1])) / 6
+    assert found[-1].evaluation == pytest.approx(expected.item())
+    assert module.training
+    assert str(found[-1]).startswith("step     3  evaluation loss ")
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights_change():
+    module, poisoned = Serial(), [{"x": torch.full((2, 3), torch.inf)}]
+    before = module.layer.weight.detach().clone()
+    with pytest.raises(NonFiniteLossError, match="the loss of step 1 is nan"):
+        train(start(module, job(data=poisoned)), job(), 1, torch.device("cpu"), print)
+    assert torch.equal(before, module.layer.weight)
+
+
+@pytest.mark.parametrize(
+    "labels, counted, message",
+    [
+        ([[1, -100], [1, 2]], None, "different numbers of labels that are -100, .* Job.tokens"),
+        ([[1], [1]], lambda b: 0, r"Job.tokens counts \[0.0, 0.0\] for the batches of a step"),
+        ([[1], [1]], lambda b: -1, "some must count"),
+    ],
+)
+def test_batches_that_count_in_unknown_ways_are_refused(labels, counted, message):
+    given = [{"labels": torch.tensor(row)} for row in labels]
+    with pytest.raises(JobError, match=message):
+        weights(given, counted)
+
+
+def test_batches_count_alike_or_by_their_tokens():
+    given = [{"labels": torch.tensor([1, -100])}, {"labels": torch.tensor([1, 2])}]
+    assert weights(given, lambda b: (b["labels"] >= 0).sum()) == [1, 2]
+    assert weights(given[:1] * 2, None) == [1, 1]
+    assert weights(given[:1], None) == [1]

@@ -1,0 +1,57 @@
+"""`shardwright doctor`: what this host has, what fails and how to get what is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json, working
+
+_STYLES = {"ok": "green", "missing": "yellow", "failed": "bold red"}
+FAILED = 1  # exit status when something that is needed fails
+
+
+@click.command("doctor")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=0),
+    help="Processes to try a collective with; 0 leaves it out. By default the GPUs, at least 2.",
+)
+@options.as_json
+def command(ranks: int | None, as_json: bool) -> None:
+    """Check versions, devices, links and ranks of this host.
+
+    Exit status 1 says that something fails which training needs.
+    """
+    with working("looking around"):
+        from shardwright.runtime.checkup import State, checkup
+
+        findings = list(checkup(ranks))
+    failed = [finding for finding in findings if finding.state is State.FAILED]
+    if as_json:
+        checks = [
+            {"name": f.name, "state": f.state.value, "text": f.text, "remedy": f.remedy}
+            for f in findings
+        ]
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for finding in findings:
+            state = finding.state.value
+            console.print(
+                Text.assemble((f"{state:<8}", _STYLES[state]), f"{finding.name:<14}"), end=""
+            )
+            console.print(Text(finding.text))
+            if finding.remedy:
+                console.print(Text(f"{'':<22}{finding.remedy}", "dim"))
+        text = (
+            f"{len(failed)} of {len(findings)} checks failed"
+            if failed
+            else "ready to plan and train"
+        )
+        console.print(Text(text, "bold"))
+    sys.exit(FAILED if failed else 0)

@@ -1,0 +1,39 @@
+"""`shardwright export`: a plan in the shape that another tool reads."""
+
+from __future__ import annotations
+
+import click
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json
+from shardwright.cli.errors import UsageError
+from shardwright.cli.writing import write_text
+from shardwright.ir.plan import Plan
+from shardwright.report.export import FORMS
+from shardwright.report.styles import NotExpressibleError
+
+
+@click.command("export")
+@click.argument("plan", type=click.Path(dir_okay=False))
+@click.option("--to", "form", required=True, type=click.Choice(tuple(FORMS)), help="Its shape.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File instead of stdout.")
+@options.as_json
+def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
+    """Write PLAN as torch, Hugging Face or torchtitan read it.
+
+    Where a form cannot say what the plan does, the reason is told and nothing
+    is written.
+    """
+    loaded = Plan.load(plan)
+    try:
+        text = FORMS[form](loaded)
+    except NotExpressibleError as e:
+        raise UsageError(f"{plan} as {form}: {e}") from e
+    if output:
+        write_text(output, text)
+    if as_json:
+        print_json({"plan": plan, "to": form, "file": output, "text": text})
+    elif output:
+        click.echo(f"wrote {output}")
+    else:
+        click.echo(text, nl=False)

@@ -1,0 +1,138 @@
+"""`shardwright profile`: measure the devices and links at hand, as a machine file."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+import click
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json, working
+from shardwright.cli.errors import UsageError
+from shardwright.ir.explain import WIDTH
+from shardwright.ir.files import write_whole
+from shardwright.ir.machine import Machine
+from shardwright.report.units import milliseconds, size
+
+
+@click.command("profile")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(dir_okay=False), help="Machine file to write."
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    help="Devices of this host to measure together; by default all. Under torchrun: its ranks.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=600),
+    default=60.0,
+    show_default=True,
+    help="Measure for about so long.",
+)
+@options.as_json
+def command(output: str, devices: int | None, seconds: float, as_json: bool) -> None:
+    """Measure matmul, convolution, attention, memory and collectives; write a machine file.
+
+    Alone it starts a process per device of this host; under torchrun it
+    measures the ranks that torchrun has started, on one host or several.
+    """
+    folder = os.path.dirname(os.path.abspath(output))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"cannot write {output}: {folder} is no folder to write to; choose another"
+        )
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        machine: Machine | None = _this_host(devices, seconds)
+    elif devices is not None:
+        raise UsageError(
+            f"--devices {devices} under torchrun, which has started {os.environ['WORLD_SIZE']}"
+            " ranks; leave it out"
+        )
+    else:
+        machine = _these_ranks(seconds)
+    if machine is None:
+        return  # another rank writes and tells
+    try:
+        write_whole(output, machine.to_toml())
+    except OSError as e:
+        raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
+    if as_json:
+        print_json(content(machine, output))
+        return
+    for line in in_words(machine):
+        click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+    click.echo(f"wrote {output}; use it as --machine {output}")
+
+
+def content(machine: Machine, output: str) -> dict[str, object]:
+    """What `profile --json` prints."""
+    device = machine.device
+    return {
+        "name": machine.name,
+        "devices": machine.devices,
+        "flop_per_s": dict(device.flop_per_s),
+        "bytes_per_s": device.bytes_per_s,
+        "launch_seconds": device.launch_seconds,
+        "memory_bytes": device.memory_bytes,
+        "overlap": machine.overlap,
+        "levels": [
+            {"name": level.name, "size": level.size, "bytes_per_s": level.bytes_per_s}
+            for level in machine.levels
+        ],
+        "provenance": machine.provenance,
+        "file": output,
+    }
+
+
+def in_words(machine: Machine) -> list[str]:
+    """The machine, a line for the device, one for each level, and where it comes from."""
+    device = machine.device
+    peaks = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in device.flop_per_s)
+    lines = [
+        f"{machine}: {peaks}; {device.bytes_per_s / 1e9:,.1f} GB/s of {size(device.memory_bytes)}"
+        f" memory; {milliseconds(device.launch_seconds)} a launch"
+    ]
+    lines += [
+        f"{level.name} of {level.size}: {level.bytes_per_s / 1e9:.3g} GB/s a device,"
+        f" {milliseconds(level.latency_seconds)} a hop,"
+        f" {milliseconds(machine.collective_launch_seconds)} a call"
+        for level in machine.levels
+        if level.size > 1
+    ]
+    if machine.devices > 1:
+        lines.append(f"{machine.overlap:.0%} of a gradient sum hides behind computing")
+    return [*lines, machine.provenance]
+
+
+def _this_host(devices: int | None, seconds: float) -> Machine:
+    with working("measuring this host") as tell:
+        from shardwright.cli.planning import devices_here
+        from shardwright.runtime.measure import measure_host
+
+        return measure_host(devices or devices_here(), seconds, tell=tell, anew=True)
+
+
+def _these_ranks(seconds: float) -> Machine | None:
+    """The machine on rank 0, nothing on the others."""
+    import torch
+    import torch.distributed as dist
+
+    from shardwright.runtime.measure import measure_ranks, silent
+
+    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
+        os.environ["LOCAL_WORLD_SIZE"]
+    )
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        if dist.get_rank():
+            measure_ranks(seconds, silent)
+            return None
+        with working("measuring these ranks") as tell:
+            return measure_ranks(seconds, tell)
+    finally:
+        dist.destroy_process_group()

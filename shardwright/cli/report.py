@@ -1,0 +1,113 @@
+"""`shardwright report`: plan files as one HTML page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from shardwright.cli import options
+from shardwright.cli.console import print_json
+from shardwright.cli.errors import UsageError
+from shardwright.cli.writing import write_text
+from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
+from shardwright.report.chrome import read_trace
+from shardwright.report.page import Measured, Shown, Timeline, page
+
+
+@click.command("report")
+@click.argument("plans", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="HTML file.")
+@click.option(
+    "--memory-limit",
+    callback=options.memory,
+    metavar="SIZE",
+    help="Drawn as a line, as 40GiB; by default what a device of the preset has.",
+)
+@click.option(
+    "--measured",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="What `run --json` printed: its step time is shown beside the predicted one.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Chrome trace of a step, as `simulate` writes it: shown as a timeline.",
+)
+@click.option("--title", help="Heading of the page.")
+@options.as_json
+def command(
+    plans: tuple[str, ...],
+    output: str,
+    memory_limit: int | None,
+    measured: tuple[str, ...],
+    trace: str | None,
+    title: str | None,
+    as_json: bool,
+) -> None:
+    """Write PLANS as one page: their trade-off, and what each does, module by module.
+
+    It needs no network: the page holds everything.
+    """
+    shown = [Shown(Path(file).stem, Plan.load(file)) for file in plans]
+    title = title or f"Plans for {shown[0].plan.machine}"
+    size = write_page(output, shown, title, memory_limit, measured, trace)
+    if as_json:
+        print_json({"file": output, "plans": len(shown), "bytes": size})
+    else:
+        count = f"{len(shown)} plan{'s' * (len(shown) > 1)}"
+        click.echo(f"wrote {output}, {count}; open it in a browser")
+
+
+def write_page(
+    output: str,
+    shown: Sequence[Shown],
+    title: str,
+    memory_limit: int | None = None,
+    measured: Sequence[str] = (),
+    trace: str | None = None,
+    chosen: int = 0,
+) -> int:
+    """Write the page of these plans; gives its length in bytes."""
+    if memory_limit is None:
+        memory_limit = _memory_of(shown[0].plan.machine)
+    try:
+        runs = [_measured(file) for file in measured]
+        timeline = _timeline(trace) if trace else None
+        text = page(shown, title, memory_limit, runs, timeline, chosen)
+    except ImportError as e:
+        raise UsageError(
+            f"a report needs {e.name}, which is not installed: pip install 'shardwright[report]'"
+        ) from e
+    write_text(output, text)
+    return len(text.encode())
+
+
+def _memory_of(machine: str) -> int | None:
+    """Memory of a device of this preset; None for a machine that is none."""
+    with contextlib.suppress(ValueError):
+        return Machine.preset(machine).device.memory_bytes
+    return None
+
+
+def _timeline(file: str) -> Timeline:
+    try:
+        return read_trace(Path(file).read_text(), Path(file).name)
+    except OSError as e:
+        raise UsageError(f"cannot read {file}: {e.strerror}") from e
+
+
+def _measured(file: str) -> Measured:
+    try:
+        data = json.loads(Path(file).read_text())
+        predicted, seen = data["predicted_step_seconds"], data["measured_step_seconds"]
+        return Measured(Path(file).stem, float(predicted), float(seen))
+    except OSError as e:
+        raise UsageError(f"cannot read {file}: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise UsageError(f"{file} is not what `run --json` printed ({e!r}); run it again") from e

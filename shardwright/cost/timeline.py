@@ -1,0 +1,112 @@
+"""When the tasks of a step run: list scheduling on streams.
+
+A track is one stream of a group of ranks that do the same. As on a GPU, what is
+put on a track runs in that order; a task starts when the one before it on its
+track has ended, and all that it comes after (Graham, "Bounds on multiprocessing
+timing anomalies", 1969; with a fixed order on every track there are none: less
+work never takes longer). It knows neither plans nor machines.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.ir.layout import Seconds
+
+
+class Stream(enum.StrEnum):
+    """What a track does."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+
+
+class Track(NamedTuple):
+    """One stream of a group of ranks, as `("ranks 0-3", COMPUTE)`."""
+
+    ranks: str
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that occupies a track for `seconds`, once all of `after`, by number, have ended.
+
+    `kind` is the part of the step it belongs to ("forward", "backward", ...), `where` the module.
+    What is `idle` keeps its track from doing other work, and does none.
+    """
+
+    name: str
+    track: Track
+    seconds: Seconds
+    after: tuple[int, ...] = ()
+    kind: str = ""
+    where: str = ""
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Tasks with the times at which they start."""
+
+    tasks: tuple[Task, ...]
+    starts: tuple[Seconds, ...]
+
+    @property
+    def seconds(self) -> Seconds:
+        """From the start of the first task to the end of the last."""
+        spans = zip(self.tasks, self.starts, strict=True)
+        return Seconds(max((start + task.seconds for task, start in spans), default=0.0))
+
+    def busy(self, track: Track) -> Seconds:
+        """How long a track is at work."""
+        return Seconds(sum(end - start for start, end in self._spans(track)))
+
+    def alone(self, track: Track, other: Track) -> Seconds:
+        """How long `track` is at work while `other` is not."""
+        mine, others = self._spans(track), self._spans(other)
+        covered, at = 0.0, 0
+        for start, end in mine:
+            while at < len(others) and others[at][1] <= start:
+                at += 1
+            i = at
+            while i < len(others) and others[i][0] < end:
+                covered += max(0.0, min(end, others[i][1]) - max(start, others[i][0]))
+                i += 1
+        return Seconds(max(0.0, self.busy(track) - covered))
+
+    def _spans(self, track: Track) -> list[tuple[float, float]]:
+        return [
+            (start, start + task.seconds)
+            for task, start in zip(self.tasks, self.starts, strict=True)
+            if task.track == track and not task.idle
+        ]
+
+
+def schedule(tasks: Iterable[Task]) -> Timeline:
+    """Start every task as early as it may; on each track they run in the given order.
+
+    A task comes after tasks given before it only, so one sweep will do: O(tasks).
+    Raises `ValueError` for one that does not.
+
+    >>> here, net = Track("rank 0", Stream.COMPUTE), Track("rank 0", Stream.COMMUNICATION)
+    >>> tasks = [Task("a", here, 2.0), Task("sum", net, 3.0, (0,)), Task("b", here, 2.0)]
+    >>> schedule(tasks).starts
+    (0.0, 2.0, 2.0)
+    """
+    free: defaultdict[Track, float] = defaultdict(float)
+    ends: list[float] = []
+    starts: list[Seconds] = []
+    given: Sequence[Task] = tuple(tasks)
+    for number, task in enumerate(given):
+        if any(not 0 <= before < number for before in task.after):
+            raise ValueError(f"task {number} ({task.name}) comes after {task.after}, not before")
+        start = max([free[task.track], *(ends[before] for before in task.after)])
+        starts.append(Seconds(start))
+        ends.append(start + task.seconds)
+        free[task.track] = ends[-1]
+    return Timeline(tuple(given), tuple(starts))

@@ -1,0 +1,163 @@
+"""The report: plans as one self-contained HTML page that opens without a network.
+
+Here the plans become data; template, style and script are the files in `web`,
+the charts are drawn by plotly.js, which the page carries inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from shardwright.ir.explain import head, splits
+from shardwright.ir.modules import Costs, Module, Node, fold, module_tree
+from shardwright.ir.moves import Move, Moves
+from shardwright.ir.plan import Plan
+from shardwright.report.choice import Held, Parts
+from shardwright.report.summary import summary
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A plan on the page. `label` is what it is called there, such as its file's name."""
+
+    label: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run of one of the plans: what it predicted and what was seen, in seconds a step."""
+
+    label: str
+    predicted_seconds: float
+    measured_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step as bars: (row, name, kind, start, duration, what it belongs to), in microseconds."""
+
+    label: str
+    rows: tuple[str, ...]
+    events: tuple[tuple[int, str, str, float, float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the tree says of a module."""
+
+    costs: Costs
+    text: str
+    moves: tuple[Move, ...]
+
+
+def page(
+    plans: Sequence[Shown],
+    title: str,
+    memory_limit: int | None = None,
+    measured: Sequence[Measured] = (),
+    timeline: Timeline | None = None,
+    chosen: int = 0,
+) -> str:
+    """The whole page as text.
+
+    `plans` are its points, of which the one at place `chosen` is shown first;
+    plans they were chosen among, which only a plan file knows, are hollow
+    points. `memory_limit`, in bytes per rank, is drawn as a line.
+    Raises `ImportError` where the template engine or the library is not installed.
+    """
+    if not plans:
+        raise ValueError("a report needs at least one plan")
+    from jinja2 import Environment
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    data = {
+        "plans": [_plan(shown) for shown in plans],
+        "rivals": _rivals([shown.plan for shown in plans]),
+        "memory_limit": memory_limit,
+        "measured": [[m.label, m.predicted_seconds, m.measured_seconds] for m in measured],
+        "timeline": {"rows": timeline.rows, "events": timeline.events} if timeline else None,
+        "chosen": chosen,
+    }
+    web = files("shardwright.report") / "web"
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((web / "page.html.j2").read_text())
+    return template.render(
+        title=title,
+        data=Markup(embedded(data)),
+        style=Markup((web / "page.css").read_text()),
+        script=Markup((web / "page.js").read_text()),
+        library=Markup(get_plotlyjs()),
+        measured=bool(measured),
+        timeline=timeline.label if timeline else "",
+    )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside of a script element: it closes none and opens no comment.
+
+    >>> embedded({"name": "</script>"})
+    '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _plan(shown: Shown) -> dict[str, Any]:
+    plan = shown.plan
+    return {
+        "label": shown.label,
+        "name": plan.name,
+        "summary": summary(plan),
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "axes": list(plan.mesh.names),
+        "machine": plan.machine,
+        "micro_batches": plan.micro_batches,
+        "seconds": plan.step_seconds,
+        "bytes": plan.peak_bytes,
+        "bound": plan.lower_bound_seconds,
+        "parts": Parts.of(plan)._asdict(),
+        "held": Held.of(plan)._asdict(),
+        "head": head(plan),
+        "tree": _node(_tree(plan)),
+    }
+
+
+def _tree(plan: Plan) -> Node[_Row]:
+    moves = Moves(plan)
+
+    def describe(path: str, module: Module) -> _Row:
+        text = "; ".join(splits(module))
+        return _Row(module.costs, text, tuple(moves.of(module.transfers, path)))
+
+    return fold(module_tree(plan), describe)
+
+
+def _node(node: Node[_Row]) -> dict[str, Any]:
+    row = node.content
+    return {
+        "name": node.name,
+        "path": node.path,
+        "count": node.count,
+        "costs": list(row.costs),
+        "text": row.text,
+        "moves": [[m.kind, m.where, m.source, m.bytes, m.seconds, m.times] for m in row.moves],
+        "children": [_node(child) for child in node.children],
+    }
+
+
+def _rivals(plans: Sequence[Plan]) -> list[list[Any]]:
+    """Points of the frontiers the plans come from that are not among the plans themselves."""
+    own = {(p.devices, p.step_seconds, p.peak_bytes) for p in plans}
+    found = {
+        (r.devices, r.step_seconds, r.peak_bytes): r.name for plan in plans for r in plan.rivals
+    }
+    return [[name, *key] for key, name in found.items() if key not in own]

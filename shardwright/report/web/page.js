@@ -1,0 +1,342 @@
+"use strict";
+/* The report page: a chart and a list of plans, one of which is shown below them.
+   Texts of the user reach the page as text nodes; plotly's labels are escaped, since it reads tags. */
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const at = (id) => document.getElementById(id);
+  const KEYS = { state: 0, compute: 1, saved: 2, comm: 3 };
+  let chosen = data.chosen;
+  const hidden = new Set(); // numbers of devices that are filtered out
+
+  function element(tag, text = "", attributes = {}) {
+    const made = document.createElement(tag);
+    if (text !== "") made.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  }
+  const digits = (value) => (Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2);
+  const ms = (seconds) => `${(seconds * 1e3).toFixed(digits(seconds * 1e3))} ms`;
+  function size(bytes) {
+    const [unit, power] = bytes >= 2 ** 30 ? ["GiB", 30] : bytes >= 2 ** 20 ? ["MiB", 20] : ["KiB", 10];
+    return `${(bytes / 2 ** power).toFixed(digits(bytes / 2 ** power))} ${unit}`;
+  }
+  const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const deviceCounts = [...new Set([...data.plans.map((p) => p.devices), ...data.rivals.map((r) => r[1])])]
+    .sort((a, b) => a - b);
+  const seriesColor = (devices) => color(`--axis-${deviceCounts.indexOf(devices) % 5}`);
+
+  /* Every `axis:choice` and every axis of a collective in the color of that axis. */
+  function layouts(target, text, axes) {
+    const names = axes.map((a) => a.replace(/[^\w]/g, "\\$&")).join("|");
+    let end = 0;
+    for (const found of text.matchAll(new RegExp(`(?<![\\w.])(${names})(:[^;,\\s]+|(?=[\\s:]|$))`, "g"))) {
+      target.append(text.slice(end, found.index));
+      target.append(element("span", found[0], { class: `axis axis-${axes.indexOf(found[1]) % 5}` }));
+      end = found.index + found[0].length;
+    }
+    target.append(text.slice(end));
+    return target;
+  }
+
+  /* ---- the frontier ---- */
+  function hover(name, mesh, devices, seconds, bytes, strategy) {
+    const words = strategy ? `<br>${escaped(strategy).replace(/(.{1,70})(?:\s|$)/g, "$1<br>")}` : "";
+    const where = mesh ? `${escaped(mesh)}, ` : "";
+    return `<b>${escaped(name)}</b><br>${where}${devices} device${devices > 1 ? "s" : ""}<br>`
+      + `${ms(seconds)} a step, ${size(bytes)} a rank${words}`;
+  }
+  function theme() {
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: color("--ink"), family: "system-ui, sans-serif", size: 13 },
+      hoverlabel: { bgcolor: color("--panel"), bordercolor: color("--line"), font: { color: color("--ink") }, align: "left" },
+    };
+  }
+  function traces() {
+    const found = [];
+    for (const devices of deviceCounts.filter((count) => !hidden.has(count))) {
+      const label = `${devices} device${devices > 1 ? "s" : ""}`;
+      const own = data.plans.map((plan, index) => ({ plan, index })).filter((p) => p.plan.devices === devices);
+      const kinds = [["searched", (p) => p.name === "searched", "circle"], ["baseline", (p) => p.name !== "searched", "diamond"]];
+      for (const [kind, belongs, symbol] of kinds) {
+        const points = own.filter((p) => belongs(p.plan)).sort((a, b) => a.plan.bytes - b.plan.bytes);
+        if (!points.length) continue;
+        found.push({
+          name: kind === "searched" ? label : `${label}, baselines`, type: "scatter",
+          mode: kind === "searched" ? "lines+markers" : "markers",
+          x: points.map((p) => p.plan.bytes / 2 ** 30), y: points.map((p) => p.plan.seconds * 1e3),
+          customdata: points.map((p) => p.index),
+          text: points.map(({ plan: p }) => hover(p.name === "searched" ? p.label : p.name, p.mesh, p.devices, p.seconds, p.bytes, p.summary)),
+          hovertemplate: "%{text}<extra></extra>",
+          line: { color: seriesColor(devices), width: 1, dash: "dot" },
+          marker: {
+            symbol, color: seriesColor(devices), size: points.map((p) => (p.index === chosen ? 17 : 9)),
+            line: { color: color("--ink"), width: points.map((p) => (p.index === chosen ? 2 : 0)) },
+          },
+        });
+      }
+      const others = data.rivals.filter((r) => r[1] === devices);
+      if (others.length) found.push({
+        name: `${label}, no file`, type: "scatter", mode: "markers",
+        x: others.map((r) => r[3] / 2 ** 30), y: others.map((r) => r[2] * 1e3), customdata: others.map(() => -1),
+        text: others.map((r) => hover(r[0] || "on the frontier", "", r[1], r[2], r[3], r[0] ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`)),
+        hovertemplate: "%{text}<extra></extra>",
+        marker: { symbol: others.map((r) => (r[0] ? "diamond-open" : "circle-open")), color: seriesColor(devices), size: 8 },
+      });
+    }
+    return found;
+  }
+  function drawFrontier() {
+    const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
+    const layout = {
+      ...theme(), autosize: true, margin: { t: 10, r: 10, b: 45, l: 60 }, hovermode: "closest",
+      xaxis: { ...axis, title: { text: "memory per rank, GiB" } }, yaxis: { ...axis, title: { text: "step time, ms" } },
+      legend: { orientation: "h", y: 1.12 }, showlegend: true, shapes: [], annotations: [],
+    };
+    if (data.memory_limit) {
+      const x = data.memory_limit / 2 ** 30;
+      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color("--limit"), dash: "dash", width: 2 } });
+      layout.annotations.push({ x, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}`, showarrow: false, font: { color: color("--limit") } });
+    }
+    Plotly.react("frontier", traces(), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
+  }
+  function drawDevices() {
+    for (const count of deviceCounts) {
+      const label = element("label"), box = element("input", "", { type: "checkbox", value: count });
+      box.checked = true;
+      box.addEventListener("change", () => {
+        if (box.checked) hidden.delete(count); else hidden.add(count);
+        drawCharts();
+        for (const row of at("plans").tBodies[0].rows) row.hidden = hidden.has(Number(row.dataset.devices));
+      });
+      label.append(box, ` ${count}`);
+      at("devices").append(label);
+    }
+    at("devices").hidden = deviceCounts.length < 2;
+  }
+  function drawPlans() {
+    data.plans.forEach((plan, index) => {
+      const row = element("tr", "", { "data-index": index, "data-devices": plan.devices });
+      const radio = element("input", "", { type: "radio", name: "plan", value: index, "aria-label": plan.label });
+      radio.addEventListener("change", () => choose(index));
+      row.addEventListener("click", () => choose(index));
+      const first = element("td");
+      first.append(radio);
+      row.append(first, element("td", plan.name === "searched" ? plan.label : `${plan.name} (${plan.label})`),
+        element("td", plan.devices), element("td", plan.mesh),
+        element("td", ms(plan.seconds), { class: "number" }), element("td", size(plan.bytes), { class: "number bytes" }),
+        element("td", plan.summary));
+      if (data.memory_limit && plan.bytes > data.memory_limit) row.classList.add("over");
+      at("plans").tBodies[0].append(row);
+    });
+  }
+
+  /* ---- the chosen plan ---- */
+  function figures(id, rows) {
+    at(id).tBodies[0].replaceChildren(...rows.map(([name, value]) => {
+      const row = element("tr");
+      row.append(element("th", name, { scope: "row" }), element("td", value, { class: "number" }));
+      return row;
+    }));
+  }
+  function drawPlan() {
+    const plan = data.plans[chosen], parts = plan.parts, rest = plan.seconds - parts.compute - parts.communication - parts.update;
+    at("plan-title").textContent = `${plan.label}: ${plan.name}, ${plan.mesh} on ${plan.machine}`;
+    at("plan-summary").textContent = plan.summary;
+    const rows = [["step", ms(plan.seconds)], ["compute", ms(parts.compute)], ["communication", ms(parts.communication)], ["update", ms(parts.update)]];
+    if (Math.abs(rest) > 0.01 * plan.seconds) rows.push([rest > 0 ? "waiting" : "overlapped", ms(Math.abs(rest))]);
+    if (plan.bound > 0) rows.push(["no plan is faster than", ms(plan.bound)]);
+    figures("parts", rows);
+    figures("held", [["peak", size(plan.bytes)], ["state", size(plan.held.state)],
+      ["saved for backward", size(plan.held.saved_for_backward)], ["temporary", size(plan.held.temporary)]]);
+    at("head").textContent = plan.head.join("\n");
+    at("axes").replaceChildren("Mesh axes: ", ...plan.axes.flatMap((axis, i) => [element("span", axis, { class: `axis axis-${i % 5}` }), " "]));
+    for (const row of at("plans").tBodies[0].rows) {
+      const own = Number(row.dataset.index) === chosen;
+      row.classList.toggle("chosen", own);
+      row.querySelector("input").checked = own;
+    }
+  }
+
+  /* ---- the tree ---- */
+  let rows = []; // of the tree, in order: {node, depth, parent, row, open}
+  function plant(plan) {
+    rows = [];
+    const body = at("tree").tBodies[0];
+    body.replaceChildren();
+    (function grow(node, depth, parent, prefix) {
+      const full = prefix ? `${prefix}.${node.name}` : node.name;
+      const entry = { node, depth, parent, open: depth < 2, leaf: !node.children.length, row: element("tr", "", { role: "row", "aria-level": depth + 1, tabindex: -1 }) };
+      entry.fill = () => fill(entry, plan.axes);
+      entry.text = [full, node.path, node.text, ...node.moves.map((m) => `${m[0]} ${m[1]}`)].join(" ").toLowerCase();
+      rows.push(entry);
+      body.append(entry.row);
+      node.children.forEach((child) => grow(child, depth + 1, entry, depth ? full : ""));
+    })(plan.tree, 0, null, "");
+    rows[0].row.tabIndex = 0;
+    const many = rows.filter((entry) => entry.depth <= 2).length > 60;
+    for (const entry of rows) entry.open = entry.depth < (many ? 1 : 2);
+    show();
+  }
+  /* Cells are made when a row is first seen: deep models have thousands. */
+  function fill(entry, axes) {
+    const { node, depth, row } = entry;
+    const cells = node.costs.map((cost, i) => element("td", cost ? (i % 2 ? ms(cost) : size(cost)) : "–", { class: "number", role: "gridcell" }));
+    const name = element("td", "", { role: "gridcell" }), twig = element("span", "", { class: "twig", "aria-hidden": "true" });
+    name.style.paddingLeft = `${0.6 + 1.1 * depth}em`;
+    twig.addEventListener("click", () => { entry.open = !entry.open; show(); });
+    name.append(twig, node.name);
+    if (node.count > 1) name.append(element("span", ` × ${node.count}`, { class: "count" }));
+    const words = layouts(element("td", "", { role: "gridcell" }), node.text, axes);
+    if (node.moves.length) {
+      const list = element("ul", "", { class: "moves" });
+      for (const [kind, where] of node.moves) list.append(layouts(element("li"), `${kind}, ${where}`, axes));
+      words.append(list);
+    }
+    row.append(name, ...cells, words);
+    entry.fill = null;
+  }
+  function show() {
+    const wanted = at("filter").value.trim().toLowerCase();
+    const kept = new Set();
+    if (wanted) for (const entry of rows) if (entry.text.includes(wanted)) for (let e = entry; e; e = e.parent) kept.add(e);
+    for (const entry of rows) {
+      let visible = true;
+      for (let e = entry.parent; e && visible && !wanted; e = e.parent) visible = e.open;
+      entry.row.hidden = wanted ? !kept.has(entry) : !visible;
+      if (entry.row.hidden) continue;
+      if (entry.fill) entry.fill();
+      entry.row.querySelector(".twig").textContent = entry.leaf ? "" : entry.open || wanted ? "▾" : "▸";
+      if (!entry.leaf) entry.row.setAttribute("aria-expanded", String(Boolean(entry.open || wanted)));
+    }
+  }
+  function focusRow(entry) {
+    for (const other of rows) other.row.tabIndex = -1;
+    entry.row.tabIndex = 0;
+    entry.row.focus();
+  }
+  at("tree").addEventListener("keydown", (event) => {
+    const seen = rows.filter((entry) => !entry.row.hidden), place = seen.findIndex((entry) => entry.row === document.activeElement);
+    if (place < 0) return;
+    const here = seen[place];
+    let next = null;
+    if (event.key === "ArrowDown") next = seen[place + 1];
+    else if (event.key === "ArrowUp") next = seen[place - 1];
+    else if (event.key === "Home") next = seen[0];
+    else if (event.key === "End") next = seen[seen.length - 1];
+    else if (event.key === "ArrowRight") { if (here.open) next = seen[place + 1]; else here.open = true; }
+    else if (event.key === "ArrowLeft") { if (here.open && !here.leaf) here.open = false; else next = here.parent; }
+    else if (event.key === "Enter" || event.key === " ") here.open = !here.open;
+    else return;
+    event.preventDefault();
+    show();
+    if (next) focusRow(next);
+  });
+  at("filter").addEventListener("input", show);
+  at("open-all").addEventListener("click", () => { rows.forEach((entry) => { entry.open = true; }); show(); });
+  at("close-all").addEventListener("click", () => { rows.forEach((entry) => { entry.open = entry.depth < 1; }); show(); });
+
+  /* ---- treemap and collectives ---- */
+  function drawMap() {
+    const plan = data.plans[chosen], measure = at("measure").value, seconds = measure === "compute" || measure === "comm";
+    const value = (costs) => (measure === "memory" ? costs[0] + costs[2] : costs[KEYS[measure]]);
+    const ids = [], labels = [], parents = [], values = [], text = [];
+    (function add(node, parent, times) {
+      const all = times * node.count, total = value(node.costs) * all;
+      if (total <= 0) return;
+      const id = `${ids.length}`;
+      ids.push(id); parents.push(parent); values.push(total);
+      labels.push(escaped(node.name) + (node.count > 1 ? ` × ${node.count}` : ""));
+      text.push(seconds ? ms(total) : size(total));
+      node.children.forEach((child) => add(child, id, all));
+      const own = total - node.children.reduce((sum, child) => sum + value(child.costs) * child.count, 0) * all;
+      if (node.children.length && own > 0.002 * total) { // what belongs to the module itself
+        ids.push(`${ids.length}`); parents.push(id); values.push(own); labels.push("itself"); text.push(seconds ? ms(own) : size(own));
+      }
+    })(plan.tree, "", 1);
+    const trace = { type: "treemap", ids, labels, parents, values, text, branchvalues: "total", maxdepth: 4, hovertemplate: "%{label}<br>%{text}<extra></extra>", texttemplate: "%{label}<br>%{text}", tiling: { pad: 1 } };
+    Plotly.react("map", [trace], { ...theme(), autosize: true, margin: { t: 10, r: 5, b: 5, l: 5 } }, { responsive: true, displayModeBar: false });
+  }
+  function drawMoves() {
+    const plan = data.plans[chosen], found = [];
+    (function add(node, times) {
+      const all = times * node.count;
+      for (const [kind, where, source, bytes, seconds, often] of node.moves) found.push({ path: node.path + (all > 1 ? ` and ${all - 1} like it` : ""), kind, where, source, bytes, seconds: seconds * all, times: often * all });
+      node.children.forEach((child) => add(child, all));
+    })(plan.tree, 1);
+    found.sort((a, b) => b.seconds - a.seconds);
+    at("moves").tBodies[0].replaceChildren(...found.map((move) => {
+      const row = element("tr");
+      row.append(element("td", move.path || "(model)"), layouts(element("td"), move.kind, plan.axes), element("td", move.times, { class: "number" }),
+        element("td", size(move.bytes), { class: "number" }), element("td", ms(move.seconds), { class: "number" }), element("td", move.where, { title: move.source }));
+      return row;
+    }));
+  }
+  function drawMeasured() {
+    const table = at("measured");
+    if (!table) return;
+    for (const [label, predicted, measured] of data.measured) {
+      const row = element("tr");
+      row.append(element("td", label), element("td", ms(predicted), { class: "number" }), element("td", ms(measured), { class: "number" }), element("td", (predicted / measured).toFixed(2), { class: "number" }));
+      table.tBodies[0].append(row);
+    }
+  }
+
+  /* ---- the timeline: one row per stream, as in Perfetto ---- */
+  function drawTimeline() {
+    if (!data.timeline) return;
+    const { rows, events } = data.timeline, kinds = [...new Set(events.map((e) => e[2]))];
+    const traces = kinds.map((kind, i) => {
+      const own = events.filter((e) => e[2] === kind);
+      return {
+        name: kind || "other", type: "bar", orientation: "h", base: own.map((e) => e[3] / 1e3), x: own.map((e) => e[4] / 1e3), y: own.map((e) => e[0]),
+        text: own.map((e) => `<b>${escaped(e[1])}</b><br>${escaped(e[5])}<br>${ms(e[4] / 1e6)} from ${ms(e[3] / 1e6)}`),
+        textposition: "none", hovertemplate: "%{text}<extra></extra>", marker: { color: color(`--axis-${i % 5}`), line: { width: 0 } }, width: 0.8,
+      };
+    });
+    const axis = { gridcolor: color("--line"), zeroline: false, automargin: true };
+    at("timeline").style.height = `${9 + 2.5 * rows.length}rem`;
+    Plotly.react("timeline", traces, {
+      ...theme(), barmode: "overlay", autosize: true, margin: { t: 30, r: 10, b: 45, l: 60 }, legend: { orientation: "h", y: 1.2 }, showlegend: true,
+      xaxis: { ...axis, title: { text: "ms" } }, yaxis: { ...axis, tickvals: rows.map((_, i) => i), ticktext: rows.map(escaped), autorange: "reversed", fixedrange: true },
+    }, { responsive: true, displaylogo: false });
+  }
+
+  function drawCharts() {
+    if (!window.Plotly) return; // tables come first, the library after them
+    drawFrontier();
+    for (const [id, draw] of later) if (seen.has(id)) draw();
+  }
+  /* Charts further down are drawn when they come into view: the page opens sooner. */
+  const seen = new Set(), later = [["map", drawMap], ["timeline", drawTimeline]];
+  function drawOnSight() {
+    const watch = new IntersectionObserver((found) => {
+      for (const { target } of found.filter((entry) => entry.isIntersecting && !seen.has(entry.target.id))) {
+        seen.add(target.id);
+        later.find(([id]) => id === target.id)[1]();
+      }
+    }, { rootMargin: "200px" });
+    for (const [id] of later) if (at(id)) watch.observe(at(id));
+  }
+  function choose(index) {
+    chosen = index;
+    drawPlan(); plant(data.plans[chosen]); drawMoves(); drawCharts();
+  }
+  const machines = [...new Set(data.plans.map((p) => p.machine))];
+  at("subtitle").textContent = `${data.plans.length} plan${data.plans.length > 1 ? "s" : ""} for ${machines.join(", ")}`;
+  drawDevices(); drawPlans(); drawMeasured(); choose(chosen);
+  at("measure").addEventListener("change", drawMap);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+  for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
+    document.documentElement.classList.toggle("print", on);
+    if (on) later.forEach(([id]) => seen.add(id));
+    drawCharts();
+  });
+  window.drawReport = () => {
+    drawCharts(); drawOnSight();
+    at("frontier").on("plotly_click", (event) => { const index = event.points[0].customdata; if (index >= 0) choose(index); });
+    document.documentElement.dataset.ready = "true";
+  };
+  document.documentElement.dataset.tables = performance.now();
+})();

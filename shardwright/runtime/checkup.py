@@ -1,0 +1,202 @@
+"""What this host has for training in parallel, what fails and what is missing.
+
+Nothing is changed or installed; ranks are started once, to see that they meet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.ranks import RanksError, run_ranks
+
+_NEEDED = ("torch", "numpy", "scipy", "rich", "click")
+_EXTRAS = {
+    "hf": (("transformers", "safetensors"), "a Hugging Face config.json as a target"),
+    "report": (("jinja2", "plotly"), "shardwright report"),
+}
+_OLDEST_TORCH = (2, 11)
+_MESSAGE = 2**24  # bytes that the ranks add up
+_TIMEOUT = 120.0
+
+
+class State(Enum):
+    """How a check went."""
+
+    OK = "ok"
+    MISSING = "missing"  # something works without it
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; `remedy` says what to do about it, if anything."""
+
+    name: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def checkup(ranks: int | None = None) -> Iterator[Finding]:
+    """Check after check, the slow one last.
+
+    `ranks` processes try a collective; None takes one for each GPU, at least
+    two, and 0 leaves that out.
+    """
+    yield _python()
+    yield from _packages()
+    yield _host()
+    yield from _gpus()
+    yield _backends()
+    if ranks != 0:
+        yield _ranks(ranks or max(2, torch.cuda.device_count()))
+
+
+def _python() -> Finding:
+    return Finding("Python", State.OK, f"{platform.python_version()} on {platform.platform()}")
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("shardwright", State.OK, _version("shardwright") or "not installed, run in place")
+    for name in _NEEDED:
+        yield _package(name, f"pip install {name}")
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        yield Finding(
+            "torch",
+            State.FAILED,
+            f"{torch.__version__}, {oldest} is needed",
+            "pip install -U torch",
+        )
+    for extra, (names, purpose) in _EXTRAS.items():
+        lacking = [name for name in names if _version(name) is None]
+        if lacking:
+            text = f"{', '.join(lacking)} not installed, for {purpose}"
+            remedy = f"pip install 'shardwright[{extra}]'"
+            yield Finding(f"extra {extra}", State.MISSING, text, remedy)
+        else:
+            found = ", ".join(f"{name} {_version(name)}" for name in names)
+            yield Finding(f"extra {extra}", State.OK, found)
+
+
+def _package(name: str, remedy: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, State.FAILED, "not installed", remedy)
+    return Finding(name, State.OK, version)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _host() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Finding("host", State.OK, f"{cores} cores, {memory / 2**30:.1f} GiB of memory")
+
+
+def _gpus() -> Iterator[Finding]:
+    count = torch.cuda.device_count()
+    if count == 0:
+        text = "none: plans can be made, verified and tried on processes of this host"
+        built = torch.version.cuda or getattr(torch.version, "hip", None)
+        remedy = "" if built else "with a GPU here, install a build of torch for it"
+        yield Finding("GPUs", State.MISSING, text, remedy)
+        return
+    for index in range(count):
+        seen = torch.cuda.get_device_properties(index)
+        text = f"{seen.name}, {seen.total_memory / 2**30:.1f} GiB"
+        yield Finding(f"GPU {index}", State.OK, text)
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
+    if pairs:
+        state = State.OK if direct == len(pairs) else State.MISSING
+        remedy = (
+            "" if direct == len(pairs) else "others go through the host: plan with --machine here"
+        )
+        yield Finding("links", state, f"{direct} of {len(pairs)} pairs of GPUs are direct", remedy)
+
+
+def _backends() -> Finding:
+    if not dist.is_available():
+        return Finding(
+            "backends", State.FAILED, "torch has no distributed package", "install another build"
+        )
+    found = ["gloo"] * dist.is_gloo_available() + ["nccl"] * dist.is_nccl_available()
+    if torch.cuda.device_count() and "nccl" not in found:
+        text = f"{', '.join(found)}, and no nccl for the GPUs"
+        return Finding("backends", State.FAILED, text, "install a build of torch for these GPUs")
+    return Finding("backends", State.OK, ", ".join(found))
+
+
+def _ranks(ranks: int) -> Finding:
+    name = f"{ranks} ranks"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        try:
+            run_ranks("shardwright.runtime.checkup", [str(file)], ranks, timeout=_TIMEOUT)
+            found = json.loads(file.read_text())
+        except (RanksError, OSError) as e:
+            line = str(e).strip().splitlines()[-1]
+            remedy = "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME may name the right network"
+            return Finding(name, State.FAILED, line, remedy)
+    rate = found["bytes"] / found["seconds"] / 1e9
+    text = (
+        f"meet over {found['backend']}; an all_reduce of {found['bytes'] / 2**20:.0f} MiB takes"
+        f" {found['seconds'] * 1e3:.1f} ms, {rate:.2f} GB/s"
+    )
+    return Finding(name, State.OK, text)
+
+
+def _rank(file: str) -> None:
+    """One of the ranks: add up ones, see that the sum is right, write how long it took."""
+    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    backend = "nccl" if gpu else "gloo"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    try:
+        values = torch.ones(_MESSAGE // 4, device=device)
+        dist.all_reduce(values)
+        if not bool((values == dist.get_world_size()).all()):
+            raise RuntimeError(f"all_reduce over {backend} gives a wrong sum")
+        seconds = _best(lambda: dist.all_reduce(values), device)
+        if dist.get_rank() == 0:
+            found = {"backend": backend, "bytes": _MESSAGE, "seconds": seconds}
+            Path(file).write_text(json.dumps(found))
+    finally:
+        dist.destroy_process_group()
+
+
+def _best(run: Callable[[], object], device: torch.device, times: int = 5) -> float:
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+if __name__ == "__main__":
+    import sys
+
+    _rank(sys.argv[1])

@@ -1,0 +1,203 @@
+"""From samples to the figures of a machine, and how well those explain the samples.
+
+Pure arithmetic on what `probes` and `link_probes` timed. The formulas are those of the cost model
+(`cost/compute.py`, `cost/collectives.py`), solved for the machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from shardwright.ir.curve import Curve, monotone
+from shardwright.ir.machine import Efficiency
+from shardwright.runtime.timing import Sample
+
+_CLOSE = 1.6
+_KERNELS = {"matmul": 3, "convolution": 3, "attention": 2}  # forward and backward
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Peaks in FLOP/s by dtype, bytes/s, seconds of a launch, and what of the peaks is reached."""
+
+    flop_per_s: tuple[tuple[str, float], ...]
+    bytes_per_s: float
+    launch_seconds: float
+    efficiency: Efficiency
+    errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """One level: `launch + laps * hop + bytes / bandwidth`."""
+
+    launch_seconds: float
+    hop_seconds: float
+    bytes_per_s: float
+    gather_bytes_per_s: float
+    errors: Mapping[str, tuple[float, float]]
+
+
+def fit_compute(samples: Sequence[Sample]) -> Compute:
+    """Figures of the device; see `probes` for the kinds of samples."""
+    (chain,) = [s for s in samples if s.kind == "launch"]
+    launch = chain.seconds / chain.work
+    by_name: defaultdict[str, list[Sample]] = defaultdict(list)
+    for s in samples:
+        word = s.kind.partition(" ")[0]
+        if word in _KERNELS or word == "memory":
+            by_name[s.kind if word == "matmul" else word].append(s)
+    typical = {name: _rates(found, launch) for name, found in by_name.items()}
+    peaks = {
+        name.partition(" ")[2]: max(by_work.values())
+        for name, by_work in typical.items()
+        if name.startswith("matmul ")
+    }
+    moved = max(typical["memory"].values())
+    top = {"matmul float32": peaks["float32"], "memory": moved}
+    curves = {
+        name: monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
+        for name, by in typical.items()
+        if name in ("matmul float32", "convolution", "attention", "memory")
+    }
+    curves = {name: _short(curve) for name, curve in curves.items()}
+    errors = {
+        name.partition(" ")[0]: _errors(
+            [
+                (s, _predicted(s, launch, curve, top.get(name, peaks["float32"])))
+                for s in by_name[name]
+            ]
+        )
+        for name, curve in curves.items()
+    }
+    efficiency = Efficiency(
+        matmul=curves["matmul float32"],
+        convolution=curves["convolution"],
+        attention=curves["attention"],
+        memory=curves["memory"],
+    )
+    return Compute(
+        tuple((dtype, _figure(peak)) for dtype, peak in peaks.items()),
+        _figure(moved),
+        _figure(launch),
+        efficiency,
+        errors,
+    )
+
+
+def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
+    """Typical work per second of one kernel, by the work of one.
+
+    Without samples that are little but launches: nothing is known of their rates.
+    """
+    rates: defaultdict[float, list[float]] = defaultdict(list)
+    largest = max(samples, key=lambda s: s.work)
+    for s in samples:
+        kernels = _kernels(s)
+        busy = s.seconds - kernels * launch
+        if busy > s.seconds / 2 or s is largest:
+            rates[s.work / kernels].append(s.work / max(busy, s.seconds / 2))
+    close: dict[float, list[float]] = {}  # works that differ little are one point of a curve
+    least = 0.0
+    for work in sorted(rates):
+        if not close or work > _CLOSE * least:
+            least = work
+            close[least] = []
+        close[least] += rates[work]
+    return {work: median(found) for work, found in close.items()}
+
+
+def _kernels(s: Sample) -> int:
+    return _KERNELS.get(s.kind.partition(" ")[0], 1)
+
+
+def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -> Links:
+    """Figures of one level; `native` says whether the library has reduce_scatter and all_to_all.
+
+    Weighted least squares of relative errors over sums and gathers of all sizes; what comes out
+    negative is zero, and the rest is fitted again.
+    """
+    laps = ranks - 1
+    rows, seconds = [], []
+    mine = [s for s in samples if s.kind.startswith(f"{level} ")]
+    for s in mine:
+        row = _terms(s.kind.partition(" ")[2], s.work, ranks, laps, native)
+        if s.kind.partition(" ")[2] in ("all_reduce", "all_gather"):
+            rows.append(row)
+            seconds.append(s.seconds)
+    figures = _non_negative(np.array(rows), np.array(seconds))
+    figures[2:] = np.maximum(figures[2:], 1e-15)
+    predicted = [
+        (s, float(np.dot(_terms(s.kind.partition(" ")[2], s.work, ranks, laps, native), figures)))
+        for s in mine
+    ]
+    by_kind: defaultdict[str, list[tuple[Sample, float]]] = defaultdict(list)
+    for s, guess in predicted:
+        by_kind[s.kind.partition(" ")[2]].append((s, guess))
+    launch, hop, per_byte, per_gathered = figures.tolist()
+    return Links(
+        _figure(launch),
+        _figure(hop),
+        _figure(1 / per_byte),
+        _figure(1 / per_gathered),
+        {kind: _errors(found) for kind, found in by_kind.items()},
+    )
+
+
+def fit_overlap(samples: Sequence[Sample]) -> float:
+    """The part of a sum that hides behind as much computing: 0 none of it, 1 all."""
+    seconds = {s.kind: s.seconds for s in samples}
+    alone, compute, both = (seconds.get(f"overlap {w}", 0.0) for w in ("sum", "compute", "both"))
+    shorter = min(alone, compute)
+    if shorter <= 0:
+        return 0.0
+    return float(f"{min(1.0, max(0.0, (alone + compute - both) / shorter)):.3g}")
+
+
+def _terms(kind: str, tile: float, n: int, laps: int, native: bool) -> list[float]:
+    """Factors of launch, hop, seconds per byte summed and per byte gathered, for a local tile."""
+    summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
+    if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
+        return summed
+    if kind == "all_gather" or (kind == "all_to_all" and not native):
+        return gathered
+    per_byte = laps / n * tile
+    return [1, laps, per_byte / (n if kind == "all_to_all" else 1), 0]
+
+
+def _non_negative(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Least squares of the relative errors, with no figure below zero."""
+    weighted, ones = rows / seconds[:, None], np.ones(len(seconds))
+    free = list(range(rows.shape[1]))
+    while True:
+        figures = np.zeros(rows.shape[1])
+        figures[free] = np.linalg.lstsq(weighted[:, free], ones, rcond=None)[0]
+        negative = [i for i in free if figures[i] < 0]
+        if not negative:
+            return figures
+        free.remove(min(negative, key=lambda i: figures[i]))
+
+
+def _predicted(s: Sample, launch: float, curve: Curve, peak: float) -> float:
+    kernels = _kernels(s)
+    return kernels * launch + s.work / (peak * curve.at(s.work / kernels))
+
+
+def _errors(found: Sequence[tuple[Sample, float]]) -> tuple[float, float]:
+    """Median and largest of the relative errors of (sample, predicted seconds)."""
+    errors = [abs(guess / sample.seconds - 1) for sample, guess in found]
+    return (median(errors), max(errors)) if errors else (0.0, 0.0)
+
+
+def _short(curve: Curve) -> Curve:
+    """Points with as many digits as anyone wants to read."""
+    return Curve(tuple((_figure(work), _figure(part)) for work, part in curve.points))
+
+
+def _figure(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,96 @@
+"""Collectives that are timed to know the links, over sizes and levels, and what of them hides.
+
+Redistributions run as programs run them, through DTensor. Along each level of
+a mesh (hosts, devices of a host) all groups communicate at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from shardwright.runtime.timing import Stopwatch
+
+KIB = (4, 64, 1024, 8192)  # of the local tile
+KIB_ON_GPU = (65536, 262144)
+_ROW = 64  # float32 in a row of a tile
+_OVERLAP_KIB = 4096
+
+WAYS: dict[str, tuple[Placement, Placement]] = {
+    "all_reduce": (Partial(), Replicate()),
+    "all_gather": (Shard(0), Replicate()),
+    "reduce_scatter": (Partial(), Shard(0)),
+    "all_to_all": (Shard(0), Shard(1)),
+}
+
+
+def count(kind: str, levels: int) -> int:
+    """How many samples `take_all` takes."""
+    return len(_ways(kind)) * (len(KIB) + len(KIB_ON_GPU) * (kind == "cuda")) * levels + 3
+
+
+def take_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
+    """Samples `LEVEL COLLECTIVE`, of levels with more than one rank, and three for the overlap."""
+    sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
+    for level, mesh in levels.items():
+        for kib in sizes:
+            tile = torch.randn(kib * 256 // _ROW, _ROW, device=watch.device)
+            for name, way in _ways(watch.device.type).items():
+                _collective(watch, f"{level} {name}", mesh, tile, way)
+    if levels:
+        _overlap(watch, list(levels.values())[-1])
+
+
+def _ways(kind: str) -> dict[str, tuple[Placement, Placement]]:
+    """Those that the library has; torch gathers and cuts where Gloo has no all_to_all."""
+    return {name: way for name, way in WAYS.items() if kind == "cuda" or name != "all_to_all"}
+
+
+def _collective(
+    watch: Stopwatch,
+    kind: str,
+    mesh: DeviceMesh,
+    tile: torch.Tensor,
+    way: tuple[Placement, Placement],
+) -> None:
+    src, dst = way
+    rows = tile.shape[0] * (mesh.size() if isinstance(src, Shard) else 1)
+    shape, stride = torch.Size((rows, _ROW)), (_ROW, 1)
+
+    def once() -> torch.Tensor:
+        tensor = DTensor.from_local(tile, mesh, [src], run_check=False, shape=shape, stride=stride)
+        return tensor.redistribute(mesh, [dst]).to_local()
+
+    watch.take(kind, tile.numel() * tile.element_size(), once)
+
+
+def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
+    """A sum alone, as much computing alone, and both at once."""
+    buffer = torch.zeros(_OVERLAP_KIB * 256, device=watch.device)
+    group = mesh.get_group()
+
+    def summed() -> None:
+        dist.all_reduce(buffer, group=group)
+
+    x = torch.randn(256, 256, device=watch.device)
+    seconds = watch.take("overlap sum", buffer.numel() * 4, summed)
+    each = watch.once(lambda: x @ x)
+    times = torch.tensor([max(1, min(10_000, round(seconds / max(each, 1e-7))))])
+    times = times.to(watch.device)
+    dist.broadcast(times, 0)
+    repeats = int(times.item())
+
+    def computed() -> None:
+        for _ in range(repeats):
+            x @ x
+
+    def both() -> None:
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        computed()
+        assert work is not None
+        work.wait()
+
+    watch.take("overlap compute", repeats, computed)
+    watch.take("overlap both", repeats, both)

@@ -1,0 +1,122 @@
+"""Operators that are timed to know a device: of every class of the cost model, over sizes.
+
+They run as programs run them: through autograd, with fresh results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from shardwright.runtime.timing import Stopwatch
+
+MATMUL = ((32, 64, 64), (64, 128, 128), (256, 256, 256), (512, 512, 512), (512, 768, 3072))
+MATMUL_ON_GPU = ((1024, 1024, 1024), (4096, 1024, 4096), (4096, 4096, 8192))
+CONVOLUTION = ((2, 16, 32), (8, 64, 28), (4, 128, 28))  # batch, channels, height and width
+CONVOLUTION_ON_GPU = ((64, 64, 56), (64, 256, 28))
+ATTENTION = ((2, 4, 64), (2, 8, 256), (1, 8, 512))  # batch, heads, length
+ATTENTION_ON_GPU = ((8, 16, 512), (8, 16, 2048))
+ELEMENTS = (2**12, 2**15, 2**18, 2**21)
+ELEMENTS_ON_GPU = (2**24, 2**26)
+_HEAD, _ROW, _CHAIN = 64, 256, 100
+
+
+class Kernel(NamedTuple):
+    """A kernel that only moves memory: what it runs, and how often it passes over its tensor."""
+
+    run: Callable[[torch.Tensor], torch.Tensor]
+    forward: int
+    backward: int  # gradient in, gradient out, and what was saved
+
+
+MEMORY = {
+    "add": Kernel(lambda x: x + x, 2, 0),
+    "gelu": Kernel(F.gelu, 2, 3),
+    "layer_norm": Kernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
+    "softmax": Kernel(lambda x: F.softmax(x, -1), 2, 3),
+}
+
+
+def count(kind: str) -> int:
+    """How many samples `take_all` takes."""
+    gpu = kind == "cuda"
+    dtypes = 2 if gpu else 1
+    shapes = len(MATMUL) + len(CONVOLUTION) + len(ATTENTION)
+    shapes += (len(MATMUL_ON_GPU) + len(CONVOLUTION_ON_GPU) + len(ATTENTION_ON_GPU)) * gpu
+    passes = sum(1 + (kernel.backward > 0) for kernel in MEMORY.values())
+    return shapes + 2 * dtypes + passes * (len(ELEMENTS) + len(ELEMENTS_ON_GPU) * gpu) + 1
+
+
+def take_all(watch: Stopwatch) -> None:
+    """One sample for each shape of each class, and one of what a launch takes."""
+    gpu = watch.device.type == "cuda"
+    matmul = MATMUL + MATMUL_ON_GPU * gpu
+    for shape in matmul:
+        _matmul(watch, shape, torch.float32)
+    for dtype in [torch.float64] + [torch.bfloat16] * gpu:
+        for shape in matmul[-2:]:
+            _matmul(watch, shape, dtype)
+    for batch, channels, size in CONVOLUTION + CONVOLUTION_ON_GPU * gpu:
+        x = _random(watch, batch, channels, size, size)
+        w = _random(watch, channels, channels, 3, 3)
+        work = 2 * x.numel() * w[0].numel()
+        watch.take("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1))
+    for batch, heads, length in ATTENTION + ATTENTION_ON_GPU * gpu:
+        q, k, v = (_random(watch, batch, heads, length, _HEAD) for _ in range(3))
+        work = 2 * q.numel() * length
+        attention = F.scaled_dot_product_attention
+        watch.take("attention", 7 * work, _trained(attention, q, k, v))
+    for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
+        for name, kernel in MEMORY.items():
+            _memory(watch, name, kernel, elements)
+    watch.take("launch", 2 * _CHAIN, _chain(watch.device))
+
+
+def _matmul(watch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, k, n = shape
+    x, w = _random(watch, m, k, dtype=dtype), _random(watch, n, k, dtype=dtype)
+    name = f"matmul {str(dtype).removeprefix('torch.')}"
+    watch.take(name, 3 * 2 * m * k * n, _trained(F.linear, x, w))
+
+
+def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
+    x = _random(watch, elements // _ROW, _ROW)
+    size = x.numel() * x.element_size()
+    plain = x.detach()
+    watch.take(f"memory {name}", kernel.forward * size, lambda: kernel.run(plain))
+    if kernel.backward:
+        y = kernel.run(x)
+        gradient = torch.ones_like(y)
+
+        def back() -> object:
+            return torch.autograd.grad(y, x, gradient, retain_graph=True)
+
+        watch.take(f"memory {name} backward", kernel.backward * size, back)
+
+
+def _trained(
+    function: Callable[..., torch.Tensor], *given: torch.Tensor, **settings: int
+) -> Callable[[], object]:
+    """`function` forward and backward, for the gradients of all that it is given."""
+    gradient = torch.ones_like(function(*given, **settings))
+    return lambda: torch.autograd.grad(function(*given, **settings), given, gradient)
+
+
+def _chain(device: torch.device) -> Callable[[], object]:
+    """Kernels with next to nothing to do, forward and backward, one after the other."""
+    tiny = torch.zeros(8, device=device, requires_grad=True)
+
+    def run() -> object:
+        y = tiny
+        for _ in range(_CHAIN):
+            y = y * 1.0
+        return torch.autograd.grad(y.sum(), tiny)
+
+    return run
+
+
+def _random(watch: Stopwatch, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=watch.device).to(dtype).requires_grad_()

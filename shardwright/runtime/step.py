@@ -1,0 +1,53 @@
+"""What parallel modules of all kinds have in common: steps that draw numbers and write buffers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class StepModule(nn.Module):
+    """A module that trains by global batches, the same on every rank."""
+
+    _sw_updates: tuple[str, ...]
+    _sw_random: torch.Tensor
+
+    @abstractmethod
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
+
+    @abstractmethod
+    def local_batch(self, batch: Any) -> Any:
+        """This rank's part of a global batch, for loaders that read only their own."""
+
+    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.forward_backward(batch)
+        optimizer.step()
+        return loss
+
+    def lasting_buffers(self) -> dict[str, torch.Tensor]:
+        """What the next step needs of buffers: those of the state dict and those that steps write.
+
+        A buffer with several names is there under its first one.
+        """
+        lasting = {*self.state_dict(), *self._sw_updates}
+        return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
+
+    @property
+    def updated_buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that a call writes, as the running statistics of batch norm."""
+        return self._sw_updates
+
+    def random_state(self) -> tuple[int, int]:
+        """The seed and the number of steps that random numbers depend on."""
+        seed, step = self._sw_random.tolist()
+        return seed, step
+
+    def set_random_state(self, state: tuple[int, int]) -> None:
+        """Draw from the next step on what a module in this state would draw."""
+        self._sw_random = self._sw_random.new_tensor(state)

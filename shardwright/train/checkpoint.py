@@ -1,0 +1,151 @@
+"""Save and resume a run, on any number of devices and under any plan.
+
+Tensors are written by `torch.distributed.checkpoint`, each rank its own part;
+the rest is one JSON record. How a checkpoint becomes complete is the folder's matter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from shardwright.ir.plan import Plan
+from shardwright.train.folder import CheckpointFolder, Saved
+from shardwright.train.reading import CheckpointError, SafeReader, read_index
+from shardwright.train.state import Run
+
+PLAN = "plan.json"
+
+T = TypeVar("T")
+
+
+@final
+class Checkpoints:
+    """Checkpoints of a run under `plan`; every rank calls its methods at the same steps.
+
+    `folder` is one that all ranks see: on several hosts, a shared file system.
+    """
+
+    def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
+        self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
+        _on_rank_0(self.folder.open)
+
+    def save(self, run: Run) -> None:
+        """Write the run as it is; raises `CheckpointError` on every rank if any could not."""
+        step, record = run.step, run.record()
+        try:
+            aside = _on_rank_0(lambda: self.folder.begin(step))
+            with _quiet():
+                save(
+                    dict(run.tensors()),
+                    storage_writer=FileSystemWriter(aside, single_file_per_rank=True),
+                    planner=DefaultSavePlanner(flatten_state_dict=False),
+                )
+            _on_rank_0(lambda: self._finish(step, record))
+        except (CheckpointException, CheckpointError, OSError) as e:
+            if _rank() == 0:
+                self.folder.abandon(step)
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.folder.path}:"
+                f" {_reason(e)}"
+            ) from e
+
+    def resume(self, run: Run) -> tuple[Saved | None, list[str]]:
+        """Put `run` where the latest whole checkpoint is; None if there is none.
+
+        Beside it, what is wrong with later ones that were passed over. Raises
+        `CheckpointError` if it is one of another model, optimizer or schedule.
+        """
+        saved, wrong = _on_rank_0(self.folder.latest)
+        if saved is None:
+            return None, wrong
+        try:
+            index = read_index(saved.folder, saved.sizes)
+            with _quiet():
+                load(
+                    _agreed(lambda: run.prepare(saved.record, index)),
+                    storage_reader=SafeReader(saved.folder, saved.sizes),
+                    planner=DefaultLoadPlanner(
+                        flatten_state_dict=False, flatten_sharded_tensors=False
+                    ),
+                )
+            _agreed(lambda: run.restore(saved.record, saved.step))
+        except (CheckpointException, ValueError, KeyError, TypeError) as e:
+            raise CheckpointError(f"cannot go on from {saved.folder}: {_reason(e)}") from e
+        return saved, wrong
+
+    def _finish(self, step: int, record: dict[str, Any]) -> None:
+        aside = self.folder.aside(step)
+        self.plan.save(aside / PLAN)
+        sizes = {file.name: file.stat().st_size for file in aside.iterdir()}
+        try:
+            read_index(aside, sizes)
+        except CheckpointError as e:
+            raise CheckpointError(f"{e}; do all hosts see the same {self.folder.path}?") from e
+        self.folder.finish(step, record)
+
+
+def _on_rank_0(do: Callable[[], Any]) -> Any:
+    """What `do` returns on rank 0, on every rank; what it raises there is raised everywhere."""
+    if not dist.is_initialized():
+        return do()
+    told: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            told = [do(), None]
+        except (OSError, ValueError) as e:
+            told = [None, e]
+    dist.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
+
+
+def _agreed(do: Callable[[], T]) -> T:
+    """What `do` returns on each rank; what it raises on one is raised on all."""
+    error: Exception | None = None
+    try:
+        result = do()
+    except (ValueError, KeyError, TypeError) as e:
+        error = e
+    if dist.is_initialized():
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, error)
+        error = next((e for e in found if e is not None), None)
+    if error is not None:
+        raise error
+    return result
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _reason(error: BaseException) -> str:
+    """The cause of what DCP gathers from ranks, in a line."""
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = min(error.failures.items())
+        where = f" (rank {rank})" if dist.is_initialized() else ""
+        return f"{_reason(cause)}{where}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One process without a group is as good as any."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,129 @@
+"""An optimizer's state under its parameters' names, which no plan and no order changes.
+
+`torch.distributed.checkpoint.state_dict` makes state for parameters that have
+none yet by a step without gradients; a parameter that gets its first gradient
+later would then be one step ahead of an undisturbed run. Here what was there
+is what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardwright.train.reading import CheckpointError
+from shardwright.train.values import dtype_named, from_json, to_json
+
+_TENSOR = "tensor"
+
+Names = Mapping[int, str]  # of parameters, by id
+
+
+def tensors_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
+    """Tensors of the state, by `parameter/key`."""
+    return {
+        f"{_name(p, names)}/{key}": value
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def facts_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """What else there is to know, for JSON: hyperparameters, members of groups, numbers."""
+    hyper, members = [], []
+    for group in optimizer.param_groups:
+        options = {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}
+        hyper.append(to_json(options))
+        members.append([_name(p, names) for p in group["params"]])
+    state = {
+        _name(p, names): {key: _fact(value) for key, value in found.items()}
+        for p, found in optimizer.state.items()
+    }
+    return {"groups": hyper, "members": members, "state": state}
+
+
+def allocate(
+    optimizer: torch.optim.Optimizer, names: Names, facts: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Give the optimizer the state that `facts` tell of; its tensors, to be filled.
+
+    Raises `CheckpointError` where its groups are others than they were.
+    """
+    mine = [[_name(p, names) for p in group["params"]] for group in optimizer.param_groups]
+    was = facts["members"]
+    if len(mine) != len(was):
+        raise CheckpointError(
+            f"the optimizer has {len(mine)} parameter groups, the checkpoint has {len(was)};"
+            " declare the same groups or start anew"
+        )
+    for number, (now, then) in enumerate(zip(mine, was, strict=True)):
+        if odd := set(now) - set(then):
+            raise CheckpointError(
+                f"{min(odd)} is in group {number} of the optimizer, in the checkpoint it is not;"
+                " declare the same groups or start anew"
+            )
+    for group, options in zip(optimizer.param_groups, facts["groups"], strict=True):
+        group.update(
+            {key: _like(group.get(key), value) for key, value in from_json(options).items()}
+        )
+    made = {}
+    optimizer.state.clear()
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        name = _name(parameter, names)
+        for key, fact in facts["state"].get(name, {}).items():
+            if isinstance(fact, dict) and _TENSOR in fact:
+                value = _empty(parameter, key, fact)
+                made[f"{name}/{key}"] = value
+            else:
+                value = from_json(fact)
+            optimizer.state[parameter][key] = value
+    return made
+
+
+def _name(parameter: torch.Tensor, names: Names) -> str:
+    name = names.get(id(parameter))
+    if name is None:
+        raise CheckpointError(
+            f"the optimizer updates a parameter of shape {tuple(parameter.shape)} that is not of"
+            " the module; make it from the parameters that it is given"
+        )
+    return name
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+
+def _like(now: Any, saved: Any) -> Any:
+    """The saved value in the form that this optimizer keeps: a learning rate may be a tensor."""
+    if isinstance(now, torch.Tensor) and not isinstance(saved, torch.Tensor):
+        return torch.full_like(now, saved)
+    return saved
+
+
+def _fact(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        on_host = value.device.type == "cpu"
+        return {_TENSOR: dtype, "shape": list(value.shape), "host": on_host}
+    return to_json(value)
+
+
+def _empty(parameter: torch.Tensor, key: str, fact: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor for state of `parameter`: it lies as the parameter does if it is as large."""
+    dtype, shape = dtype_named(fact[_TENSOR]), tuple(fact["shape"])
+    is_count = not shape and (parameter.dim() > 0 or key == "step")
+    if shape == tuple(parameter.shape) and not is_count:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if is_count:  # of steps; kept on the host by all but fused optimizers
+        device = parameter.device if not fact["host"] else torch.device("cpu")
+        return torch.empty((), dtype=dtype, device=device)
+    whole = torch.empty(shape, dtype=dtype, device=parameter.device)
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)

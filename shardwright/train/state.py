@@ -1,0 +1,137 @@
+"""Everything a training run is at one step: what a checkpoint holds, and how it is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.optim.lr_scheduler import LRScheduler
+
+from shardwright.runtime.shapes import Shapes
+from shardwright.train import optimizer_state
+from shardwright.train.batches import Batches
+from shardwright.train.randomness import random_states, set_random_states
+from shardwright.train.reading import CheckpointError
+from shardwright.train.values import from_json, to_json
+
+
+class Trainable(Protocol):
+    """What training needs of a parallel module."""
+
+    @property
+    def known(self) -> Sequence[Shapes]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def lasting_buffers(self) -> Mapping[str, torch.Tensor]: ...
+
+    def random_state(self) -> tuple[int, int]: ...
+
+    def set_random_state(self, state: tuple[int, int]) -> None: ...
+
+    def forward_backward(self, batch: Any) -> torch.Tensor: ...
+
+    def loss(self, batch: Any) -> torch.Tensor: ...
+
+    def local_batch(self, batch: Any) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@dataclass
+class Run:
+    """One rank's side of a training run, between two steps; `step` of them are done."""
+
+    module: Trainable
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    schedule: LRScheduler | None = None
+    step: int = 0
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weights, lasting buffers and optimizer state, by names that no plan changes."""
+        state = optimizer_state.tensors_of(self.optimizer, self._names)
+        return self._model() | {f"optimizer/{key}": value for key, value in state.items()}
+
+    def record(self) -> dict[str, Any]:
+        """All else, for JSON. Every rank calls it; what rank 0 returns is of all ranks."""
+        return {
+            "module": list(self.module.random_state()),
+            "optimizer": _merged(optimizer_state.facts_of(self.optimizer, self._names)),
+            "schedule": None if self.schedule is None else to_json(self.schedule.state_dict()),
+            "data": to_json(self.batches.state_dict()),
+            "random": to_json(random_states()),
+        }
+
+    def prepare(self, record: Mapping[str, Any], index: Metadata) -> dict[str, torch.Tensor]:
+        """Tensors to load into, those of the optimizer made for it.
+
+        Raises `CheckpointError` where the checkpoint is of another model or optimizer.
+        """
+        model = self._model()
+        stored = {
+            key: tuple(kind.size)
+            for key, kind in index.state_dict_metadata.items()
+            if isinstance(kind, TensorStorageMetadata)
+        }
+        for key, tensor in model.items():
+            name, shape = key.removeprefix("model/"), tuple(tensor.shape)
+            if key not in stored:
+                raise CheckpointError(f"it has no {name}, the model has; is it of another model?")
+            if stored[key] != shape:
+                raise CheckpointError(
+                    f"it has {name} of shape {stored[key]}, in its atoms; the model's is {shape};"
+                    " is it of another model?"
+                )
+        state = optimizer_state.allocate(self.optimizer, self._names, record["optimizer"])
+        made = {f"optimizer/{key}": value for key, value in state.items()}
+        if missing := made.keys() - stored.keys():
+            raise CheckpointError(f"it has no {min(missing)}, of which it tells; it is damaged")
+        return model | made
+
+    def restore(self, record: Mapping[str, Any], step: int) -> None:
+        """Everything that is no tensor, after the tensors are there."""
+        seed, draws = record["module"]
+        self.module.set_random_state((int(seed), int(draws)))
+        if (record["schedule"] is None) != (self.schedule is None):
+            has = "none" if record["schedule"] is None else "one"
+            raise CheckpointError(f"it has {has} learning-rate schedule, unlike the job")
+        if self.schedule is not None:
+            self.schedule.load_state_dict(from_json(record["schedule"]))
+        self.batches.load_state_dict(from_json(record["data"]))
+        set_random_states(from_json(record["random"]))
+        self.step = step
+
+    @property
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in self.module.named_parameters()}
+
+    def _model(self) -> dict[str, torch.Tensor]:
+        named: dict[str, torch.Tensor] = {
+            **{name: p.detach() for name, p in self.module.named_parameters()},
+            **self.module.lasting_buffers(),
+        }
+        return {f"model/{name}": tensor for name, tensor in named.items()}
+
+
+def _merged(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts of all ranks, on rank 0: stages of a pipeline know their own parameters only."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return facts
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(facts, found if dist.get_rank() == 0 else None, dst=0)
+    if dist.get_rank() != 0:
+        return facts
+    members = [
+        list(dict.fromkeys(name for other in found for name in other["members"][number]))
+        for number in range(len(facts["members"]))
+    ]
+    state = {name: kept for other in found for name, kept in other["state"].items()}
+    return {"groups": facts["groups"], "members": members, "state": state}

@@ -1,0 +1,113 @@
+"""One optimizer step of a job: accumulate gradients, clip them, update; alike under every plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwright.runtime.clipping import Clipping, scale
+from shardwright.train.job import Batch, JobError
+from shardwright.train.state import Run, Trainable
+
+_IGNORED = -100  # the label that torch's losses leave out by default
+
+
+class NonFiniteLossError(ArithmeticError):
+    """A loss that is no number, found before it could spoil the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one step gave: the loss before it, and the norm of its gradients if that was asked."""
+
+    loss: float
+    gradient_norm: float | None
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Steps of one run, on every rank at the same time.
+
+    A step takes several batches if gradients are accumulated; `tokens` says how
+    much a batch counts among them. `clip_norm` bounds the norm of all gradients.
+    """
+
+    clipping: Clipping | None = None
+    clip_norm: float = math.inf
+    tokens: Callable[[Batch], float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        module: Trainable,
+        clip_norm: float | None,
+        tokens: Callable[[Batch], float] | None = None,
+    ) -> Stepper:
+        """For the parameters of `module`; every rank calls it, at one time."""
+        if clip_norm is None:
+            return cls(tokens=tokens)
+        return cls(Clipping(dict(module.named_parameters())), clip_norm, tokens)
+
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> Stepped:
+        """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
+        run.optimizer.zero_grad(set_to_none=True)
+        loss = accumulate(run.module, batches, weights(batches, self.tokens))
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss of step {run.step + 1} is {loss}")
+        norm = self.clipping.clip(self.clip_norm).item() if self.clipping is not None else None
+        run.optimizer.step()
+        if run.schedule is not None:
+            run.schedule.step()
+        run.step += 1
+        return Stepped(loss, norm)
+
+
+def accumulate(module: Trainable, batches: Sequence[Batch], weight: Sequence[float]) -> float:
+    """Mean loss of `batches`, each counting for its weight; `grad` is that mean's gradient.
+
+    Batches that count for nothing are left out. Gradients are rescaled in place
+    between batches, so that no copy of them is needed.
+    """
+    total, sum_of_losses, before = sum(weight), 0.0, 0.0
+    for batch, counts in zip(batches, weight, strict=True):
+        if counts == 0:
+            continue
+        if before and before != counts:
+            scale(module.parameters(), before / counts)
+        sum_of_losses += counts * module.forward_backward(batch).item()
+        before = counts
+    if before != total:
+        scale(module.parameters(), before / total)
+    return sum_of_losses / total
+
+
+def weights(batches: Sequence[Batch], tokens: Callable[[Batch], float] | None) -> list[float]:
+    """How much each batch counts; all alike unless `tokens` says otherwise.
+
+    Raises `JobError` where that is not known and would be wrong, or nothing counts.
+    """
+    if len(batches) == 1:
+        return [1.0]
+    if tokens is None:
+        left_out = {_left_out(batch) for batch in batches}
+        if len(left_out) > 1:
+            raise JobError(
+                "Job.accumulate adds up batches with different numbers of labels that are"
+                f" {_IGNORED}, so they do not count alike; give Job.tokens, how many labels of a"
+                " batch count, as tokens=lambda batch: (batch['labels'] != -100).sum()"
+            )
+        return [1.0] * len(batches)
+    found = [float(tokens(batch)) for batch in batches]
+    if min(found) < 0 or not sum(found) > 0 or not math.isfinite(sum(found)):
+        raise JobError(f"Job.tokens counts {found} for the batches of a step; some must count")
+    return found
+
+
+def _left_out(batch: Batch) -> int:
+    values: Iterable[Any] = batch.values() if isinstance(batch, Mapping) else batch
+    whole = (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.int64)
+    return sum(int((v == _IGNORED).sum()) for v in whole)

@@ -1,0 +1,102 @@
+"""Plain values as JSON text and back, exactly: numbers, texts, lists, tuples, dicts, small tensors.
+
+Checkpoints keep schedules, hyperparameters and data positions this way, so
+that reading one never runs code.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from math import prod
+from typing import Any
+
+import torch
+
+_KIND = "~"  # the key under which JSON objects of ours say what they are
+
+
+class ValueFormatError(ValueError):
+    """A value that no checkpoint can hold, or a text that is none of ours."""
+
+
+def to_json(value: Any) -> Any:
+    """`value` in what `json` can write.
+
+    >>> to_json({"betas": (0.9, 0.95), "fused": None})
+    {'betas': {'~': 'tuple', 'items': [0.9, 0.95]}, 'fused': None}
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list():
+            return [to_json(item) for item in value]
+        case tuple():
+            return {_KIND: "tuple", "items": [to_json(item) for item in value]}
+        case dict() if type(value) is dict and _KIND not in value and all(_texts(value)):
+            return {key: to_json(item) for key, item in value.items()}
+        case dict():
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            items = [[to_json(key), to_json(item)] for key, item in value.items()]
+            return {_KIND: kind, "items": items}
+        case torch.Tensor():
+            plain = value.detach().cpu().contiguous()
+            data = base64.b64encode(plain.view(-1).view(torch.uint8).numpy().tobytes())
+            name = str(plain.dtype).removeprefix("torch.")
+            shape = list(plain.shape)
+            return {_KIND: "tensor", "dtype": name, "shape": shape, "data": data.decode()}
+    raise ValueFormatError(
+        f"a checkpoint cannot hold a {type(value).__module__}.{type(value).__qualname__}; it holds"
+        " numbers, texts, tensors, and lists, tuples and dicts of them"
+    )
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` made `value` of; raises `ValueFormatError` if it did not."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _KIND not in value:
+        return {key: from_json(item) for key, item in value.items()}
+    try:
+        match value[_KIND]:
+            case "tuple":
+                return tuple(from_json(item) for item in value["items"])
+            case "dict":
+                return {from_json(key): from_json(item) for key, item in value["items"]}
+            case "counter":
+                return Counter({from_json(key): from_json(n) for key, n in value["items"]})
+            case "tensor":
+                return _tensor(value["dtype"], value["shape"], value["data"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueFormatError(f"a damaged value of kind {value[_KIND]!r}: {e}") from e
+    raise ValueFormatError(f"a value of unknown kind {value[_KIND]!r}")
+
+
+def dump(value: Any) -> str:
+    """`value` as one JSON text."""
+    return json.dumps(to_json(value))
+
+
+def _texts(value: dict[Any, Any]) -> list[bool]:
+    return [isinstance(key, str) for key in value]
+
+
+def dtype_named(name: object) -> torch.dtype:
+    """The dtype that torch calls `name`, as `float32`."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueFormatError(f"{name!r} is no dtype")
+    return found
+
+
+def _tensor(dtype: object, shape: list[int], data: str) -> torch.Tensor:
+    found = dtype_named(dtype)
+    raw = base64.b64decode(data, validate=True)
+    if len(raw) != prod(shape) * found.itemsize or any(n < 0 for n in shape):
+        raise ValueFormatError(f"{len(raw)} bytes are no {dtype} of shape {shape}")
+    if not raw:
+        return torch.empty(shape, dtype=found)
+    return torch.frombuffer(bytearray(raw), dtype=found).view(shape)

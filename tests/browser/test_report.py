@@ -1,0 +1,257 @@
+"""The report in a browser, as a person uses it: click, hover, filter, keys, dark, print."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from shardwright.ir.layout import Mesh
+from shardwright.report.page import Measured, Shown, Timeline, page
+from tests import plans
+
+ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"
+
+
+def shown():
+    """A searched plan of an odd name, two more for four devices, a baseline for two."""
+    first = plans.transformer()
+    module = replace(first.ops[0], source=replace(first.ops[0].source, module=ODD))
+    first = replace(first, ops=(module, *first.ops[1:]))
+    second = replace(plans.transformer(), step_seconds=0.05, peak_bytes=120 * plans.MIB)
+    with_rivals = plans.frontier().with_rivals(plans.frontier()[0])
+    baseline = plans.simple("data parallel", 90, 320, comm_ms=15)
+    return [
+        Shown(ODD, first),
+        Shown("second", second),
+        Shown("third", replace(with_rivals, mesh=Mesh.parse("dp=2"))),
+        Shown("base", baseline),
+    ]
+
+
+@pytest.fixture(scope="module")
+def text():
+    bars = ((0, "linear", "compute", 0.0, 900.0, ODD), (1, "all_reduce", "comm", 400.0, 600.0, ""))
+    return page(
+        shown(),
+        f"Plans of {ODD}",
+        200 * plans.MIB,
+        [Measured("run", 0.1, 0.125)],
+        Timeline("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
+    )
+
+
+@pytest.fixture(scope="module")
+def light(open_page, text):
+    return open_page(text, viewport={"width": 1200, "height": 1000}, color_scheme="light")
+
+
+@pytest.fixture
+def tab(light):
+    """The page with its first plan shown, everything else as each test leaves it at its end."""
+    light.mouse.move(0, 0)
+    light.click("#plans tr[data-index='0']")
+    light.evaluate("scrollTo(0, 0)")
+    return light
+
+
+def position(tab, chart, index):
+    """Where on the screen the point of plan `index` is."""
+    return tab.evaluate(
+        """([id, index]) => {
+          const chart = document.getElementById(id), box = chart.getBoundingClientRect();
+          for (const trace of chart._fullData) {
+            const at = (trace.customdata || []).indexOf(index);
+            if (at < 0) continue;
+            const { xaxis, yaxis, _size } = chart._fullLayout;
+            const x = xaxis.d2p(trace.x[at]), y = yaxis.d2p(trace.y[at]);
+            return [box.left + _size.l + x, box.top + _size.t + y];
+          }
+        }""",
+        [chart, index],
+    )
+
+
+def hovered(tab):
+    tab.wait_for_selector(".hoverlayer .hovertext")
+    return tab.text_content(".hoverlayer")
+
+
+def rows(tab, table="tree"):
+    return [
+        row.inner_text().split("\n")[0].split("\t")[0]
+        for row in tab.query_selector_all(f"#{table} tbody tr")
+        if row.is_visible()
+    ]
+
+
+def test_a_click_on_a_point_shows_that_plan(tab):
+    assert tab.inner_text("#plan-title").startswith(ODD)
+    tab.mouse.click(*position(tab, "frontier", 1))
+    tab.wait_for_function("document.getElementById('plan-title').textContent.startsWith('second')")
+    assert tab.is_checked("#plans tr[data-index='1'] input")
+    assert "50.0 ms" in tab.inner_text("#parts")
+
+
+def test_hovering_tells_what_a_point_is(tab):
+    tab.mouse.move(*position(tab, "frontier", 1))
+    words = hovered(tab)
+    assert "second" in words
+    assert "50.0 ms a step" in words
+
+
+def test_names_with_markup_stay_text(tab):
+    assert tab.inner_text("h1") == f"Plans of {ODD}"
+    assert tab.title() == f"Plans of {ODD}"
+    assert tab.query_selector("img") is None
+    tab.mouse.move(*position(tab, "frontier", 0))
+    assert "<b>wide</b>" in hovered(tab)
+    assert any("<b>wide</b>" in row for row in rows(tab))
+
+
+def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
+    symbols = tab.evaluate(
+        "document.getElementById('frontier')._fullData.map(t => [t.name, t.marker.symbol])"
+    )
+    named = dict(symbols)
+    assert named["4 devices"] == "circle"
+    assert named["2 devices, baselines"] == "diamond"
+    assert set(named["2 devices, no file"]) == {"circle-open", "diamond-open"}
+    (shape,) = tab.evaluate("document.getElementById('frontier')._fullLayout.shapes.map(s => s.x0)")
+    assert shape == pytest.approx(200 / 1024)
+    over = tab.query_selector_all("#plans tr.over")
+    assert [row.get_attribute("data-index") for row in over] == ["2", "3"]
+
+
+def test_device_counts_are_filtered(tab):
+    tab.uncheck("#devices input[value='4']")
+    names = tab.evaluate("document.getElementById('frontier')._fullData.map(t => t.name)")
+    assert not any(name.startswith("4") for name in names)
+    assert len(rows(tab, "plans")) == 2
+    tab.check("#devices input[value='4']")
+    assert len(rows(tab, "plans")) == 4
+
+
+def test_the_tree_is_filtered_by_name_layout_and_collective(tab):
+    tab.fill("#filter", "reduce_scatter")
+    assert rows(tab) == ["▾(model)"]
+    tab.fill("#filter", "blocks.2.down")
+    assert rows(tab) == ["▾(model)", "▾blocks.2", "down"]
+    tab.fill("#filter", "no such thing")
+    assert rows(tab) == []
+    tab.fill("#filter", "")
+    assert len(rows(tab)) > 3
+
+
+def test_the_tree_works_by_keyboard(tab):
+    tab.focus("#tree tbody tr")
+    tab.keyboard.press("End")
+    tab.keyboard.press("ArrowUp")
+    assert tab.evaluate("document.activeElement.innerText").startswith("down")
+    before = len(rows(tab))
+    tab.keyboard.press("ArrowLeft")
+    assert tab.evaluate("document.activeElement.innerText").startswith("▾blocks.2")
+    tab.keyboard.press("ArrowLeft")
+    assert len(rows(tab)) == before - 2
+    tab.keyboard.press("ArrowRight")
+    assert len(rows(tab)) == before
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("document.activeElement.innerText").startswith("up")
+
+
+def test_a_plan_is_chosen_by_keyboard(tab):
+    tab.focus("#plans input[value='0']")
+    tab.keyboard.press("ArrowDown")
+    assert tab.inner_text("#plan-title").startswith("second")
+
+
+def test_layouts_have_the_color_of_their_axis(tab):
+    classes = tab.eval_on_selector_all(
+        "#tree .axis", "spans => [...new Set(spans.map(s => s.textContent[0] + s.className))]"
+    )
+    assert sorted(classes) == ["daxis axis-0", "taxis axis-1"]
+    drawn = tab.evaluate(
+        "['0', '1'].map(i => getComputedStyle(document.querySelector(`#tree .axis-${i}`)).color)"
+    )
+    assert len(set(drawn)) == 2
+
+
+def test_collectives_name_the_line_that_causes_them(tab):
+    tab.click("#plans tr[data-index='1']")
+    first = tab.inner_text("#moves tbody tr")
+    assert first.split("\t")[1:] == [
+        "reduce_scatter dp: gradient of embed.weight", "1", "8.00 MiB", "3.50 ms",
+        "linear at model_.py:50",
+    ]  # fmt: skip
+    assert tab.get_attribute("#moves tbody tr td:last-child", "title").endswith("/model_.py:50")
+
+
+def test_the_treemap_adds_up(tab):
+    tab.click("#plans tr[data-index='1']")
+    tab.select_option("#measure", "compute")
+    labels, values, parents = tab.evaluate(
+        "(t => [t.labels, t.values, t.parents])(document.getElementById('map')._fullData[0])"
+    )
+    total = sum(op.seconds for op in plans.transformer().ops)
+    assert values[0] == pytest.approx(total)
+    inner = [v for v, parent in zip(values, parents, strict=True) if parent == "0"]
+    assert sum(inner) == pytest.approx(total)
+    assert "itself" in labels
+
+
+def test_timeline_and_measurement_are_shown(tab):
+    tab.locator("#timeline").scroll_into_view_if_needed()
+    tab.wait_for_selector("#timeline .main-svg")
+    assert tab.evaluate("document.getElementById('timeline')._fullData.map(t => t.name)") == [
+        "compute",
+        "comm",
+    ]
+    assert tab.inner_text("#measured tbody tr").split("\t") == ["run", "100 ms", "125 ms", "0.80"]
+
+
+def test_it_is_readable_in_the_dark(open_page, text):
+    tab = open_page(text, color_scheme="dark")
+    paper, ink = tab.evaluate(
+        "(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))"
+    )
+    assert contrast(paper, ink) > 7
+    axis = tab.evaluate("getComputedStyle(document.querySelector('.axis-1')).color")
+    assert contrast(paper, axis) > 4.5
+    chart = tab.evaluate("document.getElementById('frontier')._fullLayout.font.color")
+    assert int(chart[1:3], 16) > 0xC0
+
+
+def test_it_prints_all_of_the_tables(tab):
+    tab.emulate_media(media="print")
+    assert not tab.is_visible("#filter")
+    assert tab.evaluate("getComputedStyle(document.querySelector('.scroll')).overflow") == "visible"
+    assert len(tab.pdf()) > 10_000
+    tab.emulate_media(media="screen")
+    assert tab.is_visible("#filter")
+
+
+def test_126_layers_that_differ_open_in_two_seconds(open_page):
+    ops, parameters, transfers = [], [], []
+    for i in range(126):
+        for kept, made in zip((ops, parameters, transfers), plans.block(i, odd=i % 2), strict=True):
+            kept += made
+    deep = replace(plans.transformer(), ops=tuple(ops), parameters=tuple(parameters),
+                   transfers=tuple(transfers), remarks=())  # fmt: skip
+    text = page([Shown("deep", deep)], "deep")
+    tab = open_page(text)
+    assert float(tab.get_attribute("html", "data-tables")) < 2000, "ms until all can be read"
+    assert tab.metrics()["TaskDuration"] < 4, "seconds of its thread until all is drawn"
+    assert len(rows(tab)) == 127
+    tab.click("#open-all")
+    assert len(rows(tab)) == 1 + 3 * 126
+
+
+def contrast(one, other):
+    """WCAG 2's contrast ratio of two colors as browsers write them."""
+
+    def luminance(color):
+        parts = [int(n) / 255 for n in re.findall(r"\d+", color)[:3]]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,219 @@
+"""Clipping, accumulation, groups, frozen and tied weights, other shapes: right under every plan.
+
+The reference is plain PyTorch on one device, written out below.
+"""
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import shardwright as sw
+from shardwright.runtime.clipping import Clipping
+from shardwright.runtime.shapes import ManyShapes, shapes_of
+from shardwright.train.job import Job
+from shardwright.train.loop import evaluate, read_own_samples, start, train
+from shardwright.train.randomness import seed_all
+from tests.ranks.harness import run_ranks, whole
+
+WORDS, WIDTH, BATCH, LENGTH, IGNORED = 13, 12, 6, 4, -100
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """A tied embedding, a frozen layer with a low-rank one beside it, a number as a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.fixed = nn.Linear(WIDTH, 24).requires_grad_(False)
+        self.a, self.b = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 24, bias=False)
+        self.down = nn.Linear(24, WIDTH)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        x = x + self.down(torch.relu(self.fixed(x) + self.b(self.a(x)))) * self.scale
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def batch(seed, rows=BATCH, length=LENGTH, ignored=0):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(WORDS, (rows, length), generator=generator)
+    labels = ids.roll(1, 1)
+    labels.view(-1)[:ignored] = IGNORED
+    return {"ids": ids, "labels": labels}
+
+
+class Samples(Dataset):
+    """Two batches of six samples, by default and four that are left. Each draws when it is read."""
+
+    def __init__(self, length=16):
+        self.length, self.read = length, []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        self.read.append(i)
+        drawn = int(torch.randint(WORDS, ()))
+        sample = batch(i, rows=1)
+        sample["ids"][0, 0] = drawn
+        return {key: value[0] for key, value in sample.items()}
+
+
+def groups(parameters):
+    trained = [p for p in parameters if p.requires_grad]
+    tables, rest = ([p for p in trained if (p.dim() >= 2) is yes] for yes in (True, False))
+    return torch.optim.AdamW(
+        [{"params": tables, "weight_decay": 0.3}, {"params": rest, "lr": 0.03}], lr=0.01
+    )
+
+
+def tokens(given):
+    return (given["labels"] != IGNORED).sum()
+
+
+def model():
+    torch.manual_seed(0)
+    return Net().double()
+
+
+PLAIN = Job(
+    model, batch(0), groups, [batch(1), batch(2), batch(3)], 4, seed=1,
+    schedule=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
+)  # fmt: skip
+UNEQUAL = [batch(i, ignored=n) for i, n in enumerate((0, 7, 24, 20, 3, 1))]
+RAGGED = [batch(1), batch(2, rows=5), batch(3, length=3), batch(4, rows=1, length=2)]
+JOBS = {
+    "clipped hard": replace(PLAIN, clip_norm=0.5),
+    "clipped never": replace(PLAIN, clip_norm=1e6),
+    "accumulated over tokens": replace(
+        PLAIN, accumulate=3, tokens=tokens, data=UNEQUAL, clip_norm=0.7
+    ),
+    "accumulated": replace(PLAIN, accumulate=2),
+    "a dataset with a rest": replace(PLAIN, data=Samples(), steps=6),
+    "padded": replace(PLAIN, data=RAGGED, padding={"ids": 0, "labels": IGNORED}),
+    "buckets": replace(
+        PLAIN,
+        data=RAGGED,
+        shapes=[batch(0, length=3), batch(0, rows=5)],
+        padding={"ids": 0, "labels": IGNORED},
+    ),
+}
+
+
+def serial(job):
+    """Losses, norms, and weights at the end, by plain PyTorch."""
+    seed_all(job.seed)
+    net, given = model(), job.batches()
+    optimizer = job.optimizer(net.parameters())
+    schedule = job.schedule(optimizer)
+    losses, norms = [], []
+    for _ in range(job.steps):
+        step = [next(given) for _ in range(job.accumulate)]
+        counts = [int(tokens(b)) if job.tokens else 1 for b in step]
+        optimizer.zero_grad()
+        loss = sum(net(**b) * n / sum(counts) for b, n in zip(step, counts, strict=True) if n)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), job.clip_norm or math.inf)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms, dict(net.named_parameters())
+
+
+def parallel(module, job):
+    seed_all(job.seed)
+    run, found = start(module, job), []
+    train(run, job, job.steps, CPU, found.append)
+    weights = {name: whole(p) for name, p in module.named_parameters()}
+    return [r.loss for r in found], [r.gradient_norm for r in found], weights
+
+
+def compare(text, names=tuple(JOBS)):
+    """Each job from the same weights, in one module for all the shapes that they need."""
+    others = {shapes_of(*call): call for name in names for call in JOBS[name].other_calls()}
+    module = ManyShapes(model(), sw.Plan.from_json(text), list(others.values()), seed=PLAIN.seed)
+    begin = {name: p.detach().clone() for name, p in module.named_parameters()}
+    for name in names:
+        job = JOBS[name]
+        with torch.no_grad():
+            for key, p in module.named_parameters():
+                p.copy_(begin[key])
+        losses, norms, weights = serial(job)
+        ours = parallel(module, job)
+        assert ours[0] == pytest.approx(losses, rel=1e-9), name
+        if job.clip_norm:
+            assert ours[1] == pytest.approx(norms, rel=1e-9), name
+        for key, value in ours[2].items():
+            expected = weights[key].detach()
+            torch.testing.assert_close(
+                value.reshape(expected.shape),
+                expected,
+                rtol=1e-9,
+                atol=1e-11,
+                msg=lambda text, key=key, name=name: f"{name}: {key}: {text}",
+            )
+
+
+def own_samples(text):
+    """Which samples this rank read in one pass, and the mean loss of them all in evaluation."""
+    samples = Samples(12)
+    job = replace(PLAIN, data=samples, evaluation=Samples(12), steps=2)
+    module = ManyShapes(job.model(), sw.Plan.from_json(text), job.other_calls())
+    run = start(module, job)
+    read_own_samples(run, job)
+    before = evaluate(module, job, CPU)
+    train(run, replace(job, evaluation=None), 2, CPU, lambda record: None)
+    return samples.read, before
+
+
+def every_check(texts):
+    for text in texts:
+        compare(text)
+    return own_samples(texts[0])
+
+
+@pytest.fixture(scope="module")
+def frontiers():
+    graph = sw.capture(model(), (), batch(0))
+    return {
+        n: {p.name: p.to_json() for p in sw.search(graph, sw.Machine.preset(f"{n}xcpu")).baselines}
+        for n in (2, 4)
+    }
+
+
+@pytest.mark.ranks
+def test_every_feature_is_right_on_two_ranks(frontiers):
+    texts = [frontiers[2][n] for n in ("fully sharded", "tensor parallel")]
+    read = run_ranks(2, every_check, texts)
+    assert sorted(i for mine, _ in read for i in mine) == list(range(12))  # each once, by one
+    assert all(len(mine) == 6 for mine, _ in read)
+    serial = model()
+    seed_all(PLAIN.seed)
+    batches = islice(replace(PLAIN, data=Samples(12), shuffle=False).batches(), 2)
+    with torch.no_grad():
+        expected = sum(serial(**b).item() for b in batches) / 2
+    assert [loss for _, loss in read] == pytest.approx([expected] * 2, rel=1e-10)
+
+
+@pytest.mark.ranks
+def test_every_feature_is_right_on_four_ranks(frontiers):
+    run_ranks(4, on_one_shape, frontiers[4]["fully sharded x tensor parallel"])
+
+
+def on_one_shape(text):
+    compare(text, ("clipped hard", "accumulated over tokens"))
+    module = sw.parallelize(model(), sw.Plan.from_json(text))
+    module.forward_backward(batch(0))
+    norm = Clipping(dict(module.named_parameters())).norm().item()
+    found = [whole(p.grad).norm() for p in module.parameters() if p.grad is not None]
+    assert norm == pytest.approx(torch.stack(found).norm().item(), rel=1e-12)

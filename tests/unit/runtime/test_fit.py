@@ -1,0 +1,115 @@
+"""Samples of a made-up machine give its figures back."""
+
+import random
+
+import pytest
+
+from shardwright.ir.curve import Curve, CurveError
+from shardwright.runtime.fit import fit_compute, fit_links, fit_overlap
+from shardwright.runtime.timing import Sample
+
+LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
+CURVE = Curve(((1e6, 0.2), (1e8, 0.8), (1e10, 1.0)))
+CACHED = Curve(((1e5, 1.0), (1e8, 0.25)))
+
+
+def kernels(kind, count, works, peak, curve):
+    return [Sample(kind, count * w, count * (LAUNCH + w / (peak * curve.at(w)))) for w in works]
+
+
+def device():
+    samples = kernels("matmul float32", 3, (1e6, 1e7, 1e8, 1e10), PEAK, CURVE)
+    samples += kernels("matmul float64", 3, (1e8, 1e10), PEAK / 2, CURVE)
+    samples += kernels("convolution", 3, (1e8, 1e10), PEAK, Curve(((1.0, 0.5),)))
+    samples += kernels("attention", 2, (1e8, 1e10), PEAK, Curve(((1.0, 0.25),)))
+    samples += kernels("memory add", 1, (1e6, 1e8), BANDWIDTH, CACHED)
+    samples += kernels("memory gelu", 1, (1e6, 1e8), BANDWIDTH, CACHED)
+    return [*samples, Sample("launch", 200, 200 * LAUNCH)]
+
+
+def test_a_device_is_found_again():
+    found = fit_compute(device())
+    assert dict(found.flop_per_s) == pytest.approx({"float32": PEAK, "float64": PEAK / 2}, rel=1e-3)
+    assert found.launch_seconds == pytest.approx(LAUNCH)
+    matmul = found.efficiency.matmul
+    for work, part in CURVE.points[1:]:
+        assert matmul.at(work) == pytest.approx(part, rel=1e-3)
+    assert found.efficiency.convolution.last == pytest.approx(0.5, rel=1e-3)
+    assert found.efficiency.attention.last == pytest.approx(0.25, rel=1e-3)
+    reached = found.bytes_per_s * found.efficiency.streaming
+    assert reached == pytest.approx(0.25 * BANDWIDTH, rel=1e-3)
+    assert all(most < 0.01 for _, most in found.errors.values())
+
+
+def test_a_fit_says_how_far_off_it_is():
+    samples = [
+        Sample(s.kind, s.work, s.seconds * (2 if s.kind == "memory gelu" else 1)) for s in device()
+    ]
+    middle, most = fit_compute(samples).errors["memory"]
+    assert 0.2 < middle <= most < 0.6
+    assert fit_compute(samples).errors["matmul"][1] < 0.01
+
+
+def test_what_is_little_but_launches_is_no_point_of_a_curve():
+    tiny = Sample("memory add", 100.0, LAUNCH * 1.0001)
+    found = fit_compute([*device(), tiny])
+    assert found.efficiency.memory == fit_compute(device()).efficiency.memory
+
+
+@pytest.mark.parametrize("ranks, native", [(2, False), (4, False), (8, True)])
+def test_a_level_is_found_again_under_noise(ranks, native):
+    call, hop, reduced, gathered = 8e-4, 5e-5, 1e9, 4e8
+    noise = random.Random(0)
+    samples = []
+    for tile in (4096, 65536, 2**20, 2**23):
+        laps = ranks - 1
+        reduce = call + 2 * laps * hop + 2 * laps / ranks * tile / reduced
+        seconds = {
+            "all_reduce": reduce,
+            "all_gather": call + laps * hop + laps * tile / gathered,
+            "reduce_scatter": call + laps * hop + laps / ranks * tile / reduced
+            if native
+            else reduce,
+        }
+        samples += [
+            Sample(f"host {kind}", tile, s * noise.uniform(0.99, 1.01))
+            for kind, s in seconds.items()
+        ]
+    found = fit_links(samples, "host", ranks, native)
+    assert found.bytes_per_s == pytest.approx(reduced, rel=0.05)
+    assert found.gather_bytes_per_s == pytest.approx(gathered, rel=0.05)
+    lap = found.launch_seconds + (ranks - 1) * found.hop_seconds
+    assert lap == pytest.approx(call + (ranks - 1) * hop, rel=0.05)
+    assert set(found.errors) == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert all(most < 0.05 for _, most in found.errors.values())
+
+
+def test_latency_that_only_noise_shows_is_none():
+    samples = [Sample(f"host {kind}", 4096.0, 1e-3) for kind in ("all_reduce", "all_gather")]
+    samples += [Sample("host all_reduce", 2**20, 2e-3), Sample("host all_gather", 2**20, 3e-3)]
+    found = fit_links(samples, "host", 2, native=False)
+    assert min(found.launch_seconds, found.hop_seconds) >= 0
+    assert found.bytes_per_s > 0 and found.gather_bytes_per_s > 0
+
+
+@pytest.mark.parametrize("both, part", [(2.0, 0.0), (1.5, 0.5), (1.0, 1.0), (2.5, 0.0), (0.9, 1.0)])
+def test_overlap_is_what_does_not_add_up(both, part):
+    samples = [Sample("overlap sum", 1, 1.0), Sample("overlap compute", 1, 1.0)]
+    assert fit_overlap([*samples, Sample("overlap both", 1, both)]) == part
+    assert fit_overlap([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "points, says",
+    [
+        ((), "no points"),
+        (((1.0, 0.0),), "give a part, more than 0"),
+        (((1.0, 1.5),), "at most 1"),
+        (((0.0, 0.5),), "give more than zero"),
+        (((2.0, 0.5), (1.0, 0.5)), "in order of their work"),
+        (((1.0, 0.1), (2.0, 0.5)), "more work would take less time"),
+    ],
+)
+def test_a_curve_that_cannot_be_is_refused(points, says):
+    with pytest.raises(CurveError, match=says):
+        Curve(points)

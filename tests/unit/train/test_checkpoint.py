@@ -1,0 +1,210 @@
+"""Saving and resuming on one device. Other numbers of ranks: tests/ranks/test_checkpoints.py."""
+
+import errno
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.train import checkpoint
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.job import Job
+from shardwright.train.loop import Saving, start, train
+from shardwright.train.reading import CheckpointError
+from tests import plans
+
+PLAN = plans.simple()
+CPU = torch.device("cpu")
+
+
+class Serial(nn.Module):
+    """What training asks of a parallel module, on one device; `late` is not used at first."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(width, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.late = nn.Parameter(torch.ones(4, 5))
+        self.state = (7, 0)
+
+    def lasting_buffers(self):
+        return dict(self.named_buffers())
+
+    def random_state(self):
+        return self.state
+
+    def set_random_state(self, state):
+        self.state = state
+
+    known = (((), ()),)
+
+    def forward_backward(self, batch):
+        self.state = (self.state[0], self.state[1] + 1)
+        y = self.norm(self.layer(batch["x"]))
+        if self.state[1] > 6:
+            y = y @ self.late
+        loss = (y - 1).square().mean() * self.state[1]
+        loss.backward()
+        return loss.detach()
+
+
+def data():
+    while True:
+        yield {"x": torch.randn(8, 3)}
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1)
+
+
+def job(optimizer=adamw, schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.5)):
+    return Job(Serial, {"x": torch.zeros(8, 3)}, optimizer, data, 99, schedule)
+
+
+def saving(folder, every=5, keep=9, failed=None):
+    return Saving(Checkpoints(folder, PLAN, keep), every, failed or pytest.fail)
+
+
+def losses(run, steps, saves=None):
+    found = []
+    train(run, job(), steps, CPU, lambda record: found.append((record.step, record.loss)), saves)
+    return found
+
+
+OPTIMIZERS = {
+    "adamw": adamw,
+    "adamw with a tensor as rate": lambda ps: torch.optim.AdamW(
+        ps, lr=torch.tensor(0.1), capturable=False, foreach=False
+    ),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "adafactor": torch.optim.Adafactor,  # keeps rows and columns of what it averages
+    "adagrad": torch.optim.Adagrad,  # keeps state before the first step
+    "rprop": torch.optim.Rprop,
+    "groups": lambda ps: torch.optim.AdamW([{"params": [p], "lr": 0.1 / p.dim()} for p in ps]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resumed_run_does_what_an_undisturbed_one_does(name, tmp_path):
+    torch.manual_seed(1)
+    undisturbed = losses(start(Serial(), job(OPTIMIZERS[name])), 12)
+    torch.manual_seed(1)
+    losses(start(Serial(), job(OPTIMIZERS[name])), 5, saving(tmp_path))
+    torch.manual_seed(2)
+    run = start(Serial(), job(OPTIMIZERS[name]))
+    with torch.no_grad():
+        for p in run.module.parameters():
+            p.zero_()
+    saves = saving(tmp_path)
+    saved, wrong = saves.checkpoints.resume(run)
+    assert (saved.step, wrong) == (5, [])
+    assert losses(run, 12, saves) == undisturbed[5:]
+
+
+def test_it_saves_every_so_often_and_at_the_end(tmp_path):
+    losses(start(Serial(), job()), 12, saving(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step-00000005",
+        "step-00000010",
+        "step-00000012",
+    ]
+
+
+def resumed(module, job, folder):
+    with pytest.raises(CheckpointError, match=r"cannot go on from .*step-00000005: ") as caught:
+        Checkpoints(folder, PLAN).resume(start(module, job))
+    return str(caught.value).partition("step-00000005: ")[2]
+
+
+class More(Serial):
+    def __init__(self):
+        super().__init__()
+        self.more = nn.Parameter(torch.ones(2))
+
+
+def halves(parameters):
+    parameters = list(parameters)
+    return torch.optim.AdamW([{"params": parameters[:2]}, {"params": parameters[2:]}])
+
+
+def test_what_does_not_fit_the_job_is_a_mistake(tmp_path):
+    losses(start(Serial(), job()), 5, saving(tmp_path))
+    assert "it has layer.weight of shape (4, 3)" in resumed(Serial(2), job(), tmp_path)
+    assert "it has no more, the model has" in resumed(More(), job(), tmp_path)
+    assert "has 2 parameter groups, the checkpoint has 1" in resumed(
+        Serial(), job(halves), tmp_path
+    )
+    text = resumed(Serial(), job(schedule=None), tmp_path)
+    assert text == "it has one learning-rate schedule, unlike the job"
+
+
+def test_groups_of_other_members_are_a_mistake(tmp_path):
+    def other(parameters):
+        parameters = list(parameters)
+        return torch.optim.AdamW([{"params": parameters[:3]}, {"params": parameters[3:]}])
+
+    losses(start(Serial(), job(halves)), 5, saving(tmp_path))
+    text = resumed(Serial(), job(other), tmp_path)
+    assert text.startswith("layer.bias is in group 0 of the optimizer, in the checkpoint it is no")
+
+
+def test_a_damaged_latest_checkpoint_is_passed_over(tmp_path):
+    losses(start(Serial(), job()), 10, saving(tmp_path))
+    (data_file,) = (tmp_path / "step-00000010").glob("*.distcp")
+    data_file.write_bytes(data_file.read_bytes()[:-1])
+    run = start(Serial(), job())
+    saved, (wrong,) = Checkpoints(tmp_path, PLAN).resume(run)
+    assert run.step == saved.step == 5
+    assert data_file.name in wrong
+
+
+def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
+    """The checkpoint of step 5 fails, training goes on, that of step 10 is there."""
+    write, told = checkpoint.save, []
+
+    def full(state, storage_writer, planner):
+        (storage_writer.path / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def once(*args, **kwargs):
+        monkeypatch.setattr(checkpoint, "save", write)
+        full(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", once)
+    losses(start(Serial(), job()), 10, saving(tmp_path, failed=lambda e: told.append(str(e))))
+    assert told == [
+        f"the checkpoint of step 5 could not be written to {tmp_path}: No space left on device"
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(CheckpointError, match="step 7 could not be written"):  # the last one
+        losses(start(Serial(), job()), 7, saving(tmp_path / "b", failed=lambda e: None))
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_an_optimizer_of_other_parameters_is_a_mistake(tmp_path):
+    run = start(Serial(), job(lambda ps: torch.optim.SGD([nn.Parameter(torch.ones(3))])))
+    with pytest.raises(CheckpointError, match=r"a parameter of shape \(3,\) that is not of"):
+        Checkpoints(tmp_path, PLAN).save(run)
+
+
+def test_what_a_checkpoint_cannot_hold_is_a_mistake(tmp_path):
+    class Odd(torch.optim.lr_scheduler.StepLR):
+        def state_dict(self):
+            return {**super().state_dict(), "odd": object()}
+
+    run = start(Serial(), job(schedule=lambda o: Odd(o, 4)))
+    with pytest.raises(ValueError, match=r"cannot hold a builtins\.object"):
+        Checkpoints(tmp_path, PLAN).save(run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_is_plain_json(tmp_path):
+    losses(start(Serial(), job()), 5, saving(tmp_path))
+    record = json.loads((tmp_path / "step-00000005/state.json").read_text())
+    assert record["step"] == 5 and record["module"] == [7, 5]
+    assert record["optimizer"]["members"][0][:2] == ["late", "layer.weight"]
