@@ -71,8 +71,8 @@ def styles(plan: Plan) -> Styles:
         )
     data: dict[str, str] = {}
     tensor = []
-    for place, (axis, size) in enumerate(plan.mesh.axes):
-        if size > 1 and axis != "pp":
+    for place, (axis, size) in enumerate(plan.layout_mesh.axes):
+        if size > 1:
             if all(_batch_only(op, place) for op in plan.ops):
                 data[axis] = _data_style(plan, place)
             else:
@@ -128,7 +128,7 @@ class _Followed:
     whole: dict[str, str] = field(default_factory=dict)  # module -> what the plan splits in it
 
     def __post_init__(self) -> None:
-        self.axis = self.plan.mesh.names[self.place]
+        self.axis = self.plan.layout_mesh.names[self.place]
         self.op = {op.name: op for op in self.plan.ops}
         self.stored = {p.name: self._placed(p.layout) for p in self.plan.parameters}
         self.readers: defaultdict[str, list[PlannedOp]] = defaultdict(list)
