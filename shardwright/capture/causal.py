@@ -5,19 +5,28 @@ though it would pass `is_causal` otherwise. A mask costs memory, rules out the
 fastest kernels and doubles the work. A mask that depends on no input is a
 constant: it is computed once here, and where it is the lower triangle the
 attention gets the flag instead.
+
+The mask of a long sequence is too large for that. It is made of positions by
+elementwise operators, so any part of it can be computed alone: all of some rows, all of
+some columns, and a band along the diagonal, which is where masks that look
+causal from afar (windows, documents packed together) differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
-from shardwright.capture.operators import argument, call_op
+from shardwright.capture.operators import argument, call_op, operator_of, to_torch
 from shardwright.ir.graph import Graph, Op
 
 _GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
 _LARGEST_MASK = 2**27  # elements that are worth computing to find out
+_SAME_MATRIX = ("expand", "clone", "contiguous", "unsqueeze", "view")
+_LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, though torch does not say so
+_LARGEST_PART = 2**26  # of a larger mask
 
 
 def without_causal_masks(graph: Graph) -> Graph:
@@ -47,8 +56,10 @@ def _is_causal(graph: Graph, mask: str) -> bool:
         return False
     rows, columns = described.shape[-2:]
     needed = _ancestors(graph, mask)
-    if needed is None or rows * columns > _LARGEST_MASK:
+    if needed is None:
         return False
+    if rows * columns > _LARGEST_MASK:
+        return _is_causal_in_parts(graph, mask, needed)
     values: dict[str, torch.Tensor] = {}
     for op in needed:
         if any(graph.tensor[name].num_elements > _LARGEST_MASK for name in op.outputs[:1]) and (
@@ -65,6 +76,82 @@ def _is_causal(graph: Graph, mask: str) -> bool:
         matrix = matrix[0]
     causal = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
     return bool(torch.equal(matrix, causal))
+
+
+def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
+    """The same of a mask that is too large to compute, by parts of it."""
+    rows, columns = graph.tensor[mask].shape[-2:]
+    small: dict[str, torch.Tensor] = {}
+    large: list[Op] = []
+    for op in needed:
+        if graph.tensor[op.outputs[0]].num_elements <= _LARGEST_PART:
+            if any(name not in small for name in op.operands):
+                return False
+            results = call_op(op, small, torch.device("cpu"))
+            small.update(zip(op.outputs, results, strict=True))
+        elif not _is_matrix(graph, op, rows, columns):
+            return False
+        else:
+            large.append(op)
+    for down, across in _parts(rows, columns):
+        values = dict(small)
+        for op in large:
+            _compute_part(op, values, small, (rows, columns), (down, across))
+        found = values[mask].reshape(len(down), len(across))
+        if not torch.equal(found, across <= down.unsqueeze(-1)):
+            return False
+    return True
+
+
+def _is_matrix(graph: Graph, op: Op, rows: int, columns: int) -> bool:
+    """Whether a large result is one matrix, made element by element, or that matrix repeated."""
+    shape = graph.tensor[op.outputs[0]].shape
+    if shape[-2:] != (rows, columns) or len(op.outputs) > 1:
+        return False
+    if op.kind in _SAME_MATRIX:
+        source = graph.tensor[op.operands[0]].shape
+        return source[-2:] == shape[-2:]
+    leading = any(size > 1 for size in shape[:-2])
+    tags = getattr(operator_of(op.target), "tags", ())
+    return not leading and (torch.Tag.pointwise in tags or op.kind in _LOGICAL)
+
+
+def _parts(rows: int, columns: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and columns of the parts that are looked at."""
+    every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
+    count = max(16, _LARGEST_PART // max(rows, columns))
+    some = [torch.linspace(0, n - 1, min(count, n), device="cpu").long() for n in (rows, columns)]
+    yield some[0], every[1]
+    yield every[0], some[1]
+    band = min(1024, count)
+    for start in range(0, min(rows, columns), band):
+        around = slice(max(0, start - 1), start + band + 1)
+        yield every[0][start : start + band], every[1][around]
+
+
+def _compute_part(
+    op: Op,
+    values: dict[str, torch.Tensor],
+    small: dict[str, torch.Tensor],
+    whole: tuple[int, int],
+    part: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Some rows and columns of what `op` makes, into `values`."""
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        for dim, size, places in zip((-2, -1), whole, part, strict=True):
+            if x.dim() >= -dim and x.shape[dim] == size > 1:
+                x = x.index_select(dim, places)
+        return x
+
+    given = {name: cut(values[name]) if name in small else values[name] for name in op.operands}
+    if op.kind in _SAME_MATRIX:
+        values[op.outputs[0]] = given[op.operands[0]]
+        return
+    device = torch.device("cpu")
+    args = [to_torch(a, given, device) for a in op.args]
+    kwargs = {key: to_torch(value, given, device) for key, value in op.kwargs}
+    values[op.outputs[0]] = operator_of(op.target)(*args, **kwargs)
 
 
 def _ancestors(graph: Graph, value: str) -> list[Op] | None:

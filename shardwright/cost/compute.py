@@ -8,7 +8,7 @@ every contracted operand that needs a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.curve import Curve
-from shardwright.ir.graph import ITEM_BYTES, Graph, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.ir.machine import Device
 from shardwright.rules.rule import Dims, Rule
 
@@ -72,6 +72,8 @@ class Workload:
     contracted: tuple[int, ...]
     work: tuple[int, ...]
     lookup: bool
+    extra: Port  # what autograd keeps besides is as much less as this is
+    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
 
     @property
     def has_backward(self) -> bool:
@@ -108,6 +110,12 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
         contracted=contracted,
         work=work,
         lookup=op.kind in _LOOKUPS,
+        extra=next(
+            port
+            for name, port in zip(names, (*operands, *results), strict=True)
+            if name == extra_scales_with(op, graph.tensor)
+        ),
+        causal=_causal(op, rule, index, graph),
     )
 
 
@@ -185,8 +193,14 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
 
 
 def _flop(work: Workload, sizes: Ints) -> Ints:
-    none = np.zeros(sizes.shape[1], np.int64)
-    return 2 * product_of(sizes, work.work) if work.work else none
+    if not work.work:
+        return np.zeros(sizes.shape[1], np.int64)
+    flop = 2 * product_of(sizes, work.work)
+    if work.causal:
+        # The last device is the slowest: its queries see all keys but, on average, half of its own.
+        queries = product_of(np.array(work.sizes)[:, None], work.causal)
+        flop = flop - flop * product_of(sizes, work.causal) // (2 * queries)
+    return flop
 
 
 def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
@@ -194,6 +208,15 @@ def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
     for port in ports:
         total = total + port.local_bytes(sizes)
     return total
+
+
+def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
+    """The queries' factors of a causal attention over as many keys."""
+    if op.kind != "scaled_dot_product_attention":
+        return ()
+    flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
+    query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
+    return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
 
 
 def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:

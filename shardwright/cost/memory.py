@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.compute import Ints, Workload, product_of
+from shardwright.cost.compute import Ints, Workload
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.redistribution import BUCKET_BYTES
@@ -120,17 +120,17 @@ def retention(graph: Graph) -> Retention:
 def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints) -> Ints:
     """Bytes that an operator pays for itself: results that `stays` marks, and `extra_saved`.
 
-    What autograd saves besides (a mask, a log-sum-exp) scales with the local
-    part of the first result. `sizes` are the local sizes of the factors (factors, K): (K,).
+    What autograd saves besides scales with the local part of `work.extra`.
+    `sizes` are the local sizes of the factors (factors, K): (K,).
     """
     own = [port.local_bytes(sizes) for port in work.results]
     kept = np.zeros(sizes.shape[1], np.int64)
     for held, stay in zip(own, stays, strict=True):
         kept += held * stay
     if extra_saved:
-        whole = product_of(np.array(work.sizes)[:, None], work.results[0].factors)[0]
-        whole *= work.results[0].item_bytes
-        parts = [-(-extra_saved * part // int(whole)) if whole else 0 for part in own[0].tolist()]
+        (whole,) = work.extra.local_bytes(np.array(work.sizes)[:, None]).tolist()
+        local = work.extra.local_bytes(sizes).tolist()
+        parts = [-(-extra_saved * part // whole) if whole else 0 for part in local]
         kept += np.array(parts, np.int64) if whole else extra_saved
     return kept
 

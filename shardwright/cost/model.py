@@ -15,6 +15,7 @@ from typing import final
 
 import numpy as np
 
+from shardwright.cost.agreements import agreed_bytes, agreement_seconds, reductions
 from shardwright.cost.codes import WHOLE, Ints, decode, storable
 from shardwright.cost.compute import Workload, backward_seconds, workload
 from shardwright.cost.measure import Duration, Measure
@@ -106,7 +107,8 @@ class CostModel:
         again = op.name in recomputed
         key = (work, stays, op.extra_saved, id(options), again)
         if key not in self._tables:
-            seconds = self.measure.operator(work, options.sizes, again) * self.micro_batches
+            seconds = self.measure.operator(work, options.sizes, again)
+            seconds = (seconds + self._agreement(op) * (1 + again)) * self.micro_batches
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
@@ -275,6 +277,19 @@ class CostModel:
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         return list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
 
+    def agreements(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
+        """What devices reduce while they run `op` by its option `k`; once more if `again`."""
+        rule, options = self.analysis.rules[op.name], self.options(op)
+        if not rule.agreed:
+            return []
+        item = agreed_bytes(op, self.graph)
+        found: list[Transfer] = []
+        for atoms, before, after in reductions(rule, options, k, len(self.mesh.axes)):
+            phases = (Phase.FORWARD, Phase.AGAIN) if again else (Phase.FORWARD,)
+            ways = [(phase, before, after, self.micro_batches) for phase in phases]
+            found += transfers(op.outputs[0], op.name, ways, atoms, item, self.machine, self.mesh)
+        return found
+
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""
         return decode(code, self.analysis.atoms[value], self.mesh)
@@ -295,6 +310,14 @@ class CostModel:
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
         return self._reads.has_gradient(value, op)
+
+    def _agreement(self, op: Op) -> Floats | float:
+        """Seconds of the reductions inside of `op`, once: (K,)."""
+        rule = self.analysis.rules[op.name]
+        if not rule.agreed:
+            return 0.0
+        item, axes = agreed_bytes(op, self.graph), len(self.mesh.axes)
+        return agreement_seconds(rule, self.options(op), item, self.measure, axes)
 
     def _stays(self, value: str, recomputed: Collection[str]) -> bool:
         """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""

@@ -31,6 +31,7 @@ class Options:
     operands: Ints  # (operands, K)
     grads: Ints  # (operands, K), how the operands' gradients come back
     results: Ints  # (results, K)
+    agreed: Ints  # (tensors of `Rule.agreed`, K)
 
     def __len__(self) -> int:
         return len(self.choices)
@@ -82,10 +83,10 @@ def _form(rule: Rule) -> Hashable:
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     dims = tuple(
         tuple(tuple(index[name] for name in names) for names in port)
-        for port in (*rule.operands, *rule.results)
+        for port in (*rule.operands, *rule.results, *rule.agreed)
     )
     factors = tuple((factor.size, factor.least, factor.kind) for factor in rule.factors)
-    return len(rule.operands), dims, factors, rule.additive, rule.linear
+    return len(rule.operands), len(rule.results), dims, factors, rule.additive, rule.linear
 
 
 def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
@@ -134,6 +135,7 @@ def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
         codes("operands", rule.operands),
         codes("operand_grads", rule.operands),
         codes("results", rule.results),
+        codes("agreed", rule.agreed),
     )
 
 

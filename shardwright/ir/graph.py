@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
@@ -174,6 +174,18 @@ class Op:
         given = [_text(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.kwargs]
         outputs = ", ".join(f"%{name}" for name in self.outputs)
         return f"{outputs} = {self.target}({', '.join(given)})"
+
+
+def extra_scales_with(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """The value whose part a device holds says what part of `extra_saved` it keeps.
+
+    The first result (a mask, a log-sum-exp), unless more is kept than it has
+    bytes: then a reduction keeps something of the size of its first operand.
+    """
+    first = op.outputs[0]
+    if op.operands and op.extra_saved > tensors[first].bytes < tensors[op.operands[0]].bytes:
+        return op.operands[0]
+    return first
 
 
 @dataclass(frozen=True)

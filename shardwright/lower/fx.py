@@ -17,6 +17,7 @@ from shardwright.lower.program import (
     Dropout,
     Fetch,
     Instruction,
+    Joint,
     Load,
     Program,
     Recompute,
@@ -30,7 +31,7 @@ from shardwright.lower.program import (
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
 # Those that need a module each; of `Compute` only those that regather.
-Special = Draws | Redistribute | Fetch | Reduce | Compute
+Special = Draws | Redistribute | Fetch | Reduce | Compute | Joint
 
 _RANDOM_STATE = "random state"
 

@@ -16,6 +16,7 @@ from shardwright.lower.program import (
     Attention,
     Compute,
     Instruction,
+    Joint,
     Program,
     Recompute,
     RunModule,
@@ -104,7 +105,7 @@ def _memory(program: Program, graph: Graph) -> dict[str, str]:
     """For each value, the first of those that may share its memory."""
     memory = {name: name for name in program.leaves}
     for instruction in program.instructions:
-        if isinstance(instruction, (Attention, *_OPAQUE)):
+        if isinstance(instruction, (Attention, Joint, *_OPAQUE)):
             memory.update((name, name) for name in writes(instruction))
         elif isinstance(instruction, Compute | Uniform):
             for name in writes(instruction):

@@ -32,6 +32,7 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
+from shardwright.lower.tiles import placed_call
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.placing import Placing, place
@@ -197,13 +198,19 @@ class _Writer:
         for name, layout in zip(op.outputs, placing.results, strict=True):
             self.layouts[name] = layout
             self.names[name] = name
+
+        def positions(operand: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+            return self.positions(op.operands[operand], placing.operands[operand])
+
         if op.target in _DRAWS:
-            positions = self.positions(op.outputs[0], placing.results[0])
-            self.write(_DRAWS[op.target](local, positions))
+            drawn = self.positions(op.outputs[0], placing.results[0])
+            self.write(_DRAWS[op.target](local, drawn))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
             self.write(self.attention(op, local, placing))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
+        elif placed := placed_call(local, placing, self.placed.mesh, positions, tuple(shapes)):
+            self.write(placed)
         else:
             self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))
 

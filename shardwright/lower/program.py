@@ -125,6 +125,22 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """An operator that the devices along `axes` compute together, communicating inside of it.
+
+    `tile` says which part of the split factor is this device's: start, length and size of each
+    of its atoms.
+    """
+
+    op: Op
+    axes: tuple[str, ...]
+    tile: tuple[tuple[int, int, int], ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} over {' '.join(self.axes)}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunModule:
     """A sub-module that is kept whole. `number` tells it from other operators that draw."""
 
@@ -201,6 +217,7 @@ Instruction = (
     | Dropout
     | Uniform
     | Attention
+    | Joint
     | RunModule
     | Load
     | Fetch

@@ -74,10 +74,10 @@ def bilinear(call: Call) -> Notation:
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
-    Keys are normalised over, so their length stays whole; under a causal flag so
-    does the queries', because the kernel counts both from zero.
+    Keys are normalised over, so their length stays whole. With dropout under a causal flag so
+    does the queries', because the kernel that draws counts both from zero.
     """
-    causal = call.arg(5, "is_causal", False)
+    causal = call.arg(5, "is_causal", False) and call.arg(4, "dropout_p", 0.0)
     grouped = call.arg(7, "enable_gqa", False)
     query = "l!" if causal else "l"
     rank = len(call.operands[0])
@@ -99,13 +99,13 @@ def attention(call: Call) -> Notation | None:
 
 
 def embedding(call: Call) -> Notation:
-    """Rows of a table; the whole table at every place, its columns may be split.
+    """Rows of a table, of which a device may hold some: look-ups of the others give zeros there.
 
     Gradients that are scaled by how often a row is looked up need all look-ups.
     """
     whole = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
     indices = " ".join(f"i{d}{whole}" for d in range(len(call.operands[1])))
-    return parse(f"v! h, {indices} -> {indices} h", call.operands, call.results)
+    return parse(f"v h, {indices} -> {indices} h", call.operands, call.results)
 
 
 def grouped_mm(call: Call) -> Notation | None:

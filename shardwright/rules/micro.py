@@ -15,7 +15,7 @@ being linear, takes terms and gives terms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import (
@@ -68,7 +68,7 @@ class MicroBatches:
             _with_outer(_mirrored(layout.placements[0]), grad)
             for layout, grad in zip(placing.operands, placing.operand_grads, strict=True)
         )
-        return Placing(placing.operands, placing.results, grads)
+        return replace(placing, operand_grads=grads)
 
 
 def extended(layout: Layout, mesh: Mesh, placement: Placement) -> Layout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.ir.graph import Graph, Op, Tensor
+from shardwright.ir.graph import Graph, Op, Tensor, extra_scales_with
 from shardwright.ir.layout import Atoms, Placement, Shard, chunk, shape_of
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import MicroBatches
@@ -73,8 +73,9 @@ def _piece(rule: Rule, micro: MicroBatches, op: Op) -> Rule:
 
 
 def _extra(op: Op, before: dict[str, Tensor], after: dict[str, Tensor]) -> Op:
-    """What autograd keeps besides scales with the first result."""
+    """What autograd keeps besides is as much less as what it scales with."""
     if not op.extra_saved or not op.outputs:
         return op
-    whole, piece = before[op.outputs[0]].num_elements, after[op.outputs[0]].num_elements
+    name = extra_scales_with(op, before)
+    whole, piece = before[name].num_elements, after[name].num_elements
     return op if whole == piece else replace(op, extra_saved=-(-op.extra_saved * piece // whole))

@@ -31,7 +31,7 @@ class NotationError(Exception):
 
 @dataclass(frozen=True)
 class Notation:
-    """Indices of each operand and result; see `Rule` for `additive`, `linear` and `work`."""
+    """Indices of each operand and result; see `Rule` for what the other fields say."""
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -41,6 +41,7 @@ class Notation:
     linear: tuple[frozenset[int], ...] = ()
     work: tuple[str, ...] = ()
     work_repeats: int = 1
+    agreed: tuple[Dims, ...] = ()
 
 
 def parse(

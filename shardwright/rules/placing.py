@@ -15,12 +15,14 @@ class Placing:
     """How everything an operator touches lies on the mesh.
 
     `operand_grads[i]` is how the gradient of operand i comes out of its
-    backward; the gradient of result i is wanted as `results[i].dual()`.
+    backward; the gradient of result i is wanted as `results[i].dual()`. Tensors
+    inside of it that are Partial in `agreed` are reduced while it runs.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     operand_grads: tuple[Layout, ...]
+    agreed: tuple[Layout, ...] = ()
 
 
 def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
@@ -36,6 +38,7 @@ def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
         gather(len(rule.operands), "operands"),
         gather(len(rule.results), "results"),
         gather(len(rule.operands), "operand_grads"),
+        gather(len(rule.agreed), "agreed"),
     )
 
 

@@ -84,14 +84,29 @@ def extremum(call: Call) -> Notation:
     return reduction(call)
 
 
-def cross_entropy(call: Call) -> Notation | None:
-    """Summed or unreduced cross entropy: classes stay whole, samples are summed."""
+def cross_entropy(call: Call) -> Notation:
+    """Summed or unreduced cross entropy.
+
+    Each device takes the terms of its own classes, once all know every sample's
+    largest logit and its sum of exponentials.
+    """
+    found = _per_class(call, "c")
+    sampled = tuple(names for names in found.operands[0] if names != ("c",))
+    return replace(found, agreed=(sampled, sampled))
+
+
+def nll_loss(call: Call) -> Notation:
+    """The same of log-probabilities, which come whole: so stay the classes."""
+    return _per_class(call, "c!")
+
+
+def _per_class(call: Call, c: str) -> Notation:
     logits, target = call.operands[:2]
-    names = ["c!"] if len(logits) == 1 else ["n", "c!", *(f"s{i}" for i in range(len(logits) - 2))]
-    sampled = names if len(target) == len(logits) else [n for n in names if n != "c!"]
-    text = f"{' '.join(names)}, {' '.join(sampled)}, c! -> "
+    names = [c] if len(logits) == 1 else ["n", c, *(f"s{i}" for i in range(len(logits) - 2))]
+    sampled = names if len(target) == len(logits) else [n for n in names if n != c]
+    text = f"{' '.join(names)}, {' '.join(sampled)}, {c} -> "
     if call.results[0]:
-        text += " ".join(n for n in names if n != "c!")
+        text += " ".join(n for n in names if n != c)
     return parse(text, call.operands, call.results)
 
 

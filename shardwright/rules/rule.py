@@ -70,12 +70,15 @@ class Placed:
 
     `operand_grads[i]` is how the gradient of operand i comes out of the
     operator's backward; `result_grads[i]` is how the gradient of result i is wanted.
+    `agreed` are the tensors of `Rule.agreed`: the devices that hold terms of one bring them
+    together while the operator runs.
     """
 
     operands: tuple[Placement, ...]
     results: tuple[Placement, ...]
     operand_grads: tuple[Placement, ...]
     result_grads: tuple[Placement, ...]
+    agreed: tuple[Placement, ...] = ()
 
 
 Dims = tuple[tuple[str, ...], ...]  # per tensor dimension, the names of its factors, major first
@@ -94,6 +97,9 @@ class Rule:
     * `work`: factors whose sizes multiply to the number of multiply-adds of a
       contraction, done `work_repeats` times (attention has two); empty for
       operators that are bound by memory.
+    * `agreed`: tensors inside of the operator that its forward pass needs whole: where
+      splitting a factor leaves terms of one they are reduced over the axis, once each (the
+      largest logit and the sum of exponentials of a cross entropy).
     """
 
     factors: tuple[Factor, ...]
@@ -103,6 +109,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     work: tuple[str, ...] = ()
     work_repeats: int = 1
+    agreed: tuple[Dims, ...] = ()
 
     @property
     def factor(self) -> dict[str, Factor]:
@@ -119,7 +126,7 @@ class Rule:
         if choice is None:
             whole = (REPLICATE,) * len(self.operands)
             out = (REPLICATE,) * len(self.results)
-            return Placed(whole, out, whole, out)
+            return Placed(whole, out, whole, out, (REPLICATE,) * len(self.agreed))
         if isinstance(choice, PassPartial):
             return self._passed(self.linear[choice.term])
         results: tuple[Placement, ...] = tuple(
@@ -140,7 +147,8 @@ class Rule:
                 operands.append(REPLICATE)
                 grads.append(PARTIAL)
         wanted = tuple(REPLICATE if isinstance(p, Partial) else p for p in results)
-        return Placed(tuple(operands), results, tuple(grads), wanted)
+        agreed = tuple(_where(choice.factor, dims) or PARTIAL for dims in self.agreed)
+        return Placed(tuple(operands), results, tuple(grads), wanted, agreed)
 
     def _passed(self, carriers: frozenset[int]) -> Placed:
         """Partial sums in the operands `carriers` go through.
@@ -153,6 +161,7 @@ class Rule:
             results=(PARTIAL,) * len(self.results),
             operand_grads=tuple(REPLICATE if i in carriers else PARTIAL for i in at),
             result_grads=(REPLICATE,) * len(self.results),
+            agreed=(REPLICATE,) * len(self.agreed),
         )
 
     def atoms(self, dims: Dims) -> Atoms:

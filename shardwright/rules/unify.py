@@ -179,6 +179,10 @@ def refine_rule(
                 found.append(add(f"v{v}d{d}", dim.atoms(), FactorKind.WHOLE))
         dims.append(tuple(found))
     work = tuple(label for name in notation.work for label in index(name))
+    within = tuple(
+        tuple(tuple(label for name in names for label in index(name)) for names in one)
+        for one in notation.agreed
+    )
     count = len(notation.operands)
     return Rule(
         factors=tuple(factors.values()),
@@ -188,4 +192,5 @@ def refine_rule(
         linear=notation.linear,
         work=work,
         work_repeats=notation.work_repeats,
+        agreed=within,
     )

@@ -17,14 +17,16 @@ from shardwright.lower.program import (
     Compute,
     Dropout,
     Fetch,
+    Joint,
     Redistribute,
     Reduce,
     RunModule,
     Uniform,
 )
+from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.loading import Loading, Reduction
-from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.redistribute import Redistribution, reduced_over
 from shardwright.runtime.regather import Regathering
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import WholeModule
@@ -62,6 +64,10 @@ def module_maker(
                 return (FastDropout if fast else GlobalDropout)(instruction, device)
             case Attention():
                 return (FastAttention if fast else GlobalAttention)(instruction, device)
+            case Joint():
+                return TiledCrossEntropy(
+                    instruction, reduced_over([axes[name] for name in instruction.axes])
+                )
             case RunModule():
                 key = str(instruction.op.args[1])
                 return WholeModule(instruction, captured.opaque[key], device, training)

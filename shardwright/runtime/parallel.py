@@ -35,7 +35,7 @@ from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.stage import cut_stages
-from shardwright.runtime.step import StepModule
+from shardwright.runtime.stepping import SteppingModule, arguments
 from shardwright.runtime.weights import weights_named
 
 
@@ -175,7 +175,7 @@ def _check_world(mesh: Mesh) -> None:
         )
 
 
-class ParallelModule(StepModule):
+class ParallelModule(SteppingModule):
     """A drop-in for the captured module, holding this rank's tiles.
 
     Parameters keep their names and are DTensors in their atoms' shape, which
@@ -201,6 +201,7 @@ class ParallelModule(StepModule):
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_graph = graph
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         self._sw_output_keys = captured.output_keys
         self._sw_coordinate = mesh.coordinate(rank)
 
@@ -223,7 +224,6 @@ class ParallelModule(StepModule):
             self._sw_program = MicroBatched(lowered, parts, graph, make, device)
         self._sw_holds = Holding(self, captured, analysis, decisions, device_mesh, device)
         self._sw_holds.take(graph, weights, buffers, persistent)
-        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -245,7 +245,8 @@ class ParallelModule(StepModule):
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
-        loss = self(**batch) if isinstance(batch, Mapping) else self(*batch)
+        args, kwargs = arguments(batch)
+        loss = self(*args, **kwargs)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(
                 "train_step needs a module that returns its loss; this one returns"

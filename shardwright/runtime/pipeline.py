@@ -28,7 +28,7 @@ from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline_stage import StagePart
-from shardwright.runtime.step import StepModule
+from shardwright.runtime.stepping import SteppingModule, arguments
 
 _SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 _MULTIPLE = {
@@ -39,7 +39,7 @@ _MULTIPLE = {
 
 
 @final
-class PipelineModule(StepModule):
+class PipelineModule(SteppingModule):
     """The stages of this rank. Its parameters are those that live here, under their own names.
 
     Make an optimizer of them and call `train_step` with the same global batch on
@@ -67,7 +67,6 @@ class PipelineModule(StepModule):
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
         self._sw_outputs = captured.output_keys
-        self._sw_updates = tuple(buffer for buffer, _ in captured.graph.updates)
         self._sw_count = decisions.micro_batches
         self._sw_mesh = device_mesh[AXIS]
         self._sw_group = self._sw_mesh.get_group()
@@ -78,6 +77,8 @@ class PipelineModule(StepModule):
         self._sw_holds = Holding(self, captured, analysis, decisions, inner, device)
         for stage in mine:
             self._sw_holds.take(staged.parts[stage].graph, weights, buffers, persistent)
+        written = (buffer for buffer, _ in captured.graph.updates)
+        self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)
         rank = place_in(inner)
         # Not modules of this one: their parameters are tiles of those that are held here.
@@ -106,8 +107,8 @@ class PipelineModule(StepModule):
         return rebuild_outputs(self._sw_outputs, (self._sw_run(args, kwargs, backward=False),))
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch, on every rank; its gradients are added to `grad`."""
-        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
+        """The loss of a global batch, on every rank; gradients are added to `grad`."""
+        args, kwargs = arguments(batch)
         return self.call_backward(*args, **kwargs)
 
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:

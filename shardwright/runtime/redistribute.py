@@ -6,7 +6,7 @@ embedding a tile need no communication and are done here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,18 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.how.sent_back(grads[0]), None
+
+
+def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], torch.Tensor]:
+    """A function that takes a tensor and "sum" or "max", of it over all devices along `axes`."""
+
+    def reduce(x: torch.Tensor, how: str) -> torch.Tensor:
+        for mesh in axes:
+            parts = DTensor.from_local(x.contiguous(), mesh, [Partial(how)], run_check=False)
+            x = parts.redistribute(placements=[Replicate()]).to_local()
+        return x
+
+    return reduce
 
 
 def _steps(moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]) -> tuple[Step, ...]:

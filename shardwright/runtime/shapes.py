@@ -24,8 +24,8 @@ from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
 from shardwright.rules.rule import Rule
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.parallel import parallelize
-from shardwright.runtime.step import StepModule
+from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.stepping import SteppingModule, arguments
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of a call's tensors, by path
 
@@ -78,8 +78,8 @@ class ManyShapes:
         seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self.main = _steps(model, plan, seed, device)
-        self._modules = {_planned(plan.inputs): self.main}
+        self.main: SteppingModule = _steps(model, plan, seed, device)
+        self._modules: dict[Shapes, SteppingModule] = {_planned(plan.inputs): self.main}
         for args, kwargs in others:
             shapes = shapes_of(args, kwargs)
             if shapes not in self._modules:
@@ -93,14 +93,14 @@ class ManyShapes:
         """Shapes of whole batches that it takes, the planned ones first."""
         return tuple(self._modules)
 
-    def module_for(self, batch: Any) -> StepModule:
+    def module_for(self, batch: Any) -> SteppingModule:
         """The module that runs a batch of this shape, made ready to run.
 
         Raises `BatchError` if there is none. With one shape only it takes ranks' own parts too.
         """
         if len(self._modules) == 1:
             return self.main
-        shapes = shapes_of(*_call(batch))
+        shapes = shapes_of(*arguments(batch))
         module = self._modules.get(shapes)
         if module is None:
             raise BatchError(
@@ -121,7 +121,7 @@ class ManyShapes:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, in the mode that the module is in."""
-        args, kwargs = _call(batch)
+        args, kwargs = arguments(batch)
         module = self.module_for(batch)
         module.set_random_state(self.main.random_state())
         found: torch.Tensor = module(*args, **kwargs)
@@ -160,10 +160,10 @@ class ManyShapes:
         return self
 
 
-def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> StepModule:
+def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> SteppingModule:
     """The parallel module, whose steps are those of one device."""
     module = parallelize(model, plan, seed=seed, device=device)
-    if not isinstance(module, StepModule):
+    if not isinstance(module, SteppingModule):
         raise PlanError(
             f"schedule {plan.schedule!r} trains otherwise than one device does, and a job cannot"
             " ask for that yet; plan without it, or train by hand as docs/async.md says"
@@ -171,8 +171,13 @@ def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None)
     return module
 
 
-def _share(main: StepModule, other: StepModule, shapes: Shapes) -> None:
+def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
     """Let `other` run on the parameters and buffers of `main`."""
+    if not isinstance(main, ParallelModule):
+        raise PlanError(
+            f"a pipeline takes batches of the planned shape only, not {_text(shapes)}; pad the"
+            " batch, drop the last one, or choose a plan without stages"
+        )
     mine = dict(main.named_parameters(remove_duplicate=False))
     for name, parameter in list(other.named_parameters(remove_duplicate=False)):
         if parameter.shape != mine[name].shape:
@@ -201,10 +206,6 @@ def _feasible(op: PlannedOp, rule: Rule, plan: Plan) -> PlannedOp:
 
 def _planned(inputs: Sequence[InputSpec]) -> Shapes:
     return tuple((spec.key, spec.shape) for spec in inputs)
-
-
-def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
 
 
 def _text(shapes: Shapes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
@@ -65,15 +66,16 @@ class Candidate:
         if self.staged is None:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
+        seconds = Seconds(self.point.time)  # the pipeline's own, in which nothing is hidden
         return replace(
             found,
+            step_seconds=seconds,
+            lower_bound_seconds=Seconds(min(bound, seconds)),
+            overlap=0.0,
             mesh=self.staged.mesh,
             stages=len(names) + 1,
             schedule=self.staged.schedule,
             cuts=names,
-            step_seconds=Seconds(self.point.time),
-            lower_bound_seconds=Seconds(min(bound, self.point.time)),
-            overlap=0.0,  # sums of gradients come after the last pass
         )
 
 
@@ -117,13 +119,9 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        overlap = self.machine.overlap
         summed = most_summed(self.sources.graph, self.machine, mesh)
-
-        def on_step(memory: float) -> float:
-            return bound_on_step(bound(memory), overlap, summed)
-
-        self.bounds.append((writer.least_overhead, on_step))
+        settled = partial(bound_on_step, overlap=self.machine.overlap, summed=summed)
+        self.bounds.append((writer.least_overhead, lambda memory: settled(bound(memory))))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
@@ -193,7 +191,7 @@ class Rounds:
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
         least = min(at(peak - overhead) for overhead, at in self.bounds)
-        if self.machine.overlap:  # then times do not just add up
+        if self.machine.overlap:  # then a well-known plan may be faster than its parts add up to
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 

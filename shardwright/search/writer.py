@@ -230,6 +230,7 @@ class PlanWriter:
                 lies[value] = int(options.results[i][k])
                 if value in self._returned:
                     transfers += self._brought_back(value, like.outputs[i], lies[value])
+            transfers += self._agreed(op, like, k, piece > 0)
             ops.append(self._operator(op, like, k, piece))
         return ops, transfers
 
@@ -240,6 +241,7 @@ class PlanWriter:
             rule = model.analysis.rules[like.name]
             table = model.operator(like, self.space.recomputed[like.name] if piece else ())
             tiling = model.options(like).tiling(rule, k)
+            agreed = model.agreements(like, k, piece > 0)
             self._ops[key] = PlannedOp(
                 name=like.name,
                 target=like.target,
@@ -247,7 +249,7 @@ class PlanWriter:
                 tiling=tiling_text(tiling),
                 splits=split_words(rule, tiling, self._words),
                 layout=model.layout(like.outputs[0], int(model.options(like).results[0][k])),
-                seconds=Seconds(float(table.seconds[k])),
+                seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in agreed)),
                 saved_bytes=Bytes(int(table.bytes[k])),
                 backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
                 reads=tuple(dict.fromkeys(like.operands)),
@@ -257,6 +259,10 @@ class PlanWriter:
             return known
         reads = tuple(dict.fromkeys(op.operands))
         return replace(known, name=op.name, source=op.source, piece=piece, reads=reads)
+
+    def _agreed(self, op: Op, like: Op, k: int, again: bool) -> Iterator[Transfer]:
+        for t in self.space.model.agreements(like, k, again):
+            yield replace(t, value=op.outputs[0], consumer=op.name)
 
     def _moved(
         self,

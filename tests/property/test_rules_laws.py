@@ -14,16 +14,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.capture.operators import call_op
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Mesh, Replicate
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
-from shardwright.lower.program import Compute, Dropout, Uniform
+from shardwright.lower.program import Compute, Dropout, Joint, Uniform
 from shardwright.rules import table
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import place, tiling_text, tilings
 from shardwright.rules.rule import FactorKind
 from shardwright.runtime.comparable import in_parts
+from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from tests.property.meeting import Meeting
 from tests.property.operators import CALLS
 from tests.property.resized import free_sizes, resized
 from tests.property.simulated_ranks import gather, scatter
@@ -125,10 +127,14 @@ def _run(one, analysis, mesh, tiling):
         ]
         for name, layout in zip(op.operands, placing.operands, strict=True)
     ]
-    results = [
-        _run_rank(one, analysis, mesh, tiling, rank, [tiles[rank] for tiles in operands])
-        for rank in range(mesh.size)
-    ]
+    meeting = Meeting(mesh)
+
+    def run_rank(rank):
+        tiles = [of_ranks[rank] for of_ranks in operands]
+        return _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting)
+
+    joint = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
+    results = meeting.run(run_rank) if joint else list(map(run_rank, range(mesh.size)))
     found = {}
     for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
         if (op.kind, k) in PER_PART:
@@ -152,9 +158,13 @@ def _run(one, analysis, mesh, tiling):
     return found
 
 
-def _run_rank(one, analysis, mesh, tiling, rank, tiles):
+def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
     program = lower(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}), rank)
-    (instruction,) = (i for i in program.instructions if isinstance(i, Compute | Dropout | Uniform))
+    kinds = Compute | Dropout | Uniform | Joint
+    (instruction,) = (i for i in program.instructions if isinstance(i, kinds))
+    if isinstance(instruction, Joint):
+        reduce = meeting.reduce(rank, instruction.axes)
+        return [TiledCrossEntropy(instruction, reduce)(*tiles)]
     if isinstance(instruction, Dropout):
         dropout = GlobalDropout(instruction, CPU)
         return [dropout(tiles[0], random_state(1, 2, CPU))]

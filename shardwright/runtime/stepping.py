@@ -1,34 +1,38 @@
-"""What parallel modules of all kinds have in common: steps that draw numbers and write buffers."""
+"""What every module that runs a plan offers, however it runs it: steps, and what lasts of them."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 
-class StepModule(nn.Module):
-    """A module that trains by global batches, the same on every rank."""
+class SteppingModule(nn.Module):
+    """A module that can take training steps on global batches.
+
+    A batch is a mapping of keyword arguments or a tuple of positional ones.
+    Sub-classes register `_sw_random`, the state that random numbers depend on,
+    and set `_sw_updates`, the names of the buffers that a call writes.
+    """
 
     _sw_updates: tuple[str, ...]
-    _sw_random: torch.Tensor
 
-    @abstractmethod
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
-
-    @abstractmethod
-    def local_batch(self, batch: Any) -> Any:
-        """This rank's part of a global batch, for loaders that read only their own."""
+        raise NotImplementedError
 
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch (a mapping of keywords or a tuple); its loss."""
+        """One optimizer step on a global batch; its loss."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch)
         optimizer.step()
         return loss
+
+    def local_batch(self, batch: Any) -> Any:
+        """This rank's part of a global batch, for loaders that read only their own."""
+        raise NotImplementedError
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
         """What the next step needs of buffers: those of the state dict and those that steps write.
@@ -45,9 +49,14 @@ class StepModule(nn.Module):
 
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""
-        seed, step = self._sw_random.tolist()
+        seed, step = self.get_buffer("_sw_random").tolist()
         return seed, step
 
     def set_random_state(self, state: tuple[int, int]) -> None:
         """Draw from the next step on what a module in this state would draw."""
-        self._sw_random = self._sw_random.new_tensor(state)
+        self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
+
+
+def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the call that `batch` stands for."""
+    return ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})

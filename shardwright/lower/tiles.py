@@ -1,0 +1,74 @@
+"""Operators whose tile has to know where it lies: the same call would compute something else.
+
+A look-up in part of a table gives nothing for rows that others hold; a query
+sees the keys up to its own place in the sequence; a cross entropy over part of
+the classes needs to know which they are, and what the other devices found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwright.capture.operators import argument
+from shardwright.ir.graph import Op
+from shardwright.ir.layout import Mesh, Partial
+from shardwright.lower.program import Compute, Joint
+from shardwright.rules.placing import Placing
+
+Shape = tuple[int, ...]
+Tile = tuple[tuple[int, int, int], ...]  # start, length and size of each atom of one dimension
+Positions = Callable[[int], tuple[Tile, ...]]  # of an operand, the tile of each dimension
+
+
+def placed_call(
+    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+) -> Compute | Joint | None:
+    """The local call `op` where its tile has to know its place; None where any call would do."""
+    if op.kind == "embedding":
+        return _embedding(op, placing, positions, shapes)
+    if op.kind == "cross_entropy_loss":
+        return _cross_entropy(op, placing, mesh, positions)
+    if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
+        return _causal_rows(op, positions, shapes)
+    return None
+
+
+def _embedding(
+    op: Op, placing: Placing, positions: Positions, shapes: tuple[Shape, ...]
+) -> Compute | None:
+    tile = positions(0)[0]
+    if all(length == size for _, length, size in tile):
+        return None
+    flat = tuple(number for atom in tile for number in atom)
+    padding = argument(op, 2, "padding_idx", -1)
+    scale = argument(op, 3, "scale_grad_by_freq", False)
+    target = "shardwright.embedding_tile.default"
+    args = (*op.args[:2], flat, padding, scale)
+    return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:
+    """Queries that are not all, of which the first may see more than the first key."""
+    tile = positions(0)[-2]
+    if all(length == size for _, length, size in tile):
+        return None
+    flat = tuple(number for atom in tile for number in atom)
+    given = dict(op.kwargs)
+    target = "shardwright.causal_rows.default"
+    args = (*op.args[:3], flat, given.get("scale"), given.get("enable_gqa", False))
+    return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def _cross_entropy(op: Op, placing: Placing, mesh: Mesh, positions: Positions) -> Joint | None:
+    """The classes, which are dimension 1 where there are samples, split over some axes."""
+    dims = positions(0)
+    tile = dims[min(1, len(dims) - 1)]
+    if all(length == size for _, length, size in tile):
+        return None
+    axes = tuple(
+        name
+        for name, placement in zip(mesh.names, placing.agreed[0].placements, strict=True)
+        if isinstance(placement, Partial)
+    )
+    return Joint(op, axes, tile)

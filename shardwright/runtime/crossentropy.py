@@ -1,0 +1,138 @@
+"""Cross entropy of logits whose classes are spread over devices, and are never brought together.
+
+With x the logits, m their maximum and s = Σ exp(x − m), both over all classes,
+the loss of a sample is Σ q (m + log s − x) for a target distribution q times the
+class weights: every term belongs to one class, and so to one device. What the devices have to
+tell each other is m and s, one number a sample each (Shoeybi et al., "Megatron-LM", 2019,
+section 3); the terms are added up like any other partial sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.capture.lookup import local_index
+from shardwright.capture.operators import argument, to_torch
+from shardwright.lower.program import Joint
+
+_NONE, _SUM = 0, 2  # ATen's Reduction enum; means are sums by the time they get here
+
+# A tensor's sum, or its greatest, over the devices that compute the operator together.
+Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
+
+
+class TiledCrossEntropy(nn.Module):
+    """One `Joint` cross entropy: this device's terms of the loss."""
+
+    def __init__(self, instruction: Joint, reduce: Reduce) -> None:
+        super().__init__()
+        op = instruction.op
+        self.op, self.reduce = op, reduce
+        self.tile = tuple(n for atom in instruction.tile for n in atom)
+        self.classes = prod(self.tile[2::3])
+        self.summed = argument(op, 3, "reduction", 1) == _SUM
+        ignored = argument(op, 4, "ignore_index", -100)
+        smoothing = argument(op, 5, "label_smoothing", 0.0)
+        assert isinstance(ignored, int) and isinstance(smoothing, int | float)
+        self.ignored, self.smoothing = ignored, float(smoothing)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """Logits (N, C of this device, ...), targets, class weights if there are any."""
+        values = dict(zip(self.op.operands, given, strict=True))
+        device = given[0].device
+        logits, target, weight = (
+            to_torch(argument(self.op, i, name), values, device)
+            for i, name in enumerate(("self", "target", "weight"))
+        )
+        loss: Tensor = _Loss.apply(logits, target, weight, self)  # type: ignore[no-untyped-call]
+        return loss
+
+    def extra_repr(self) -> str:
+        return f"classes={self.classes}, tile={self.tile}"
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: TiledCrossEntropy
+    ) -> Tensor:
+        ctx.dim = dim = min(1, logits.dim() - 1)
+        x = _precise(logits)
+        largest = how.reduce(x.amax(dim), "max")
+        total = how.reduce((x - largest.unsqueeze(dim)).exp_().sum(dim), "sum")
+        normalizer = largest + total.log()
+        smooth = how.smoothing / how.classes
+        w = None if weight is None else _along(weight.to(x.dtype), x)
+        if target.is_floating_point():
+            below = normalizer.unsqueeze(dim) - x  # minus the logarithm of each probability
+            wanted = target * (1.0 - how.smoothing) + smooth
+            wanted = wanted if w is None else wanted * w
+            terms = (wanted * below).sum(dim)
+            mass = how.reduce(wanted.sum(dim), "sum")
+        else:
+            kept, at, inside = _hit(target, how, dim)
+            chosen = (1.0 - how.smoothing) * inside.to(x.dtype)
+            if weight is not None:
+                chosen = chosen * weight.to(x.dtype)[at.squeeze(dim)]
+            terms = chosen * (normalizer - x.gather(dim, at).squeeze(dim)).masked_fill(~inside, 0.0)
+            if smooth:
+                below = normalizer.unsqueeze(dim) - x
+                terms = terms + smooth * (below if w is None else below * w).sum(dim) * kept
+            mass = kept.to(x.dtype)
+            if weight is not None:
+                mass = chosen + smooth * weight.sum().to(x.dtype) * kept
+                mass = how.reduce(mass, "sum")
+            known = ~kept | ((target >= 0) & (target < how.classes))
+            terms = terms.masked_fill(~known, float("nan"))  # rather than no loss at all
+        ctx.how = how
+        ctx.save_for_backward(logits, target, weight, normalizer, mass)
+        return (terms.sum() if how.summed else terms).to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, target, weight, normalizer, mass = ctx.saved_tensors
+        how, dim = ctx.how, ctx.dim
+        x = _precise(logits)
+        scale = grads[0].to(x.dtype).expand(normalizer.shape)
+        smooth = how.smoothing / how.classes
+        w = None if weight is None else _along(weight.to(x.dtype), x)
+        grad = (x - normalizer.unsqueeze(dim)).exp_().mul_((mass * scale).unsqueeze(dim))
+        grad_target = None
+        if target.is_floating_point():
+            wanted = target * (1.0 - how.smoothing) + smooth
+            grad.sub_((wanted if w is None else wanted * w) * scale.unsqueeze(dim))
+            if ctx.needs_input_grad[1]:
+                below = normalizer.unsqueeze(dim) - x
+                below = below * scale.unsqueeze(dim) * (1.0 - how.smoothing)
+                grad_target = (below if w is None else below * w).to(target.dtype)
+        else:
+            kept, at, inside = _hit(target, how, dim)
+            chosen = scale * (1.0 - how.smoothing) * inside.to(x.dtype)
+            if weight is not None:
+                chosen = chosen * weight.to(x.dtype)[at.squeeze(dim)]
+            grad.scatter_add_(dim, at, -chosen.unsqueeze(dim))
+            if smooth:
+                each = (smooth * scale * kept).unsqueeze(dim)
+                grad.sub_(each if w is None else each * w)
+        return grad.to(logits.dtype), grad_target, None, None
+
+
+def _hit(target: Tensor, how: TiledCrossEntropy, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which samples count, where their class is in this tile, and whether it is."""
+    kept = target != how.ignored
+    at, inside = local_index(target, how.tile)
+    return kept, at.unsqueeze(dim), inside & kept
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _along(weight: Tensor, x: Tensor) -> Tensor:
+    """(C) as it broadcasts against x (N, C, ...) or (C)."""
+    return weight.view(-1, *(1,) * max(0, x.dim() - 2))

@@ -1,0 +1,133 @@
+"""One dimension of a model split wherever it occurs, on ranks: exact in float64.
+
+Loss, every gradient and every parameter after an optimizer step. Tilings at random, of these
+dimensions too, are in `test_random_tilings`.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Layout, Mesh, Shard
+from shardwright.rules.placing import feasible, place
+from shardwright.rules.rule import FactorKind, Split
+from tests import models
+from tests.ranks.harness import run_ranks, whole
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
+
+MESHES = {
+    2: ("a=2", ("smoothed", "long llama")),
+    3: ("a=3", ("gpt2", "long gpt2")),
+    4: ("a=2 b=2", ("smoothed", "padded llama")),
+}
+WORDS = 53  # a prime number, like 50,257
+
+
+class Smoothed(nn.Module):
+    """A tied table, label smoothing, weights of classes, and labels that do not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 6, padding_idx=5)
+        self.register_buffer("weight", torch.linspace(0.5, 2.0, WORDS))
+
+    def forward(self, words, labels):
+        logits = nn.functional.linear(self.table(words).tanh(), self.table.weight)
+        flat, labels = logits.flatten(0, 1), labels.flatten()
+        plain = nn.functional.cross_entropy(flat, labels, ignore_index=3)
+        return plain + nn.functional.cross_entropy(
+            flat, labels, self.weight, ignore_index=3, label_smoothing=0.1
+        )
+
+
+def smoothed():
+    words = torch.randint(WORDS, (4, 5), generator=torch.Generator().manual_seed(2))
+    labels = words.roll(1, 1)
+    labels[:, 0] = 3
+    return Smoothed(), {"words": words, "labels": labels}
+
+
+def padded():
+    """Llama with queries in groups, and samples of several lengths."""
+    model, batch = models.llama()
+    mask = torch.ones_like(batch["input_ids"])
+    mask[1, 4:], mask[3, 5:] = 0, 0
+    return model, {**batch, "attention_mask": mask}
+
+
+VOCABULARY, SEQUENCE = (
+    {"embedding", "cross_entropy_loss"},
+    {"linear", "scaled_dot_product_attention"},
+)
+# A model, a value and the dimension of it that is split, operators that must be among the split.
+CASES = {
+    "smoothed": (smoothed, "table.weight", 0, VOCABULARY),
+    "gpt2": (models.gpt2, "transformer.wte.weight", 0, VOCABULARY),
+    "long gpt2": (models.gpt2, "kwargs.input_ids", 1, {"linear", "softmax", "dropout"}),
+    "long llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE),
+    "padded llama": (padded, "kwargs.input_ids", 1, SEQUENCE),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.parametrize("world", MESHES)
+def test_a_dimension_split_everywhere_equals_one_device(world):
+    run_ranks(world, _compare, *MESHES[world])
+
+
+def _compare(text, names):
+    mesh = Mesh.parse(text)
+    device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+    for name in names:
+        make, value, dim, kinds = CASES[name]
+        torch.manual_seed(1)
+        one = Widened(*models.double(*make()))
+        (atom,) = one.analysis.dims[value][dim]
+        chosen, split = along(one, mesh, atom)
+        storage = {
+            leaf.name: stored(one, leaf.name, mesh, atom)
+            for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+        }
+        serial = stepped(one, one.one_device())
+        parallel = stepped(one, one.module(mesh, chosen, storage, device_mesh))
+        assert serial.keys() == parallel.keys()
+        errors = {key: error(serial[key], parallel[key]) for key in serial}
+        worst = max(errors, key=errors.get)
+        assert errors[worst] <= TOLERANCE, f"{name} on {text}: {worst} is {errors[worst]:.1e} off"
+        assert kinds <= split, f"{name}: only {split} are split"
+
+
+def along(one, mesh, atom):
+    """Every operator split along `atom` over all axes, if it may be; kinds of those that are."""
+    chosen, split = {}, set()
+    for op in one.graph.ops:
+        rule = one.analysis.rules[op.name]
+        chosen[op.name] = (None,) * len(mesh.axes)
+        for factor in rule.factors:
+            if factor.atom == atom and factor.kind is FactorKind.PARALLEL:
+                tiling = (Split(factor.name),) * len(mesh.axes)
+                if feasible(rule, place(rule, tiling, mesh)):
+                    chosen[op.name] = tiling
+                    split.add(op.kind)
+                    break
+    return chosen, split
+
+
+def stored(one, name, mesh, atom):
+    """A parameter lies as its operators read it."""
+    for d, atoms in enumerate(one.analysis.dims[name]):
+        if atom in atoms:
+            return Layout(mesh, (Shard(d, atoms.index(atom)),) * len(mesh.axes))
+    return Layout.replicated(mesh)
+
+
+def stepped(one, module):
+    """Loss, gradients, buffers, and the parameters after a step."""
+    found = one.run(module)
+    torch.optim.AdamW(module.parameters(), lr=0.01).step()
+    for key, parameter in module.named_parameters():
+        found[f"{key} after a step"] = whole(parameter)
+    return found
