@@ -67,6 +67,7 @@ def plan(
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | None = None,
     stages: Sequence[int] | None = (1,),
+    allow_async: bool = False,
     rng: str = "exact",
     batch_norm: str = "exact",
 ) -> Plan:
@@ -74,7 +75,8 @@ def plan(
 
     The step takes the batch in one of these numbers of `micro_batches`; None
     tries more than one where the limit makes plans slower or rules all out.
-    Pipelines of these numbers of `stages` are among the plans, None being all powers of two.
+    Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
+    with `allow_async` asynchronous ones too, which change the optimisation.
     `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
     that would do, if there is none, and `ConstraintError` for `constraints` that mean nothing here
     or that no plan can meet.
@@ -89,6 +91,7 @@ def plan(
             constraints=constraints,
             micro_batches=counts,
             stages=stages,
+            allow_async=allow_async,
         )
 
     frontier = run(micro_batches) if micro_batches else if_tight(run, memory_limit)

@@ -31,6 +31,7 @@ from shardwright.report.summary import summary
 @options.method
 @options.micro_batches
 @options.stages
+@options.allow_async
 @options.optimizer
 @options.habits
 @click.option(
@@ -52,6 +53,7 @@ def command(
     method: str,
     micro_batches: tuple[int, ...],
     stages: tuple[int, ...],
+    allow_async: bool,
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -61,7 +63,7 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if output:

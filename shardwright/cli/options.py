@@ -125,6 +125,12 @@ stages = click.option(
     metavar="N,N,…",
     help="Numbers of pipeline stages to search, as 1,2,4; by default 1, no pipelines.",
 )
+allow_async = click.option(
+    "--async",
+    "allow_async",
+    is_flag=True,
+    help="Allow asynchronous pipelines, which train otherwise than one device: docs/async.md.",
+)
 optimizer = click.option(
     "--optimizer", help="Plan the memory and update of this one instead of the target's."
 )

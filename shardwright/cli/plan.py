@@ -34,6 +34,7 @@ from shardwright.report.summary import summary
 @options.method
 @options.micro_batches
 @options.stages
+@options.allow_async
 @options.optimizer
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
@@ -51,6 +52,7 @@ def command(
     method: str,
     micro_batches: tuple[int, ...],
     stages: tuple[int, ...],
+    allow_async: bool,
     optimizer: str | None,
     habits: Mapping[str, str],
     output: str | None,
@@ -60,7 +62,7 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages)
+    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
     plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)

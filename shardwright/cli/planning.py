@@ -36,6 +36,7 @@ class Wishes:
     method: str = "joint"
     micro_batches: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
+    allow_async: bool = False
 
     def shares(self, searches: int) -> Iterator[Wishes]:
         """The same for each of several searches, which share the time that is left."""
@@ -133,7 +134,8 @@ def search(
             constraints=wishes.constraints,
             seconds=wishes.seconds,
             micro_batches=wishes.micro_batches or micro_batches,
-            stages=wishes.stages or (1,),
+            stages=wishes.stages or (None if wishes.allow_async else (1,)),
+            allow_async=wishes.allow_async,
             progress=progress,
         )
 

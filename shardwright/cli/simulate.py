@@ -27,6 +27,11 @@ from shardwright.report.units import milliseconds
 def command(plan: str, output: str | None, as_json: bool) -> None:
     """Show when everything of the step planned in PLAN runs, on a rank's streams."""
     loaded = Plan.load(plan)
+    if loaded.pipeline is not None:
+        raise UsageError(
+            f"the plan has {loaded.stages} pipeline stages, whose ranks do different things at one"
+            " time; simulate shows plans without stages, explain what each stage takes"
+        )
     found = timeline(loaded)
     if output:
         try:

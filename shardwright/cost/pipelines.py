@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.layout import Seconds
+from shardwright.ir.pipeline import ASYNC
 
 _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice as much
 
@@ -33,11 +34,15 @@ def in_flight(schedule: str, stage: int, stages: int, micro_batches: int) -> int
     >>> [in_flight("1F1B", stage, 4, 8) for stage in range(4)]
     [4, 3, 2, 1]
     """
+    if schedule.startswith(ASYNC):
+        return stages - stage  # mini-batches, as they follow each other without a break
     return micro_batches if schedule == "GPipe" else min(micro_batches, stages - stage)
 
 
 def step_seconds(schedule: str, stages: Sequence[StageTime], micro_batches: int) -> Seconds:
     """From the first forward pass until all stages have made their update.
+
+    Of an asynchronous pipeline from one update of the slowest stage to its next.
 
     Every stage does its passes in the order of the schedule, each as soon as
     what it needs has arrived.
@@ -45,6 +50,8 @@ def step_seconds(schedule: str, stages: Sequence[StageTime], micro_batches: int)
     >>> round(step_seconds("1F1B", [StageTime(1.0)] * 4, 8), 6)
     11.0
     """
+    if schedule.startswith(ASYNC):
+        return Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
     count = len(stages)
     orders = [list(_order(schedule, s, count, micro_batches)) for s in range(count)]
     done: dict[tuple[int, int, bool], float] = {}  # stage, micro-batch, whether forward -> when

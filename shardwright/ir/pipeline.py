@@ -7,6 +7,9 @@ Schedules have the names of `torch.distributed.pipelining`:
     Interleaved1F1B    the same, a rank having several stages (Megatron-LM, arXiv 2104.04473)
     InterleavedZeroBubble, ZBVZeroBubble
                        gradients of weights fill the bubbles (arXiv 2401.10241)
+
+or "async" and the weights that passes use: then no stage ever waits for another's update, which
+is another optimisation than that of one device.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from shardwright.ir.layout import Mesh
 AXIS = "pp"  # of a plan's mesh: the groups of devices that have a stage each, or several
 SINGLE = ("GPipe", "1F1B")  # schedules of one stage to a group
 MULTIPLE = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")  # of several
-SCHEDULES = (*SINGLE, *MULTIPLE)
+ASYNC = "async "  # the schedule of a continuous pipeline, then which weights its passes use
+WEIGHTS = ("spectrain", "pipeoptim", "spectrain-decay", "pipeoptim-decay", "stash", "stale")
+SCHEDULES = (*SINGLE, *MULTIPLE, *(ASYNC + weights for weights in WEIGHTS))
 NONE = "none"
 
 
@@ -42,6 +47,11 @@ class Pipeline:
         return len(self.cuts) + 1
 
     @property
+    def weights(self) -> str | None:
+        """Which weights the passes of a continuous pipeline use; None if the pipeline flushes."""
+        return self.schedule.removeprefix(ASYNC) if self.schedule.startswith(ASYNC) else None
+
+    @property
     def homes(self) -> tuple[int, ...]:
         """The group of every stage.
 
@@ -61,7 +71,11 @@ class Pipeline:
         name, stages, groups = self.schedule, self.stages, self.groups
         if name not in SCHEDULES:
             raise PipelineError(f"schedule {name!r} is not known; take {', '.join(SCHEDULES)}")
-        if name in SINGLE and stages != groups:
+        if self.weights is not None and micro_batches > 1:
+            raise PipelineError(
+                f"{name} takes the batch as a whole, not in {micro_batches} micro-batches"
+            )
+        if (name in SINGLE or self.weights is not None) and stages != groups:
             raise PipelineError(
                 f"{name} has one stage for each of {AXIS}={groups} groups, not {stages} stages;"
                 f" cut into {groups}, or take an interleaved schedule"

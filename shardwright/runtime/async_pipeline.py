@@ -19,7 +19,7 @@ from torch import nn
 from shardwright.runtime.async_sim import inputs_of
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.channel import StageFailed
-from shardwright.runtime.parallel import default_device
+from shardwright.runtime.device import default_device
 from shardwright.runtime.peers import Peers
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import Weights, weights_named

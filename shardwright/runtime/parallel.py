@@ -26,19 +26,26 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import parse_tiling
+from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import BatchError, input_parts, local_inputs
+from shardwright.runtime.device import default_device
 from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.stage import cut_stages
 from shardwright.runtime.stepping import SteppingModule, arguments
+from shardwright.runtime.weights import weights_named
 
 
 def parallelize(
     model: nn.Module, plan: Plan, *, seed: int = 0, device: torch.device | None = None
-) -> ParallelModule | PipelineModule:
+) -> ParallelModule | PipelineModule | AsyncPipeline:
     """The part of `model` that this rank runs under `plan`.
+
+    With pipeline stages it runs them by `train_step`; under an asynchronous plan that
+    does not train as one device does (`runtime/async_pipeline.py`).
 
     Call it on every rank of an initialised process group of `plan.devices`
     processes, with the same weights everywhere. A plan for one device needs no
@@ -57,6 +64,8 @@ def parallelize(
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
+    if plan.pipeline is not None and plan.pipeline.weights is not None:
+        return _asynchronous(captured, plan, model, device, seed)
     device_mesh = _device_mesh(plan.mesh, device)
     return build(
         captured,
@@ -130,24 +139,40 @@ def build(
     return PipelineModule(captured, analysis, decisions, device_mesh=device_mesh, **options)
 
 
-def default_device() -> torch.device:
-    """The device of this rank: its GPU under NCCL, else the CPU."""
-    if dist.is_initialized() and "nccl" in dist.get_backend():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def _asynchronous(
+    captured: Captured, plan: Plan, model: nn.Module, device: torch.device, seed: int
+) -> AsyncPipeline:
+    assert plan.pipeline is not None and plan.pipeline.weights is not None
+    if plan.layout_mesh.size > 1:
+        raise PlanError(
+            f"the plan has asynchronous stages of {plan.layout_mesh.size} devices each; they run on"
+            " one device a stage"
+        )
+    _check_world(plan.mesh)
+    place = {op.name: i for i, op in enumerate(captured.graph.ops)}
+    if unknown := [name for name in plan.cuts if name not in place]:
+        raise PlanError(f"the plan cuts before {unknown[0]}, which the model does not have")
+    stages = cut_stages(captured, plan.stages, [place[name] for name in plan.cuts])
+    how = weights_named(plan.pipeline.weights)
+    return AsyncPipeline(stages, model, how, device=device, seed=seed)
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
-    world = dist.get_world_size() if dist.is_initialized() else 0
-    if mesh.size == 1 and not world:
+    if mesh.size == 1 and not dist.is_initialized():
         return None
+    _check_world(mesh)
+    return init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.names)
+
+
+def _check_world(mesh: Mesh) -> None:
+    """Raise `PlanError` unless there are as many processes as the plan has devices."""
+    world = dist.get_world_size() if dist.is_initialized() else 0
     if world != mesh.size:
         started = f"are {world} processes" if world else "is no process group"
         raise PlanError(
             f"the plan is for {mesh.size} devices ({mesh}) but there {started}; start it with"
             f" torchrun --nproc-per-node {mesh.size}, or plan for {world or 1}"
         )
-    return init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.names)
 
 
 class ParallelModule(SteppingModule):

@@ -109,6 +109,10 @@ class PipelineModule(SteppingModule):
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, on every rank; gradients are added to `grad`."""
         args, kwargs = arguments(batch)
+        return self.call_backward(*args, **kwargs)
+
+    def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The same, of a call with any arguments."""
         loss = self._sw_run(args, kwargs, backward=True)
         for name, gradient in self._sw_gradients().items():
             parameter = self._sw_holds.held(name)

@@ -79,13 +79,13 @@ class ManyShapes:
         seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self.main: SteppingModule = parallelize(model, plan, seed=seed, device=device)
+        self.main: SteppingModule = _steps(model, plan, seed, device)
         self._modules: dict[Shapes, SteppingModule] = {_planned(plan.inputs): self.main}
         for args, kwargs in others:
             shapes = shapes_of(args, kwargs)
             if shapes not in self._modules:
                 other_plan = plan_for_shapes(model, plan, args, kwargs)
-                other = parallelize(model, other_plan, seed=seed, device=device)
+                other = _steps(model, other_plan, seed, device)
                 _share(self.main, other, shapes)
                 self._modules[shapes] = other
 
@@ -168,6 +168,17 @@ class ManyShapes:
         return self
 
 
+def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> SteppingModule:
+    """The parallel module, whose steps are those of one device."""
+    module = parallelize(model, plan, seed=seed, device=device)
+    if not isinstance(module, SteppingModule):
+        raise PlanError(
+            f"schedule {plan.schedule!r} trains otherwise than one device does, and a job cannot"
+            " ask for that yet; plan without it, or train by hand as docs/async.md says"
+        )
+    return module
+
+
 def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
     """Let `other` run on the parameters and buffers of `main`."""
     if not isinstance(main, ParallelModule):
@@ -195,7 +206,7 @@ def _feasible(op: PlannedOp, rule: Rule, plan: Plan) -> PlannedOp:
     known = {tiling_text((choice,))[0] for choice in rule.choices()}
     words = [word if word in known else "-" for word in op.tiling]  # of size 1: not split at all
     for axis in reversed(range(len(words))):
-        if feasible(rule, place(rule, parse_tiling(rule, tuple(words)), plan.mesh)):
+        if feasible(rule, place(rule, parse_tiling(rule, tuple(words)), plan.layout_mesh)):
             break
         words[axis] = "-"
     return op if tuple(words) == op.tiling else replace(op, tiling=tuple(words))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Dropout, Uniform
 from shardwright.lower.stages import RECEIVED, Stage, StageError, split
-from shardwright.rules.analysis import analyze
+from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 
 
@@ -32,6 +33,11 @@ class Stages:
 
     captured: Captured
     parts: tuple[Stage, ...]
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Of the whole graph: what an operator draws depends on its place there."""
+        return analyze(self.captured.graph)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -102,7 +108,7 @@ class StageModule(nn.Module):
                     holder.register_buffer(name, buffer, persistent=key in persistent)
             elif leaf.kind is LeafKind.CONSTANT:
                 self._sw_constants[leaf.name] = stages.captured.constants[leaf.name].to(device)
-        self._sw_program = _program(stage, device)
+        self._sw_program = _program(stage, stages.analysis, device)
         self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
         self.train(model.training)
 
@@ -168,10 +174,10 @@ class StageModule(nn.Module):
         self._sw_random = random_state(seed, state["minibatches"], self._sw_device)
 
 
-def _program(stage: Stage, device: torch.device) -> nn.Module:
+def _program(stage: Stage, analysis: Analysis, device: torch.device) -> nn.Module:
     """Every operator whole, nothing communicated."""
     graph = stage.graph
-    program = lower(graph, analyze(graph), everything_whole(graph), rank=0)
+    program = lower(graph, analysis, everything_whole(graph), rank=0)
 
     def make(instruction: Special) -> nn.Module:
         if isinstance(instruction, Dropout):

@@ -97,6 +97,11 @@ def verify(
     `args` and `kwargs` are a batch with real values. Raises `PlanError` if the
     plan is not for this model and batch.
     """
+    if plan.pipeline is not None and plan.pipeline.weights is not None:
+        raise PlanError(
+            "an asynchronous plan does not compute what one device computes, so there is nothing to"
+            " verify; plan without it, or see docs/async.md for how to compare training runs"
+        )
     captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
@@ -193,7 +198,7 @@ def _backward(module: ParallelModule | PipelineModule, batch: Mapping[str, Any])
     """The loss, after a backward pass from it."""
     args, kwargs = unflatten(batch)
     if isinstance(module, PipelineModule):
-        return module.forward_backward(kwargs or args)
+        return module.call_backward(*args, **kwargs)
     returned = module(*args, **kwargs)
     outputs = select_outputs(returned)[1]
     # Outputs that are no loss get one that tells their elements apart.

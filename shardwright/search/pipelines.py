@@ -11,24 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
 
+from shardwright.cost.memory import state_tensors
 from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.pipeline import AXIS
-from shardwright.lower.stages import crossing_bytes
+from shardwright.ir.pipeline import ASYNC, AXIS
+from shardwright.lower.stages import crossing_bytes, trained_births
 from shardwright.search.partition import partition
 from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment, Ints, Point
+from shardwright.search.problem import Assignment, Bools, Ints, Point
 from shardwright.search.stage_costs import Homes, StageCosts
 from shardwright.search.writer import PlanWriter
 
 _POINTS = 12  # of those found on a mesh
 _PLACES = 160  # to cut at
 _LIMITS = 10  # of memory
+_ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next
 
 
@@ -47,7 +50,9 @@ class Staged:
 class Pipelines:
     """Pipelines of `groups` stages over the points of `writer`'s space, some of them are enough."""
 
-    def __init__(self, writer: PlanWriter, points: Sequence[Point], groups: int) -> None:
+    def __init__(
+        self, writer: PlanWriter, points: Sequence[Point], groups: int, weights: str = ""
+    ) -> None:
         self.writer = writer
         self.groups = groups
         model = writer.space.model
@@ -55,6 +60,12 @@ class Pipelines:
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
         self.schedule = "1F1B" if self.micro_batches >= groups else "GPipe"
+        if weights:
+            self.schedule = ASYNC + weights
+        # Without a flush only the slowest stage counts, and of equals the sum.
+        self.rounds = _ENDLESS if weights else self.micro_batches
+        # Of the weights beside one copy: predicted ones while a pass runs.
+        self.copies = 1 / (2 + state_tensors(writer.optimizer)) if weights else 0.0
         self.prices = PriceList.of(writer.space.folded)
         self.homes = Homes.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
@@ -66,14 +77,17 @@ class Pipelines:
         if len(self.places) <= self.groups or not len(self.points):
             return
         costs = self._costs(self.points, self.places)
-        seconds = costs.seconds()
-        held = [costs.bytes(waiting) for waiting in self._waiting]
+        seconds = np.where(self._trains, costs.seconds(), np.inf)
+        held = [
+            costs.bytes(waiting) + self._weights(costs, s)
+            for s, waiting in enumerate(self._waiting)
+        ]
         limit = float("inf")
         for _ in range(_LIMITS):
             fits = [np.where(bytes_ <= limit, seconds, np.inf) for bytes_ in held]
             chosen = np.stack([times.argmin(axis=0) for times in fits])
             best = np.stack([times.min(axis=0) for times in fits])
-            cuts = partition(best, self.micro_batches)
+            cuts = partition(best, self.rounds)
             if cuts is None:
                 return
             ends = (0, *cuts, len(self.places) - 1)
@@ -90,7 +104,7 @@ class Pipelines:
         if len(self.places) <= self.groups:
             return None
         points = np.array([assignment], np.int64)
-        times = self._costs(points, self.places).seconds()[0]
+        times = np.where(self._trains, self._costs(points, self.places).seconds()[0], np.inf)
         cuts = partition(np.stack([times] * self.groups), self.micro_batches)
         if cuts is None:
             return None
@@ -110,12 +124,29 @@ class Pipelines:
             )
             for s in range(self.groups)
         ]
-        held = [int(costs.bytes(waiting)[0, s, s + 1]) for s, waiting in enumerate(self._waiting)]
+        held = [
+            int((costs.bytes(waiting) + self._weights(costs, s))[0, s, s + 1])
+            for s, waiting in enumerate(self._waiting)
+        ]
         seconds = step_seconds(self.schedule, times, self.micro_batches)
         (beside,) = self.writer.peaks([Point(0.0, 0, assignment)])
         point = Point(seconds, max(held), assignment)
         peak = Bytes(point.memory + beside)
         return Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
+
+    @cached_property
+    def _trains(self) -> Bools:
+        """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
+        births = np.concatenate(([0], np.cumsum(trained_births(self.writer.graph))))[self.places]
+        found: Bools = births[None, :] > births[:, None]
+        return found
+
+    def _weights(self, costs: StageCosts, stage: int) -> Ints:
+        """Bytes of predicted weights; the last stage predicts none."""
+        part = self.copies if stage < self.groups - 1 else 0.0
+        state = costs.state[:, None, :] - costs.state[:, :, None]
+        found: Ints = np.ceil(part * state).astype(np.int64)
+        return found
 
     @property
     def _waiting(self) -> list[int]:

@@ -12,6 +12,7 @@ from shardwright.search.rounds import Rounds
 
 _MOST_STAGES = 64  # that are tried when nobody says how many
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
+_WEIGHTS = "spectrain"
 
 
 def stages_of(machine: Machine, wanted: Sequence[int] | None) -> tuple[int, ...]:
@@ -35,8 +36,13 @@ def pipe(
     micro_batches: Sequence[int] | None,
     wanted: Sequence[Constraint],
     seconds: float,
+    *,
+    allow_async: bool = False,
 ) -> None:
-    """Search pipelines of `groups` stages on every mesh that one group of devices can be."""
+    """Search pipelines of `groups` stages on every mesh that one group of devices can be.
+
+    Asynchronous ones have one device a stage, and are searched with `allow_async`.
+    """
     several = micro_batches is not None and tuple(micro_batches) != (1,)
     asked = micro_batches if several else tuple(groups * count for count in _ROUNDS)
     counts, _ = rounds.sources.possible(asked)
@@ -45,6 +51,11 @@ def pipe(
     except ConstraintError as e:
         rounds.refuse(e)
         return
+    for mesh in meshes if allow_async and rounds.machine.devices == groups else ():
+        try:
+            rounds.pipe(mesh, groups, 1, seconds, compare=False, weights=_WEIGHTS)
+        except ConstraintError as e:
+            rounds.refuse(e)
     for mesh in meshes:
         useful = True
         for count in sorted(set(counts)):

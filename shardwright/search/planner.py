@@ -49,6 +49,7 @@ def search(
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | None = (1,),
     stages: Sequence[int] | None = (1,),
+    allow_async: bool = False,
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
@@ -63,7 +64,8 @@ def search(
     `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
     and so on for as long as they save memory. With `stages` other than 1, devices
     form as many groups, and pipelines through them are searched as well
-    (`pipelines.py`); None tries 2, 4, 8 and so on. `constraints`, texts such as
+    (`pipelines.py`); None tries 2, 4, 8 and so on. With `allow_async` so are asynchronous
+    ones, a device a stage, which change the optimisation. `constraints`, texts such as
     `pin layers.*.mlp=tp:features`
     (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
@@ -117,7 +119,7 @@ def search(
     for group in groups[groups[0] == 1 :]:
         tell(f"{group} pipeline stages", 1.0)
         left = start + seconds - time.perf_counter()
-        pipe(rounds, group, micro_batches, wanted, left)
+        pipe(rounds, group, micro_batches, wanted, left, allow_async=allow_async)
     if not rounds.found and not wanted:
         raise PipelineError(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"

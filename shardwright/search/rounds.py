@@ -35,6 +35,12 @@ _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
+_OTHER_TRAINING = (
+    "asynchronous: stages update their weights after every mini-batch without waiting for each"
+    " other, so between the two passes of a mini-batch stage k of N makes N - k - 1 updates for"
+    " others, and passes use weights predicted for them; this does not train as one device does,"
+    " see docs/async.md"
+)
 _NARROWED = "recomputation was not searched: with it this graph is too wide on this mesh"
 
 
@@ -125,8 +131,19 @@ class Rounds:
             self.known += _baselines(writer)
         return any(_is_new(c.cost, costs) for c in new)
 
-    def pipe(self, mesh: Mesh, groups: int, count: int, seconds: float, *, compare: bool) -> bool:
+    def pipe(
+        self,
+        mesh: Mesh,
+        groups: int,
+        count: int,
+        seconds: float,
+        *,
+        compare: bool,
+        weights: str = "",
+    ) -> bool:
         """Search pipelines of `groups` stages, each on `mesh`; whether that gave anything new.
+
+        With `weights` they are asynchronous.
 
         The stages together do what one group alone would do in their sum of time
         and memory, so the slowest takes, and the largest holds, at least the mean:
@@ -140,8 +157,8 @@ class Rounds:
             return alone(groups * memory) / groups
 
         self.bounds.append((0, bound))
-        pipelines = Pipelines(writer, points, groups)
-        every = (*self.notes, *notes)
+        pipelines = Pipelines(writer, points, groups, weights)
+        every = (*self.notes, *notes, *((_OTHER_TRAINING,) if weights else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
             for one in (pipelines.staged() if _leaves_room(costs, bound) else ())

@@ -5,6 +5,7 @@ of its tilings and every parameter one of its layouts, so stages hand on tiles o
 """
 
 import copy
+import functools
 import random
 
 import pytest
@@ -19,13 +20,16 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import Pipeline, PipelineError, stage_mesh
-from shardwright.ir.plan import Plan
+from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tilings
+from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.parallel import build
+from shardwright.runtime.stage import capture_stages
 from shardwright.search.micro import analyzed
 from tests import models
 from tests.ranks.harness import run_ranks, whole
@@ -264,3 +268,30 @@ def test_a_searched_pipeline_trains_and_is_verified():
     report = sw.verify(model, plan, (), batch)
     assert report.ok, report
     assert report.devices == 2
+
+
+def asynchronous(model, batch, plan):
+    """A plan that says so gives the pipeline that is simulated, bit for bit."""
+    how = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    pipeline = sw.parallelize(model, plan)
+    assert isinstance(pipeline, AsyncPipeline)
+    steps = how(pipeline.parameters())
+    losses = [pipeline.train_step(steps, batch) for _ in range(4)]
+    losses = [loss for loss in losses if not loss.isnan()] + pipeline.drain(steps)
+    number = {op.name: i for i, op in enumerate(capture_call(model, (), batch).graph.ops)}
+    cuts = [number[name] for name in plan.cuts]
+    stages = capture_stages(model, (), batch, stages=2, cuts=cuts)
+    simulation = AsyncSimulation(stages, model, "spectrain", how)
+    assert losses == [simulation.train_step(batch) for _ in range(4)]
+
+
+def test_an_asynchronous_plan_runs_and_is_not_verified():
+    model, batch = models.double(*models.cnn())
+    graph = sw.capture(model, (), batch)
+    frontier = sw.search(
+        graph, sw.Machine.preset("2xcpu"), "sgd_momentum", stages=(2,), allow_async=True
+    )
+    plan = next(plan for plan in frontier if plan.schedule.startswith("async"))
+    run_ranks(2, asynchronous, model, batch, plan)
+    with pytest.raises(PlanError, match="does not compute what one device computes"):
+        sw.verify(model, plan, (), batch)

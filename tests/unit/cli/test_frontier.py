@@ -30,7 +30,9 @@ def test_numbers_of_stages_are_searched(api, target, as_json):
     arguments = ("frontier", target, "--machine", "2xH100")
     as_json(*arguments)
     as_json(*arguments, "--stages", "2,1")
-    assert [asked["stages"] for asked in api.asked] == [(1,), (1, 2)]
+    as_json(*arguments, "--async")
+    assert [asked["stages"] for asked in api.asked] == [(1,), (1, 2), None]
+    assert [asked["allow_async"] for asked in api.asked] == [False, False, True]
 
 
 def test_numbers_of_micro_batches_are_searched(api, target, as_json):

@@ -176,3 +176,28 @@ def test_stages_that_cannot_be_are_refused(graph):
     with pytest.raises(PipelineError, match="no pipeline of 64 stages through this model"):
         search(graph, Machine.preset("8x8xH100"), stages=(64,))
     assert layers < 64
+
+
+def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
+    machine = Machine.preset("2xcpu")
+    frontier = search(graph, machine, stages=(2,))
+    assert not any(plan.schedule.startswith("async") for plan in frontier)
+    allowed = search(graph, machine, stages=(2,), allow_async=True)
+    asked = [plan for plan in allowed if plan.schedule == "async spectrain"]
+    assert asked
+    for plan in asked:
+        assert plan.stages == plan.mesh.size == 2
+        assert plan.micro_batches == 1
+        assert plan.lower_bound_seconds <= plan.step_seconds
+        assert Plan.from_json(plan.to_json()) == plan
+        text = " ".join(plan.explain().split())
+        assert "this does not train as one device does, see docs/async.md" in text
+        with pytest.raises(PipelineError, match="takes the batch as a whole"):
+            plan.pipeline.check(2)
+    assert not any("asynchronous" in note for p in allowed if p not in asked for note in p.notes)
+
+
+def test_an_endless_pipeline_is_as_slow_as_its_slowest_stage():
+    stages = [StageTime(2.0, 0.5), StageTime(3.0, 0.25, 0.125)]
+    assert step_seconds("async stale", stages, 1) == 3.5
+    assert [in_flight("async stale", s, 3, 1) for s in range(3)] == [3, 2, 1]
