@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.explain import WIDTH, explain
+from shardwright.ir.layout import Mesh
 from tests import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain.txt"
@@ -68,9 +69,11 @@ def test_the_parts_of_the_step_add_up(step_ms, text):
 
 
 def test_stages_and_notes_are_named():
-    plan = replace(plans.simple(), stages=4, schedule="1F1B", notes=("pinned: layers.0",))
-    page = explain(plan)
-    assert "4 stages, schedule 1F1B" in page
+    plan = plans.transformer()
+    mesh, cut = Mesh((("pp", 2), *plan.mesh.axes)), plan.ops[3].name
+    staged = replace(plan, mesh=mesh, stages=2, schedule="1F1B", micro_batches=2, cuts=(cut,))
+    page = explain(replace(staged, notes=("pinned: layers.0",)))
+    assert "2 stages on 2 groups of" in page and "schedule 1F1B" in page
     assert "pinned: layers.0" in page
 
 
