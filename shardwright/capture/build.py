@@ -23,6 +23,7 @@ from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
 from shardwright.capture.kernels import UNIFORM
+from shardwright.capture.mixtures import with_mixtures
 from shardwright.capture.onebyone import Functional
 from shardwright.capture.opaque import OPAQUE, OpaqueCall, sample_like
 from shardwright.capture.operators import call_op
@@ -91,7 +92,9 @@ def build(
         note=note,
         habits=habits,
     )
-    graph, names = renumbered(_without_dead_code(canonical(without_causal_masks(graph))))
+    graph, names = renumbered(
+        _without_dead_code(with_mixtures(canonical(without_causal_masks(graph))))
+    )
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     return Captured(graph, constants, call.returned.keys, dict(opaque))

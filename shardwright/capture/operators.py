@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardwright.capture import causalrows as causalrows
+from shardwright.capture import experts as experts
 from shardwright.capture import kernels as kernels  # registers our own operators
 from shardwright.capture import localnorm as localnorm
 from shardwright.capture import lookup as lookup

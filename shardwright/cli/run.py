@@ -19,7 +19,7 @@ from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
-from shardwright.report.units import milliseconds
+from shardwright.report.units import milliseconds, size
 
 if TYPE_CHECKING:
     from shardwright.train.launch import Training
@@ -184,18 +184,27 @@ def _content(plan: Plan, training: Training) -> dict[str, object]:
         "summary": summary(plan),
         "predicted_step_seconds": plan.step_seconds,
         "measured_step_seconds": training.step_seconds,
+        "predicted_peak_bytes": plan.peak_bytes,
+        "measured_peak_bytes": training.peak_bytes,
         "losses": [record.loss for record in training.records],
     }
 
 
 def _comparison(plan: Plan, training: Training) -> str:
-    """Loss from first to last step, and predicted against measured step time."""
+    """Loss from first to last step; predicted against measured step time and peak memory."""
     measured = training.step_seconds
     if measured is None:
         return "no step was reported"
     first, last = training.records[0], training.records[-1]
+    memory = training.peak_bytes
+    counted = (
+        f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
+        f" {plan.peak_bytes / memory:.2f} of it"
+        if memory
+        else ""
+    )
     return (
         f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
         f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
-        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
+        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it{counted}"
     )

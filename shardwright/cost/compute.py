@@ -30,6 +30,7 @@ class OperatorClass(Enum):
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
+    EXPERTS = "experts"
     MEMORY = "memory"
     VIEW = "view"  # the same elements under another shape: no kernel runs
     PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
@@ -38,6 +39,10 @@ class OperatorClass(Enum):
 # Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
+_EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
+# Rows of the busiest device over those of the mean, where devices hold different experts: what
+# losses that balance routers leave; a stated figure, not a measured one.
+EXPERT_SKEW = 1.25
 # These read as much of their operands as they return, not all of it.
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
 
@@ -74,6 +79,8 @@ class Workload:
     lookup: bool
     extra: Port  # what autograd keeps besides is as much less as this is
     causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
+    repeats: int = 1  # of the contraction
+    experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
 
     @property
     def has_backward(self) -> bool:
@@ -110,12 +117,10 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
         contracted=contracted,
         work=work,
         lookup=op.kind in _LOOKUPS,
-        extra=next(
-            port
-            for name, port in zip(names, (*operands, *results), strict=True)
-            if name == extra_scales_with(op, graph.tensor)
-        ),
+        extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
         causal=_causal(op, rule, index, graph),
+        repeats=1 if "attention" in op.kind else rule.work_repeats,
+        experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
     )
 
 
@@ -149,6 +154,9 @@ def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
         saved = (port for port in (*work.operands, *work.results) if port.saved)
         return _kernel(work, nothing, given + made + _bytes(saved, sizes), device)
     flop = _flop(work, sizes)
+    if work.kind is OperatorClass.EXPERTS:
+        moved = given + made + _bytes((*work.operands, *work.results), sizes)
+        return _kernel(work, _EXPERTS_BACKWARD * flop, moved, device)
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
@@ -175,6 +183,7 @@ def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
     efficiency = device.efficiency
     reached = {
         OperatorClass.MATMUL: efficiency.matmul,
+        OperatorClass.EXPERTS: efficiency.matmul,
         OperatorClass.CONVOLUTION: efficiency.convolution,
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(work.kind, 1.0)
@@ -195,7 +204,9 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
 def _flop(work: Workload, sizes: Ints) -> Ints:
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
-    flop = 2 * product_of(sizes, work.work)
+    flop = 2 * work.repeats * product_of(sizes, work.work)
+    if work.experts:
+        flop = (flop * expert_share(work, sizes)).astype(np.int64)
     if work.causal:
         # The last device is the slowest: its queries see all keys but, on average, half of its own.
         queries = product_of(np.array(work.sizes)[:, None], work.causal)
@@ -210,6 +221,13 @@ def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
     return total
 
 
+def expert_share(work: Workload, sizes: Ints) -> Floats:
+    """The share of all rows that goes to the experts of the busiest device: (K,)."""
+    every = product_of(np.array(work.sizes)[:, None], work.experts)
+    share: Floats = product_of(sizes, work.experts) / every
+    return np.where(share < 1.0, np.minimum(1.0, share * EXPERT_SKEW), share)
+
+
 def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
     """The queries' factors of a causal attention over as many keys."""
     if op.kind != "scaled_dot_product_attention":
@@ -217,6 +235,14 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
     flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
     query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
     return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
+
+
+def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
+    """What autograd keeps besides is as much less as this. Of experts all that is inside."""
+    if op.kind == "experts":
+        return Port(work, 1, False, False)
+    name = extra_scales_with(op, graph.tensor)
+    return next(port for value, port in ports if value == name)
 
 
 def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
@@ -227,6 +253,8 @@ def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
         return OperatorClass.VIEW if same else OperatorClass.PART
     if not rule.work:
         return OperatorClass.MEMORY
+    if op.kind == "experts":
+        return OperatorClass.EXPERTS
     if "attention" in op.kind:
         return OperatorClass.ATTENTION
     return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.compute import Ints, Workload
+from shardwright.cost.compute import Ints, Workload, expert_share
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.redistribution import BUCKET_BYTES
@@ -129,8 +129,10 @@ def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes:
         kept += held * stay
     if extra_saved:
         (whole,) = work.extra.local_bytes(np.array(work.sizes)[:, None]).tolist()
-        local = work.extra.local_bytes(sizes).tolist()
-        parts = [-(-extra_saved * part // whole) if whole else 0 for part in local]
+        local = work.extra.local_bytes(sizes)
+        if work.experts:
+            local = np.ceil(local * expert_share(work, sizes)).astype(np.int64)
+        parts = [-(-extra_saved * part // whole) if whole else 0 for part in local.tolist()]
         kept += np.array(parts, np.int64) if whole else extra_saved
     return kept
 

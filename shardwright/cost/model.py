@@ -77,6 +77,7 @@ class CostModel:
         self._book = OptionBook(mesh)
         self._options: dict[str, Options] = {}
         self._workloads: dict[str, Workload] = {}
+        self._equal_workloads: dict[Workload, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
@@ -105,7 +106,7 @@ class CostModel:
         work, options = self._workload(op), self.options(op)
         stays = tuple(self._stays(name, recomputed) for name in op.outputs)
         again = op.name in recomputed
-        key = (work, stays, op.extra_saved, id(options), again)
+        key = (id(work), stays, op.extra_saved, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
             seconds = (seconds + self._agreement(op) * (1 + again)) * self.micro_batches
@@ -123,7 +124,7 @@ class CostModel:
     def workspace(self, op: Op) -> Ints:
         """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
         work, options = self._workload(op), self.options(op)
-        key = (work, id(options))
+        key = (id(work), id(options))
         if key not in self._workspaces:
             self._workspaces[key] = workspace_bytes(work, options.sizes)
         return self._workspaces[key]
@@ -331,9 +332,11 @@ class CostModel:
         return edge in self._retention.at_edge, edge in self._retention.copies
 
     def _workload(self, op: Op) -> Workload:
+        """Equal ones are the very same, so that tables are known by them."""
         if op.name not in self._workloads:
             rule = self.analysis.rules[op.name]
-            self._workloads[op.name] = workload(op, rule, self.graph)
+            found = workload(op, rule, self.graph)
+            self._workloads[op.name] = self._equal_workloads.setdefault(found, found)
         return self._workloads[op.name]
 
 

@@ -96,6 +96,8 @@ class Reads:
         self._bucket_bytes = bucket_bytes
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
+        self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
+        self._unique: dict[bytes, tuple[Ints, Ints]] = {}
 
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
@@ -123,9 +125,12 @@ class Reads:
 
     def local_bytes(self, value: str, codes: Ints) -> Ints:
         """Bytes of the largest tile of `value` in each of these layouts: (N,) -> (N,)."""
-        by_axis = digits(codes, len(self._mesh.axes))
-        elements = local_elements(by_axis, self._analysis.atoms[value], self._mesh)
-        return elements * self.item_bytes(value)
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        key = atoms, item, codes.tobytes()
+        if key not in self._local:
+            by_axis = digits(codes, len(self._mesh.axes))
+            self._local[key] = local_elements(by_axis, atoms, self._mesh) * item
+        return self._local[key]
 
     def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
@@ -141,16 +146,16 @@ class Reads:
         Priced between the different layouts only, then spread over the choices.
         From sources that are read `twice` nothing is kept between the two times.
         """
-        source, to_source = np.unique(sources, return_inverse=True)
-        layout, to_layout = np.unique(want.layout, return_inverse=True)
+        source, to_source = self._distinct(sources)
+        layout, to_layout = self._distinct(want.layout)
         forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
         seconds = forward = forward * self._micro_batches
         if terms.converted:
             seconds = forward + forward
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
-            dual, to_dual = np.unique(duals(sources, axes), return_inverse=True)
-            grad, to_grad = np.unique(want.grad, return_inverse=True)
+            dual, to_dual = self._distinct(duals(sources, axes))
+            grad, to_grad = self._distinct(want.grad)
             backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
             seconds = seconds + backward * self._micro_batches
             if terms.bucketed:
@@ -184,7 +189,7 @@ class Reads:
         """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
         axes = len(self._mesh.axes)
-        grad, to_grad = np.unique(grads, return_inverse=True)
+        grad, to_grad = self._distinct(grads)
         summed = summed_gradients(sources, grad, axes)
         each = self._measure.redistributions(
             atoms, item, np.tile(grad, len(sources)), summed.ravel()
@@ -192,6 +197,13 @@ class Reads:
         home = np.repeat(duals(sources, axes), len(grad))
         once = self._measure.redistributions(atoms, item, summed.ravel(), home)
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
+
+    def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
+        """The different codes, sorted, and where each of `codes` is among them."""
+        key = codes.tobytes()
+        if key not in self._unique:
+            self._unique[key] = np.unique(codes, return_inverse=True)
+        return self._unique[key]
 
     def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
         """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).

@@ -27,6 +27,8 @@ def placed_call(
     """The local call `op` where its tile has to know its place; None where any call would do."""
     if op.kind == "embedding":
         return _embedding(op, placing, positions, shapes)
+    if op.kind == "experts":
+        return _experts(op, positions, shapes)
     if op.kind == "cross_entropy_loss":
         return _cross_entropy(op, placing, mesh, positions)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
@@ -46,6 +48,13 @@ def _embedding(
     target = "shardwright.embedding_tile.default"
     args = (*op.args[:2], flat, padding, scale)
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def _experts(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute:
+    """The experts that are held, which are the first dimension of their weights."""
+    flat = tuple(number for atom in positions(3)[0] for number in atom)
+    held = replace(op, args=(*op.args[:5], flat or (0, 1, 1), *op.args[6:]))
+    return Compute(held, shapes)
 
 
 def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:

@@ -108,6 +108,37 @@ def embedding(call: Call) -> Notation:
     return parse(f"v h, {indices} -> {indices} h", call.operands, call.results)
 
 
+def experts(call: Call) -> Notation:
+    """A mixture of experts: each token is a row of its own, each expert a term of the sum.
+
+    So is each inner unit. The halves of a gated inner layer stay together; torch's
+    grouped product wants rows of whole 16 bytes.
+    """
+    turned, product, between = call.op.args[6:9]
+    assert isinstance(turned, tuple) and isinstance(product, str) and isinstance(between, str)
+    (_, *up), (_, *down) = call.operands[3:5]
+    inner = down[1 if turned[1] else 0]
+    halves = up[0 if turned[0] else 1] // inner
+    aligned = "_grouped_mm" in product
+    unit = "m" if not aligned else "m a!" if inner % 16 == 0 else "m!"
+    of_up = [f"(g! {unit})", "h!"]
+    of_down = ["o!", f"({unit})"]
+    words = [
+        " ".join(words if t else reversed(words))
+        for words, t in zip((of_up, of_down), turned, strict=True)
+    ]
+    sizes = {"g": halves, **({"a": 16} if "a!" in unit else {})}
+    tiles = " a" if "a!" in unit else ""
+    one = parse(
+        f"n h!, n k!, n k!, e {words[0]}, e {words[1]} -> n o!",
+        call.operands,
+        call.results,
+        sizes=sizes,
+        work=f"n k m{tiles} h",
+    )
+    return replace(one, work_repeats=halves + 1)
+
+
 def grouped_mm(call: Call) -> Notation | None:
     """Each expert multiplies its own run of tokens: columns are parallel, the inner side is summed.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Atoms, Partial, Placement, Shard
 
@@ -111,12 +112,16 @@ class Rule:
     work_repeats: int = 1
     agreed: tuple[Dims, ...] = ()
 
-    @property
+    @cached_property
     def factor(self) -> dict[str, Factor]:
         return {factor.name: factor for factor in self.factors}
 
     def choices(self) -> tuple[Choice, ...]:
         """What the operator may do along one axis: replicate, split a factor, pass partials."""
+        return self._choices
+
+    @cached_property
+    def _choices(self) -> tuple[Choice, ...]:
         splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
         passes = (PassPartial(term) for term in range(len(self.linear)))
         return (None, *splits, *passes)

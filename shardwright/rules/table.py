@@ -151,6 +151,7 @@ BUILDERS: dict[str, Builder] = {
     "conv_transpose3d": contractions.transposed_convolution,
     "bilinear": contractions.bilinear,
     "grouped_mm_fallback": contractions.grouped_mm,
+    "experts": contractions.experts,
     "_grouped_mm": contractions.aligned_grouped_mm,
     "matmul": contractions.matmul,
     "addmm": contractions.addmm,

@@ -29,7 +29,8 @@ from shardwright.runtime import link_probes, probes
 from shardwright.runtime.fit import Compute, Links, fit_compute, fit_links, fit_overlap
 from shardwright.runtime.timing import Sample, Stopwatch, slowest
 
-START_SECONDS = 120.0  # allowance to start, import torch and run all once, before we give up
+START_SECONDS = 180.0  # allowance to start, import torch and run all once, before we give up
+_GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
 Tell = Callable[[str, float], None]  # what is being measured, which part of all is done
 
 
@@ -105,14 +106,16 @@ def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
             context.Process(target=_rank, args=(rank, devices, folder, seconds_budget), daemon=True)
             for rank in range(devices)
         ]
+        result, error = Path(folder) / "machine.toml", Path(folder) / "error.txt"
         try:
             for process in processes:
                 process.start()
             deadline = time.monotonic() + START_SECONDS + 3 * seconds_budget
             while any(process.exitcode is None for process in processes):
-                failed = [i for i, process in enumerate(processes) if process.exitcode]
-                if failed or time.monotonic() > deadline:
+                if time.monotonic() > deadline or error.exists():
                     break
+                if any(process.exitcode for process in processes):  # without a word
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 _pass_on(Path(folder) / "progress.txt", tell)
                 time.sleep(0.05)
         finally:
@@ -120,10 +123,10 @@ def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
                 if process.pid is not None:
                     process.kill()  # without effect on those that have ended
                     process.join()
-        result = Path(folder) / "machine.toml"
         if not result.exists():
-            error = Path(folder) / "error.txt"
-            why = error.read_text() if error.exists() else "the processes did not finish in time"
+            ends = [process.exitcode for process in processes]
+            silent_end = f"the processes did not finish in time (they ended with {ends})"
+            why = error.read_text() if error.exists() else silent_end
             raise MachineError(
                 f"measuring {devices} devices on this host failed: {why}; ask for fewer devices or"
                 f" name a preset such as {devices}xcpu"

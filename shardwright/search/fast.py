@@ -21,6 +21,7 @@ from shardwright.search.finish import finish
 from shardwright.search.folded import Folded
 from shardwright.search.polish import polish
 from shardwright.search.problem import Point, Problem
+from shardwright.search.solver import Solver
 from shardwright.search.sweep import DualBound, sweep
 
 _COARSER = 5  # between supported points this much coarser gaps are filled
@@ -53,6 +54,7 @@ def fast_frontier(
     max_priced: int = 20_000_000,
     max_sums: int = 2_000_000,
     wanted: Callable[[DualBound], bool] = lambda bound: True,
+    solver: Solver | None = None,
 ) -> FastFrontier:
     """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
 
@@ -61,7 +63,8 @@ def fast_frontier(
     the terms that are priced for single changes, and `max_sums` the work on gaps that are wide.
     Gaps narrower than `resolution`, as a part of time or memory, are left open. With `seconds` the
     result depends on the machine. What lies between supported points is looked for only if `wanted`
-    says so of the bound. Without a feasible assignment there are no points.
+    says so of the bound. A `solver` that is known already is not made again. Without a feasible
+    assignment there are no points.
 
     >>> import numpy as np
     >>> from shardwright.search.problem import Node
@@ -77,6 +80,7 @@ def fast_frontier(
         seconds=seconds,
         max_table=max_table,
         resolution=resolution,
+        solver=solver,
     )
     points = found.points
     if not wanted(found.bound):

@@ -25,6 +25,8 @@ from shardwright.search.pricing import PriceList, best_points, sums
 from shardwright.search.problem import Floats, Ints, Point, Problem
 from shardwright.search.walk import Walk, components, walk
 
+_ENOUGH = 4  # times as many steps as points are asked for
+
 
 def fill(
     problem: Problem | Folded,
@@ -56,9 +58,12 @@ def _between(
 ) -> Iterator[Ints]:
     """Up to `most` assignments, in blocks, that trade between two neighbours."""
     start, goal = np.array(left.choice, np.int64), np.array(right.choice, np.int64)
-    walks = [(left, w) for w in _mixtures(prices, start, goal)]
-    walks.append((left, _single_changes(prices, moves, start, saves="memory")))
-    walks.append((right, _single_changes(prices, moves, goal, saves="time")))
+    mixtures = _mixtures(prices, start, goal)
+    walks = [(left, next(mixtures))]
+    if _num_between(left, right, walks[0][1]) < _ENOUGH * most:  # else it has all that is asked for
+        walks += [(left, w) for w in mixtures]
+        walks.append((left, _single_changes(prices, moves, start, saves="memory")))
+        walks.append((right, _single_changes(prices, moves, goal, saves="time")))
     time = np.concatenate([point.time + w.time for point, w in walks])
     memory = np.concatenate([point.memory + w.memory for point, w in walks])
     owner = np.repeat(np.arange(len(walks)), [len(w.time) for _, w in walks])
@@ -71,6 +76,13 @@ def _between(
     owners, reached = (row[kept] for row in front.trace)
     for number in np.unique(owners):
         yield walks[number][1].assignments(reached[owners == number])
+
+
+def _num_between(left: Point, right: Point, steps: Walk) -> int:
+    """How many steps of a walk from `left` lie between it and `right`."""
+    time, memory = left.time + steps.time, left.memory + steps.memory
+    inside = (time < right.time) & (memory < left.memory) & (memory > right.memory)
+    return int(inside.sum())
 
 
 def _mixtures(prices: PriceList, start: Ints, goal: Ints) -> Iterator[Walk]:

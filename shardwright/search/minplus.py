@@ -14,8 +14,10 @@ Known inefficiency: choices that another choice beats under every objective are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from shardwright.search.schedule import Given, Join, Leaf, Schedule
 
 Rows = Floats  # (objectives, ...)
 
-_BLOCK = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
+_AT_ONCE = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
 _TINY = 1e-9  # a weight that only breaks ties
 
 
@@ -129,13 +131,46 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
         return _sum(inputs)
     if len(inputs) == 1:
         return np.asarray(inputs[0].min(axis=0))
-    # The eliminated node comes first: the minimum runs over whole tables, block by block.
-    block = max(1, _BLOCK // max(1, np.broadcast(*(table[0] for table in inputs)).size))
-    best = None
-    for begin in range(0, join.sizes[-1], block):
-        part = _sum([table[begin : begin + block] for table in inputs]).min(axis=0)
-        best = part if best is None else np.minimum(best, part, out=best)
-    return np.asarray(best)
+    # The eliminated node comes first: the minimum runs over whole tables.
+    shape = np.broadcast_shapes(*(table.shape[1:] for table in inputs))
+    entries = math.prod(shape)
+    if entries * join.sizes[-1] <= _AT_ONCE:
+        return np.asarray(_sum(inputs).min(axis=0))
+    if entries <= _AT_ONCE * shape[0]:
+        return _least(inputs, np.empty(shape), max(1, _AT_ONCE // entries))
+    found = np.empty(shape)
+    axes = 2 if len(shape) > 2 and entries > _AT_ONCE * shape[0] * 4 else 1
+    for index in np.ndindex(*shape[:axes]):  # as much at once as stays in cache
+        parts = [table[_within(index, table.shape[1:])] for table in inputs]
+        _least(parts, found[index], 1)
+    return found
+
+
+def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int, ...]:
+    """Where an index of a joint table stands in one whose axes of size 1 it repeats.
+
+    The axis before all is taken whole.
+    """
+    return (slice(None), *(min(i, size - 1) for i, size in zip(index, shape, strict=False)))
+
+
+def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
+    """Write the least sum over the first axis of `inputs` into `best`, in blocks of that axis."""
+    _, *shape = np.broadcast_shapes(*(table.shape for table in inputs))
+    part = np.empty((block, *shape))
+    size = max(len(table) for table in inputs)
+    for begin in range(0, size, block):
+        end = min(begin + block, size)
+        into = part[: end - begin]
+        first, *others = (table[begin:end] for table in inputs)
+        for i, other in enumerate(others):
+            np.add(into if i else first, other, out=into)
+        low = into[0] if block == 1 else into.min(axis=0)
+        if begin:
+            np.minimum(best, low, out=best)
+        else:
+            best[...] = low
+    return best
 
 
 def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
@@ -143,10 +178,20 @@ def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
 
     An axis that is to be eliminated moves to the front.
     """
-    ordered = table.transpose(0, *(1 + i for i in np.argsort(axes)))
-    joint = range(len(join.sizes))
-    full = ordered[(slice(None), *(slice(None) if i in axes else None for i in joint))]
-    return np.ascontiguousarray(np.moveaxis(full, -1, 0) if join.eliminates else full)
+    order, index = _arrangement(axes, len(join.sizes), join.eliminates)
+    return np.ascontiguousarray(table.transpose(order)[index])
+
+
+@cache
+def _arrangement(
+    axes: tuple[int, ...], num: int, eliminates: bool
+) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    """How to transpose and to index a table whose axes are the joint axes `axes` of `num`."""
+    objectives = -1
+    joint = [num - 1, objectives, *range(num - 1)] if eliminates else [objectives, *range(num)]
+    have = {objectives: 0, **{axis: 1 + i for i, axis in enumerate(axes)}}
+    order = tuple(have[axis] for axis in joint if axis in have)
+    return order, tuple(slice(None) if axis in have else None for axis in joint)
 
 
 def _sum(tables: Sequence[Rows]) -> Rows:

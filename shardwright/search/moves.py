@@ -60,3 +60,10 @@ class Moves:
         time = sums(self.move, prices.time[then] - prices.time[now], num)
         memory = sums(self.move, prices.memory[then] - prices.memory[now], num)
         return time, memory
+
+
+def moves_priced(prices: PriceList) -> int:
+    """How many terms all moves together touch: what it takes to price them once."""
+    edges = np.arange(len(prices.sizes), len(prices.tail))
+    touched = prices.sizes[prices.head].sum() + prices.sizes[prices.tail[edges]].sum()
+    return int(touched)

@@ -15,9 +15,11 @@ import numpy as np
 
 from shardwright.search.folded import Folded
 from shardwright.search.frontier import reduce
-from shardwright.search.moves import Moves
+from shardwright.search.moves import Moves, moves_priced
 from shardwright.search.pricing import PriceList, best_points
 from shardwright.search.problem import Ints, Point, Problem
+
+_FEWEST = 8
 
 
 def polish(
@@ -29,11 +31,14 @@ def polish(
 ) -> tuple[Point, ...]:
     """Add single changes of `points`, a frontier, to it, and changes of those, while they help.
 
-    It ends with no change left to try, with `max_points`, or after `max_priced` terms of prices.
+    It ends with no change left to try, with `max_points`, or after `max_priced` terms of prices. It
+    does not begin where that is enough for a few points only.
     """
     prices = PriceList.of(problem)
+    left = max_priced // moves_priced(prices)  # how many points can still be tried
+    if left < _FEWEST:
+        return tuple(points)
     moves = Moves.of(prices)
-    left = max_priced // len(moves.term)  # how many points can still be tried
     tried: set[tuple[float, int]] = set()
     front = tuple(points)
     while left > 0 and len(front) < max_points:

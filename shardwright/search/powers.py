@@ -15,6 +15,8 @@ import numpy as np
 
 from shardwright.search.problem import Floats, Ints
 
+_AT_ONCE = 1 << 15  # entries of a product made at once: they should stay in cache
+
 
 class Power(NamedTuple):
     """The n-th power of a table, and what it was made from.
@@ -51,12 +53,21 @@ def power(table: Floats, exponent: int) -> Power:
 
 def product(left: Floats, right: Floats) -> Floats:
     """Entry [i, j] is the least of left[i, k] + right[k, j]: (L, ..., I, K), (L, ..., K, J)."""
-    best = left[..., :, 0, None] + right[..., 0, None, :]
-    other = np.empty_like(best)
-    for k in range(1, left.shape[-1]):
-        np.add(left[..., :, k, None], right[..., k, None, :], out=other)
-        np.minimum(best, other, out=best)
-    return best
+    shape = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    rows, inner, columns = *left.shape[-2:], right.shape[-1]
+    lefts = np.broadcast_to(left, (*shape, rows, inner)).reshape(-1, rows, inner, 1)
+    rights = np.broadcast_to(right, (*shape, inner, columns)).reshape(-1, inner, 1, columns)
+    found = np.empty((len(lefts), rows, columns))
+    size = max(1, _AT_ONCE // (rows * columns))
+    for begin in range(0, len(found), size):
+        one, other = lefts[begin : begin + size], rights[begin : begin + size]
+        best = found[begin : begin + size]
+        np.add(one[:, :, 0], other[:, 0], out=best)
+        total = np.empty_like(best)
+        for k in range(1, inner):
+            np.add(one[:, :, k], other[:, k], out=total)
+            np.minimum(best, total, out=best)
+    return found.reshape(*shape, rows, columns)
 
 
 def ways(found: Power, index: tuple[Ints, ...], first: Ints, last: Ints) -> Ints:

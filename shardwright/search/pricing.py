@@ -1,23 +1,24 @@
 """Prices of many assignments at once, and the best among them.
 
 It agrees with `problem.price` to the last bit: both sum exactly and round once.
-Oracle: `problem.price`. Known inefficiency: exact sums are made one row at a time in Python.
+Oracle: `problem.price`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from shardwright.search.exact_sums import ExactSums
 from shardwright.search.folded import Folded
 from shardwright.search.frontier import reduce
 from shardwright.search.problem import Assignment, Floats, Ints, Point, Problem
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PriceList:
     """All distinct cost tables of a problem end to end, so that a price is one gather.
 
@@ -75,11 +76,25 @@ class PriceList:
         tails = self.stride * assignments[..., self.tail]
         return self.offset + tails + assignments[..., self.head]
 
+    @cached_property
+    def _exact(self) -> ExactSums:
+        return ExactSums(self.time)
+
+    def priced(self, assignments: Ints) -> tuple[Floats, Ints]:
+        """Exact prices, forbidden or not: (A, nodes) -> (A,), (A,)."""
+        entries = self.entries_of(assignments)
+        return self._exact.of(entries), self.memory[entries].sum(axis=1)
+
+    def points(self, assignments: Ints) -> list[Point]:
+        """Each of the assignments (A, nodes) with its exact price, forbidden or not."""
+        time, memory = self.priced(assignments)
+        rows = zip(time.tolist(), memory.tolist(), assignments.tolist(), strict=True)
+        return [Point(t, m, tuple(x)) for t, m, x in rows]
+
     def point(self, assignment: Assignment) -> Point:
         """One assignment with its exact price, forbidden or not."""
-        entries = self.entries_of(np.array(assignment, np.int64))
-        time = math.fsum(self.time[entries].tolist())
-        return Point(time, int(self.memory[entries].sum()), assignment)
+        (found,) = self.points(np.array([assignment], np.int64))
+        return found
 
 
 def best_points(prices: PriceList, assignments: Iterable[Ints]) -> tuple[Point, ...]:
@@ -87,17 +102,11 @@ def best_points(prices: PriceList, assignments: Iterable[Ints]) -> tuple[Point, 
 
     Of equals the first given is kept. Forbidden assignments are left out.
     """
-    rows: list[Ints] = []
-    times: list[Floats] = []
-    memories: list[Ints] = []
-    for block in assignments:
-        entries = prices.entries_of(block)
-        rows.append(block)
-        times.append(np.array([math.fsum(t) for t in prices.time[entries].tolist()]))
-        memories.append(prices.memory[entries].sum(axis=1))
-    if not rows:
+    blocks = list(assignments)
+    if not blocks:
         return ()
-    choice, time, memory = np.concatenate(rows), np.concatenate(times), np.concatenate(memories)
+    choice = np.concatenate(blocks)
+    time, memory = prices.priced(choice)
     front = reduce(np.array([0, len(time)]), time, memory, (np.arange(len(time)),))
     picked = front.trace[0]
     return tuple(

@@ -154,23 +154,30 @@ def _periods(kinds: NDArray[np.int64]) -> list[int]:
 def _kinds(graph: Graph, marks: Mapping[str, object]) -> NDArray[np.int64]:
     """A number per operator, equal where all but the names of values is equal."""
     seen: dict[object, int] = {}
-    form: dict[str, object] = {v.name: (v.shape, v.dtype, v.requires_grad) for v in graph.values}
+    forms: dict[object, int] = {}
     leaves = {leaf.name: leaf.kind for leaf in graph.leaves}
+    form = {
+        v.name: forms.setdefault(
+            (v.shape, v.dtype, v.requires_grad, leaves.get(v.name)), len(forms)
+        )
+        for v in graph.values
+    }
+    views = {v.name for v in graph.values if v.alias_of}
     found = []
     for op in graph.ops:
-        names = _names(op)
-        place = {name: i for i, name in reversed(list(enumerate(names)))}
+        names = (*op.outputs, *op.operands)
+        args = op.args[:-1] if op.target in _NUMBERED else op.args
         key = (
             op.target,
-            tuple(_plain(a) for a in (op.args[:-1] if op.target in _NUMBERED else op.args)),
-            tuple((k, _plain(a)) for k, a in op.kwargs),
-            tuple((form[name], leaves.get(name)) for name in names[1:]),
-            tuple(graph.tensor[name].alias_of != "" for name in op.outputs),
-            tuple(place.get(name) for name in op.saves),
+            tuple([_plain(a) for a in args]),
+            tuple([(k, _plain(a)) for k, a in op.kwargs]) if op.kwargs else (),
+            tuple([form[name] for name in names]),
+            tuple([name in views for name in op.outputs]),
+            tuple([names.index(name) if name in names else -1 for name in op.saves]),
             op.extra_saved,
             op.rule,
             marks.get(op.name),
-            tuple(marks.get(name) for name in op.operands if name in leaves) if marks else (),
+            tuple([marks.get(name) for name in op.operands if name in leaves]) if marks else (),
         )
         found.append(seen.setdefault(key, len(seen)))
     return np.array(found, np.int64)
@@ -240,10 +247,6 @@ class _Numbers:
                 if not shared and any(j not in repeat.copy(c) for j in self.read[name]):
                     return False
         return True
-
-
-def _names(op: Op) -> tuple[str, ...]:
-    return (op.name, *op.outputs, *op.operands)
 
 
 def _plain(arg: Arg) -> object:

@@ -185,12 +185,13 @@ def _baselines(
     """The well-known plans of the writer's space, with the constraints that they break."""
     space = writer.space
     prices = PriceList.of(space.folded)
-    for name, assignment in baselines(space):
-        point = prices.point(space.folded.spread(assignment))
+    named = list(baselines(space))
+    points = [prices.point(space.folded.spread(assignment)) for _, assignment in named]
+    for (name, assignment), point, peak in zip(named, points, writer.peaks(points), strict=True):
         tilings, storage = space.tilings(assignment), space.storage(assignment)
         like = writer.short.stands_for
         broke = broken(wanted, marks, like, space.model, tilings, storage) if wanted else ()
-        yield Candidate(point, writer.peaks([point])[0], writer, name, (), broke)
+        yield Candidate(point, peak, writer, name, (), broke)
 
 
 def _may_improve(
@@ -242,6 +243,7 @@ def _frontier(
         max_priced=_PRICED_PER_MESH,
         max_sums=_SUMS_PER_MESH,
         wanted=wanted,
+        solver=space.solver,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 

@@ -5,13 +5,14 @@ elimination (Dechter 1999). Eliminating a node joins all tables that mention it 
 of its choices; a leaf, a chain node and an irreducible core differ only in how many neighbours
 the result still mentions. Where a result would exceed `max_table` entries the busiest node is
 pinned (FT's heuristic elimination).
-Deviation: nodes are taken by least degree, and among equals in rounds (a node next to one just
-eliminated waits), and equal joins of equal tables are one join. Repeated layers therefore cost
-little more than one, which is TAPAS' folding (arXiv 2302.00247) without searching for repeats.
+Deviation: nodes are taken by the size of the table that each leaves, to a power of two, and among
+equals in rounds (a node next to one just eliminated waits), and equal joins of equal tables are
+one join. Repeated layers therefore cost little more than one, which is TAPAS' folding
+(arXiv 2302.00247) without searching for repeats.
 Complexity: O(N log N) for N nodes of bounded degree.
 Oracle: none of its own; `tests/property/test_search_laws.py` holds both users to enumeration.
-Known inefficiency: least degree is not least fill, and a join of equal tables in another order of
-nodes is not recognised as equal.
+Known inefficiency: the least table now is not the least work in all, and a join of equal tables in
+another order of nodes is not recognised as equal.
 """
 
 from __future__ import annotations
@@ -128,13 +129,18 @@ def elimination_order(
     graph = [set(near) for near in neighbours]
     generation = [0] * len(graph)
     remaining = set(range(len(graph))) - set(kept)
-    heap = [(len(near), 0, node) for node, near in enumerate(graph) if node in remaining]
-    heapq.heapify(heap)
     order: list[int] = []
     pinned: list[int] = []
 
     def table_size(node: int) -> int:
         return math.prod(sizes[other] for other in graph[node])
+
+    def rank(node: int) -> tuple[int, int]:
+        size = math.prod(max(2, sizes[other]) for other in graph[node])  # an axis is never free
+        return size.bit_length(), generation[node]
+
+    heap = [(rank(node), node) for node in remaining]
+    heapq.heapify(heap)
 
     def remove(node: int, fill: bool) -> None:
         remaining.remove(node)
@@ -143,14 +149,15 @@ def elimination_order(
                 graph[other] |= graph[node]
                 generation[other] = max(generation[other], generation[node] + 1)
             graph[other] -= {node, other}
-            heapq.heappush(heap, (len(graph[other]), generation[other], other))
+            if other in remaining:
+                heapq.heappush(heap, (rank(other), other))
 
     while remaining:
-        degree, born, node = heapq.heappop(heap)
-        if node not in remaining or (degree, born) != (len(graph[node]), generation[node]):
+        known, node = heapq.heappop(heap)
+        if node not in remaining or known != rank(node):
             continue  # its neighbours changed, and it was pushed again
         if table_size(node) > max_table:
-            heapq.heappush(heap, (degree, born, node))
+            heapq.heappush(heap, (known, node))
             node = min(remaining, key=lambda n: (table_size(n), n))
         if table_size(node) > max_table:
             node = max(remaining, key=lambda n: (len(graph[n]), -n))
@@ -191,7 +198,7 @@ class _Builder:
         left = sorted({*self.constants, *(f for node in kept for f in self.live[node])})
         root = left[0]
         if len(left) > 1 or self.factors[root].scope != kept:
-            root = self._join(tuple(left), None)
+            root = self._join(tuple(left), None, kept)
         return Schedule(
             tuple(self.tables),
             tuple(self.factors),
@@ -215,9 +222,14 @@ class _Builder:
         inputs = [g[0] if len(g) == 1 else self._join(tuple(sorted(g)), None) for g in groups]
         self._join(tuple(sorted(inputs)), node)
 
-    def _join(self, inputs: tuple[int, ...], node: int | None) -> int:
+    def _join(
+        self, inputs: tuple[int, ...], node: int | None, scope: Sequence[int] | None = None
+    ) -> int:
+        """One factor instead of `inputs`; its last axis is its longest, unless `scope` has them."""
         factors = [self.factors[number] for number in inputs]
-        scope = sorted({n for factor in factors for n in factor.scope} - {node})
+        if scope is None:
+            free = {n for factor in factors for n in factor.scope} - {node}
+            scope = sorted(free, key=lambda n: (self.sizes[n], n))
         joint = scope if node is None else [*scope, node]
         axis = {n: i for i, n in enumerate(joint)}
         join = Join(

@@ -12,7 +12,6 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.micro import analyzed, possible
 from shardwright.search.repeats import Short, shorten
-from shardwright.search.solver import make_solver
 from shardwright.search.space import Space, make_folded_space, make_space
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
@@ -47,8 +46,7 @@ class Sources:
         """
         if self.recompute and mesh not in self.too_wide:
             space, short = self._space(machine, mesh, optimizer, count, recompute=True)
-            solver = make_solver(space.folded, _MOST_ENTRIES)
-            if not solver.pinned and solver.entries <= _MOST_ENTRIES:
+            if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
                 return space, short
             self.too_wide.add(mesh)
         return self._space(machine, mesh, optimizer, count, recompute=False)

@@ -31,7 +31,10 @@ from shardwright.search.folding import fold
 from shardwright.search.problem import Assignment, Ints, Problem
 from shardwright.search.repeats import Repeat, find_repeats
 from shardwright.search.segments import segments
+from shardwright.search.solver import Solver, make_solver
 from shardwright.search.twofold import Twofold, twofold
+
+_MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,11 @@ class Space:
     twofold: Twofold
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
+
+    @cached_property
+    def solver(self) -> Solver:
+        """Finds the best assignments of `folded`."""
+        return make_solver(self.folded, _MOST_TABLE)
 
     @property
     def problem(self) -> Problem:
@@ -171,7 +179,8 @@ def _make(
 ) -> Space | None:
     assembly = Assembly(model, pieces)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
-    both = twofold(kept, assembly.problem(recomputed), assembly.piece_of)
+    again = assembly.problem(recomputed) if recomputed else kept
+    both = twofold(kept, again, assembly.piece_of)
     homes = assembly.homes()
     homes += [homes[node] for node in both.twins]
     homes += [frozenset({pieces[piece].start}) for piece in both.switches]

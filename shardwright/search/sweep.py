@@ -26,7 +26,7 @@ from shardwright.search.folded import Folded
 from shardwright.search.minplus import ends, weighted
 from shardwright.search.pricing import PriceList, best_points
 from shardwright.search.problem import Floats, Ints, Point, Problem
-from shardwright.search.solver import make_solver
+from shardwright.search.solver import Solver, make_solver
 
 _WEIGHTS_AT_ONCE = 24
 _TABLE_BYTES = 400_000_000  # all tables of one pass
@@ -99,18 +99,22 @@ def sweep(
     seconds: float = math.inf,
     max_table: int = 500_000,
     resolution: float = 0.0,
+    solver: Solver | None = None,
 ) -> Sweep:
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
 
     Between neighbours that differ by no more than a `resolution` in time or in memory, as a part of
-    either, nothing is looked for.
+    either, nothing is looked for, nor where the bound leaves no more than that part of the time to
+    be won.
 
     It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
     makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
-    beyond it nodes are pinned. Without a feasible assignment there are no points.
+    beyond it nodes are pinned. A `solver` of the problem that is known already is used as it is.
+    Without a feasible assignment there are no points.
     """
     deadline = time.monotonic() + seconds
-    scout = _Scout(Folded.of(problem), max_table)
+    folded = Folded.of(problem)
+    scout = _Scout(folded, solver or make_solver(folded, max_table))
     hull = scout.ends()
     pinned = scout.solver.pinned
     if not hull:
@@ -121,9 +125,10 @@ def sweep(
         chord = _tie_weight(hull[0], hull[-1])
         ladder = chord * np.geomspace(1 / _LADDER_SPAN, _LADDER_SPAN, _LADDER)
         hull, spent = _convex([*hull, *scout.minimisers(ladder)]), _LADDER
-    while gaps := _widest(hull, closed, resolution)[: min(_WEIGHTS_AT_ONCE, max_weights - spent)]:
+    while gaps := scout.widest(hull, closed, resolution)[: max_weights - spent]:
         if time.monotonic() > deadline:
             break
+        gaps = gaps[:_WEIGHTS_AT_ONCE]
         spent += len(gaps)
         found = scout.minimisers(np.array([_tie_weight(*gap) for gap in gaps]))
         for (left, right), point in zip(gaps, found, strict=True):
@@ -131,16 +136,16 @@ def sweep(
             if _is_below(point, left, right):
                 hull.append(point)
         hull = _convex(hull)
-    complete = not pinned and not _widest(hull, closed, 0.0)
+    complete = not pinned and not scout.widest(hull, closed, 0.0)
     return Sweep(tuple(hull), scout.bound(), pinned, complete)
 
 
 class _Scout:
     """Evaluates weights on one problem, and remembers what they prove."""
 
-    def __init__(self, problem: Folded, max_table: int) -> None:
+    def __init__(self, problem: Folded, solver: Solver) -> None:
         self.problem = problem
-        self.solver = make_solver(problem, max_table)
+        self.solver = solver
         self.prices = PriceList.of(problem)
         self.lines: list[tuple[float, float]] = []
         self.least_memory = 0
@@ -161,13 +166,23 @@ class _Scout:
         for begin in range(0, len(weights), self.rows):
             part = weights[begin : begin + self.rows]
             values, choice = self.solver.minimise(weighted(part))
-            for weight, value, row in zip(part.tolist(), values.tolist(), choice, strict=True):
-                self.lines.append((weight, value * (1 - self.slack)))
-                yield self._point(row)
+            values *= 1 - self.slack
+            self.lines += zip(part.tolist(), values.tolist(), strict=True)
+            yield from self.prices.points(choice)
 
-    def _point(self, row: Ints) -> Point:
-        (point,) = best_points(self.prices, [row[None, :]])
-        return point
+    def widest(
+        self, hull: list[Point], closed: set[_Gap], resolution: float
+    ) -> list[tuple[Point, Point]]:
+        """The open gaps between neighbours, the one in which most could be won first."""
+        lines = np.array(sorted(set(self.lines)))
+        open_ones = []
+        for a, b in pairwise(hull):
+            wide = b.time > a.time * (1 + resolution) and a.memory > b.memory * (1 + resolution)
+            if wide and _gap(a, b) not in closed:
+                won = _to_be_won(a, b, lines)
+                if resolution == 0 or won > resolution:
+                    open_ones.append((-won, a, b))
+        return [(a, b) for _, a, b in sorted(open_ones, key=lambda gap: gap[0])]
 
     def bound(self) -> DualBound:
         return DualBound(tuple(sorted(self.lines)), self.least_memory)
@@ -185,20 +200,21 @@ def _is_below(point: Point, left: Point, right: Point) -> bool:
     return between and point.time + weight * point.memory < line * (1 - _TIE)
 
 
+def _to_be_won(left: Point, right: Point, lines: Floats) -> float:
+    """How far the `lines` (weight, value) of a bound stay below that between two neighbours.
+
+    As a part of the time, at most, and at least zero. Lines are sorted by weight, (N, 2).
+    """
+    weight, value = lines.T
+    steps = np.diff(weight) > 0
+    meet = (np.diff(value)[steps] / np.diff(weight)[steps]).clip(right.memory, left.memory)
+    bound = (value - np.multiply.outer(meet, weight)).max(axis=1)
+    line = left.time + _tie_weight(left, right) * (left.memory - meet)
+    return float(((line - bound) / line).max(initial=0.0))
+
+
 def _gap(left: Point, right: Point) -> _Gap:
     return left.time, left.memory, right.time, right.memory
-
-
-def _widest(hull: list[Point], closed: set[_Gap], resolution: float) -> list[tuple[Point, Point]]:
-    """The open gaps between neighbours, the one that could hide most first."""
-    gaps = [
-        (a, b)
-        for a, b in pairwise(hull)
-        if _gap(a, b) not in closed
-        and b.time > a.time * (1 + resolution)
-        and a.memory > b.memory * (1 + resolution)
-    ]
-    return sorted(gaps, key=lambda g: (g[0].time - g[1].time) * (g[0].memory - g[1].memory))
 
 
 def _convex(points: list[Point]) -> list[Point]:

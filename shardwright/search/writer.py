@@ -149,7 +149,9 @@ class PlanWriter:
 
     def peaks(self, points: list[Point]) -> list[Bytes]:
         """Peak memory per rank of each point: what adds up, what is always there, and `Peaks`."""
-        choices = np.array([point.choice for point in points], np.int64).reshape(len(points), -1)
+        if not points:
+            return []
+        choices = np.array([point.choice for point in points], np.int64)
         transient = self._peaks.at(choices)
         fixed = fixed_bytes(self.graph)
         return [

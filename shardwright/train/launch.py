@@ -38,6 +38,11 @@ class Training:
         seconds = sorted(r.seconds for r in self.records[min(3, len(self.records) // 2) :])
         return seconds[len(seconds) // 2] if seconds else None
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most bytes of tensors in a step, where one was counted."""
+        return max((r.tensor_bytes for r in self.records), default=0) or None
+
 
 @dataclass(frozen=True, slots=True)
 class Saving:
@@ -144,7 +149,11 @@ def environment(ranks: int) -> dict[str, str]:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = max(1, (cores or 1) // ranks)
-    defaults = {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
-    # Else ranks that are started again read the addresses of those before them in one store.
-    defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        "TRANSFORMERS_VERBOSITY": "error",
+        "KINETO_LOG_LEVEL": "5",
+        # Else ranks that are started again read the addresses of those before them in one store.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     return {**defaults, **os.environ}

@@ -10,7 +10,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from torch import nn
 
+from shardwright.runtime.meter import metered, tensors_of
 from shardwright.train.agreement import Agreement
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Batch, Job, JobError
@@ -25,7 +26,7 @@ from shardwright.train.reading import CheckpointError
 from shardwright.train.samples import Samples, rows_of
 from shardwright.train.shapes import fitted
 from shardwright.train.state import Run, Trainable
-from shardwright.train.step import Stepper
+from shardwright.train.step import Stepped, Stepper
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,7 @@ class StepRecord:
     unit: str
     bytes: int
     gradient_norm: float | None = None  # before clipping, where gradients are clipped
+    tensor_bytes: int = 0  # the most that tensors took in this step, where that was counted
 
     def __str__(self) -> str:
         norm = "" if self.gradient_norm is None else f"  grad_norm {self.gradient_norm:.4f}"
@@ -126,6 +128,7 @@ def train(
     number changes the weights.
     """
     step = Stepper.of(run.module, job.clip_norm, job.tokens)
+    counted = run.step + 1  # the first step here whose optimizer has its state from the start
     while run.step < steps:
         if agreement is not None and not agreement.may_go_on():
             if saving is not None:
@@ -136,17 +139,35 @@ def train(
             agreement.check_batches(run.step + 1, given)
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
-        done = step(run, batches)
+        tensor_bytes = 0
+        if run.step == counted:
+            done, tensor_bytes = _metered(step, run, batches, device)
+        else:
+            done = step(run, batches)
         seconds = time.perf_counter() - start
         units, unit = [count_units(batch) for batch in given], count_units(given[0])[1]
         total = sum(number for number, _ in units)
         peak = peak_bytes(device)
-        report(StepRecord(run.step, done.loss, seconds, total, unit, peak, done.gradient_norm))
+        norm = done.gradient_norm
+        report(StepRecord(run.step, done.loss, seconds, total, unit, peak, norm, tensor_bytes))
         if job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps):
             report(EvaluationRecord(run.step, evaluate(run.module, job, device)))
         if saving is not None:
             saving.after_step(run, steps)
     return True
+
+
+def _metered(
+    step: Stepper, run: Run, batches: Sequence[Batch], device: torch.device
+) -> tuple[Stepped, int]:
+    """A step, and the most bytes of tensors in it, on this rank."""
+    run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
+    held = [*run.module.parameters(), *run.module.lasting_buffers().values()]
+    held += tensors_of(run.optimizer)
+    for batch in batches:
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        held += [value for value in values if isinstance(value, torch.Tensor)]
+    return metered(lambda: step(run, batches), held, device)
 
 
 def evaluate(module: Trainable, job: Job, device: torch.device) -> float:

@@ -115,6 +115,12 @@ COMPARISONS = _names("eq ge gt le lt ne")
 WHOLE_NUMBERS = _names("bitwise_and bitwise_or bitwise_xor fmod remainder")
 BOOLEAN = _names("logical_and logical_or logical_xor")
 
+GATED = (
+    '[["part", [{"value": 0}, 0, 2], {}], ["part", [{"value": 0}, 1, 2], {}],'
+    ' ["aten.silu.default", [{"value": 1}], {}],'
+    ' ["aten.mul.Tensor", [{"value": 3}, {"value": 2}], {}]]'
+)
+
 CALLS = [
     *(call(f"{kind}.default", u(5, 7)) for kind in UNARY),
     *(call(target, f(5, 1, 7), f(6, 1)) for target in BINARY),
@@ -404,6 +410,12 @@ CALLS = [
     call("_grouped_mm.default",
          f(9, 20).float().detach(), f(3, 20, 64).float().detach(),
          torch.tensor([2, 7, 9], dtype=torch.int32)),
+    call("shardwright.experts.default",
+         f(9, 6), i(9, 2, below=5), u(9, 2), f(5, 14, 6), f(5, 6, 7), [0, 5, 5], [True, True],
+         "transformers.grouped_mm_fallback.default", GATED),
+    call("shardwright.experts.default",  # of the experts only the first two are ever chosen
+         f(9, 6), i(9, 1, below=2), u(9, 1), f(5, 6, 7), f(5, 7, 6), [0, 5, 5], [False, False],
+         "transformers.grouped_mm_fallback.default", '[["aten.tanh.default", [{"value": 0}], {}]]'),
     # Recurrent layers
     call("lstm.input",
          f(6, 5, 3), [f(1, 5, 4), f(1, 5, 4)], recurrent(4), True, 1, 0.0, True, False, False),

@@ -10,9 +10,9 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import FactorKind, Split
 from tests.property.operators import CALLS
 
-# The width of attention's values may be split, counts may be added up, and windows that do not
-# overlap may be apart: nobody gains by it.
-LEFT_OUT = ("scaled_dot_product_attention", "histc", "conv_transpose2d")
+# The width of attention's values and of what experts return may be split, counts may be added up,
+# and windows that do not overlap may be apart: nobody gains by it.
+LEFT_OUT = ("scaled_dot_product_attention", "experts", "histc", "conv_transpose2d")
 # Sizes or numbers of groups in their arguments, which tiles would need others of; or a kernel that
 # takes no tiles as small as an experiment's, or dies of tiles that do not fit. Local statistics of
 # parts are no part of those of the whole, and meant to be.
@@ -20,6 +20,8 @@ NOT_TRIED = (
     *("full", "zeros", "ones", "new_zeros", "new_ones", "new_full", "expand", "repeat"),
     *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "pixel_shuffle", "group_norm"),
     *("_grouped_mm", "lstm", "gru", "local_batch_norm"),
+    # Their tiles have to know which they are, and no call of the operator itself says so.
+    *("embedding", "cross_entropy_loss", "experts"),
 )
 MADE_UP = ("dropout", "uniform", "empty", "empty_like")
 ONCE = list({one.op.kind: one for one in reversed(CALLS) if one.op.kind not in MADE_UP}.values())

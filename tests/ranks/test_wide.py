@@ -18,9 +18,9 @@ from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
 MESHES = {
-    2: ("a=2", ("smoothed", "long llama")),
-    3: ("a=3", ("gpt2", "long gpt2")),
-    4: ("a=2 b=2", ("smoothed", "padded llama")),
+    2: ("a=2", ("smoothed", "long llama", "qwen3 moe")),
+    3: ("a=3", ("gpt2", "long gpt2", "inside mixtral")),
+    4: ("a=2 b=2", ("smoothed", "padded llama", "mixtral", "tokens of mixtral")),
 }
 WORDS = 53  # a prime number, like 50,257
 
@@ -57,16 +57,66 @@ def padded():
     return model, {**batch, "attention_mask": mask}
 
 
+def mixtral():
+    """Two of five experts a token: one gets nothing, and one or the other most of it."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=10,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+    )
+    model = MixtralForCausalLM(config)
+    gate = model.model.layers[0].mlp.gate.weight
+    with torch.no_grad():
+        gate.copy_(torch.tensor([4.0, -4.0, 0.4, 0.2, 0.0])[:, None] * gate[0])
+    return model, _tokens(19)
+
+
+def qwen3_moe():
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=10,
+        moe_intermediate_size=6,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_experts=7,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+    )
+    return Qwen3MoeForCausalLM(config), _tokens(19)
+
+
+def _tokens(words):
+    ids = torch.randint(words, (3, 5), generator=torch.Generator().manual_seed(4))
+    return {"input_ids": ids, "labels": ids}
+
+
 VOCABULARY, SEQUENCE = (
     {"embedding", "cross_entropy_loss"},
     {"linear", "scaled_dot_product_attention"},
 )
+WEIGHTS = "model.layers.0.mlp.experts.gate_up_proj"
 # A model, a value and the dimension of it that is split, operators that must be among the split.
 CASES = {
     "smoothed": (smoothed, "table.weight", 0, VOCABULARY),
     "gpt2": (models.gpt2, "transformer.wte.weight", 0, VOCABULARY),
     "long gpt2": (models.gpt2, "kwargs.input_ids", 1, {"linear", "softmax", "dropout"}),
     "long llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE),
+    "mixtral": (mixtral, WEIGHTS, 0, {"experts"}),
+    "inside mixtral": (mixtral, WEIGHTS, 1, {"experts"}),
+    "tokens of mixtral": (mixtral, "kwargs.input_ids", 1, {"experts", "topk"}),
+    "qwen3 moe": (qwen3_moe, WEIGHTS, 0, {"experts"}),
     "padded llama": (padded, "kwargs.input_ids", 1, SEQUENCE),
 }
 
@@ -85,7 +135,7 @@ def _compare(text, names):
         make, value, dim, kinds = CASES[name]
         torch.manual_seed(1)
         one = Widened(*models.double(*make()))
-        (atom,) = one.analysis.dims[value][dim]
+        atom = one.analysis.dims[value][dim][-1]
         chosen, split = along(one, mesh, atom)
         storage = {
             leaf.name: stored(one, leaf.name, mesh, atom)

@@ -6,7 +6,10 @@ from shardwright.train import launch
 from shardwright.train.launch import Saving, Training
 from shardwright.train.loop import StepRecord
 
-RECORDS = tuple(StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20) for i in range(1, 6))
+RECORDS = tuple(
+    StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20, tensor_bytes=50 * 2**20 * (i == 2))
+    for i in range(1, 6)
+)
 
 
 @pytest.fixture
@@ -38,12 +41,15 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
         f"training {target} on 2 ranks",
         "loss 2.0000 at step 1, 0.4000 at step 5",
         "step time: predicted 80.0 ms, measured 40.0 ms (median), 2.00 of it",
+        "peak memory: predicted ",
         "the plan equals one device",
     ]
     places = [result.stdout.index(text) for text in order]
     assert places == sorted(places)
     ((_, plan, steps, sizes, _),) = launched.calls
     assert (plan.devices, steps, sizes) == (2, 3, (None, None))
+    part = plan.peak_bytes / (50 * 2**20)
+    assert f"measured 50.0 MiB of tensors, {part:.2f} of it" in result.stdout
 
 
 def test_run_takes_a_plan_and_a_number_of_steps(

@@ -12,6 +12,7 @@ from shardwright.capture.capture import capture_call
 from shardwright.cost.compute import forward_seconds, workload
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute
 from shardwright.rules.analysis import analyze
@@ -37,7 +38,7 @@ def instruction(word, rank):
     tilings = {op.name: parse_tiling(analysis.rules[op.name], (word,))}
     (found,) = (
         i
-        for i in lower(graph, analysis, mesh, tilings, {}, rank).instructions
+        for i in lower(graph, analysis, Decisions(mesh, tilings, {}), rank).instructions
         if isinstance(i, Compute)
     )
     return found

@@ -11,6 +11,7 @@ from shardwright.capture.lookup import embedding_tile, local_index
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute, Joint, Redistribute
 from shardwright.rules.analysis import analyze
@@ -50,7 +51,7 @@ def tilings(words):
 
 def program(rank):
     table = {"table.weight": Layout.parse("tp:S(0)", MESH)}
-    return lower(GRAPH, ANALYSIS, MESH, tilings(BY_CLASS), table, rank)
+    return lower(GRAPH, ANALYSIS, Decisions(MESH, tilings(BY_CLASS), table), rank)
 
 
 @pytest.mark.parametrize("rank, tile", [(0, (0, 4, 11)), (1, (4, 4, 11)), (2, (8, 3, 11))])
@@ -66,7 +67,7 @@ def test_nothing_of_a_split_vocabulary_is_ever_gathered(rank, tile):
 
 def test_a_whole_vocabulary_takes_the_operators_there_are():
     whole = {"table.weight": Layout.parse("tp:R", MESH)}
-    found = lower(GRAPH, ANALYSIS, MESH, tilings({}), whole, 1).instructions
+    found = lower(GRAPH, ANALYSIS, Decisions(MESH, tilings({}), whole), 1).instructions
     kinds = [i.op.target for i in found if isinstance(i, Compute)]
     assert "aten.embedding.default" in kinds and "aten.cross_entropy_loss.default" in kinds
 

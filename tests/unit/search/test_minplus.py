@@ -24,10 +24,10 @@ def no_pins(rows):
 
 
 @given(problems())
-@pytest.mark.parametrize("block", [1 << 17, 4])
+@pytest.mark.parametrize("block", [1 << 17, 32, 1])
 def test_values_are_least_and_assignments_reach_them(block, problem):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minplus, "_BLOCK", block)
+        patch.setattr(minplus, "_AT_ONCE", block)
         values, choice = minimise(
             make_schedule(problem, 10**6), weighted(WEIGHTS), len(problem.nodes), no_pins(4)
         )

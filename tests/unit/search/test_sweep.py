@@ -1,8 +1,10 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwright.search import sweep as module
 from shardwright.search.sweep import DualBound, sweep
@@ -89,3 +91,22 @@ def test_what_is_proved_at_a_limit_holds_below_it_too():
     assert [bound.at(limit) for limit in (1, 4, 6, 7, 9, 10)] == [math.inf, 7.0, 7.0, 5.5, 5.5, 5.0]
     limits = np.arange(12)
     assert bound.times_at(limits).tolist() == [bound.at(limit) for limit in limits.tolist()]
+
+
+@given(problems(), st.sampled_from([1e-3, 0.05, 0.3]))
+def test_a_coarse_sweep_leaves_no_more_to_be_won_than_its_resolution(problem, resolution):
+    coarse = sweep(problem, resolution=resolution)
+    for (time, memory), after in pairwise((p.time, p.memory) for p in coarse.points):
+        narrow = after[0] <= time * (1 + resolution) or memory <= after[1] * (1 + resolution)
+        for point in sweep(problem).points if not narrow else ():
+            if after[1] < point.memory < memory:
+                weight = (after[0] - time) / (memory - after[1])
+                line = time + weight * (memory - point.memory)
+                assert point.time >= line * (1 - resolution) * (1 - 1e-9)
+
+
+def test_a_coarse_sweep_takes_fewer_weights():
+    problem = layered_problem(4, 6)
+    coarse, fine = sweep(problem, resolution=0.02), sweep(problem)
+    assert len(coarse.bound.lines) < len(fine.bound.lines)
+    assert {coarse.points[0], coarse.points[-1]} <= set(fine.points)

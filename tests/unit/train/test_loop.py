@@ -21,6 +21,9 @@ class Serial(nn.Module):
 
     known = (((), ()),)
 
+    def lasting_buffers(self):
+        return {}
+
     def random_state(self):
         return 0, 0
 
@@ -48,6 +51,13 @@ def records(steps=5):
     found = []
     train(start(Serial(), job), job, steps, torch.device("cpu"), found.append)
     return found
+
+
+def test_the_second_step_counts_the_memory_of_tensors():
+    counted = [record.tensor_bytes for record in records(3)]
+    assert counted[0] == counted[2] == 0
+    # The batch of 8 x 3, its squares and gradients: next to nothing, and not nothing.
+    assert 4 * 8 * 3 < counted[1] < 4096
 
 
 def test_every_step_is_reported_and_the_loss_falls():

@@ -1,0 +1,68 @@
+"""The most memory that tensors take during a step, counted and not estimated.
+
+On a GPU torch's allocator counts. On the CPU nobody does, so one step runs
+under `torch.profiler`, which reports every allocation and release of tensor
+memory, also those of the backward pass.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+T = TypeVar("T")
+
+
+def metered(
+    run: Callable[[], T], held: Iterable[torch.Tensor], device: torch.device
+) -> tuple[T, int]:
+    """What `run` returns, and the most bytes of tensors alive while it ran.
+
+    `held` are the tensors that are alive before: parameters, gradients, the
+    optimizer's state, buffers, the batch. Tensors that share memory count once. On a GPU
+    everything that is allocated there counts, given or not.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        return result, torch.cuda.max_memory_allocated(device)
+    before = storage_bytes(held)
+    gc.collect()  # what only cycles keep alive would be released at some other time
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = run()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
+    now = most = 0
+    for _, change in sorted(changes, key=lambda event: event[0]):
+        now += change
+        most = max(most, now)
+    return result, before + most
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the memory behind local parts of tensors, shared memory once."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
