@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import operator
-import os
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils.flop_counter import FlopCounterMode
 
-from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.call import CaptureError
 from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
 from shardwright.capture.kernels import UNIFORM
 from shardwright.capture.mixtures import with_mixtures
+from shardwright.capture.observer import Observer
 from shardwright.capture.onebyone import Functional
-from shardwright.capture.opaque import OPAQUE, OpaqueCall, sample_like
-from shardwright.capture.operators import call_op
+from shardwright.capture.opaque import OpaqueCall
+from shardwright.capture.origin import PREFIX, error, part_of, require_fixed_sizes, source_of
 from shardwright.capture.renumber import renumbered
 from shardwright.ir.graph import (
     Arg,
@@ -35,7 +30,6 @@ from shardwright.ir.graph import (
     LeafKind,
     Op,
     Ref,
-    Source,
     Symbol,
     Tensor,
     verify,
@@ -52,10 +46,6 @@ _QUIET = (  # of the operators that may draw random numbers: taken apart where t
     "aten.rnn_tanh.input",
     "aten.rnn_relu.input",
 )
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_ATTENTION = "scaled_dot_product_attention"
-_TORCH = str(Path(torch.__file__).parent)
-_PREFIX = "model."  # FlatCall holds the user's model under this name
 
 
 @dataclass(frozen=True)
@@ -105,12 +95,11 @@ class _Builder:
 
     def __init__(self, model: nn.Module, opaque: Mapping[str, OpaqueCall]) -> None:
         self.model = model
-        self.opaque = opaque
+        self.observer = Observer(model, opaque)
         self.leaves: list[Leaf] = []
         self.ops: list[Op] = []
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[fx.Node, str | tuple[str, ...]] = {}  # a list of results is a tuple
-        self.facts: dict[Any, Facts] = {}
         self.draws = 0  # of random numbers
 
     def add_leaves(self, program: Functional, call: FlatCall) -> dict[str, torch.Tensor]:
@@ -123,7 +112,7 @@ class _Builder:
             requires_grad = False
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 assert spec.target is not None
-                keys = aliases[spec.target.removeprefix(_PREFIX)]
+                keys = aliases[spec.target.removeprefix(PREFIX)]
                 kind = LeafKind.BUFFER
                 if spec.kind is InputKind.PARAMETER:
                     kind = LeafKind.PARAMETER
@@ -154,7 +143,7 @@ class _Builder:
             return
         target = str(node.target)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise _error(node, f"{target} is no torch operator")
+            raise error(node, f"{target} is no torch operator")
         if target == "aten.cat.default" and (only := self._only_part(node)) is not None:
             self.names[node] = only
             return
@@ -165,21 +154,21 @@ class _Builder:
             self._add_dropout(node)
             return
         if torch.Tag.nondeterministic_seeded in node.target.tags and target not in _QUIET:
-            raise _error(
+            raise error(
                 node,
                 f"{target} draws random numbers of its own, which no two ranks could agree on; draw"
                 " with torch.rand, randn, randint, bernoulli or dropout",
             )
         values = node.meta["val"]
         several = isinstance(values, tuple | list)
-        _require_fixed_sizes(node, values if several else (values,))
+        require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
         args = tuple(self._arg(a) for a in _parts_with_elements(node))
         if target == UNIFORM:
             args = (args[0], self.draws)
             self.draws += 1
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
-        op = Op(node.name, target, args, kwargs, results, _source(node), part_of=_part_of(node))
+        op = Op(node.name, target, args, kwargs, results, source_of(node), part_of=part_of(node))
         self._add(op, values if several else (values,))
         self.names[node] = results if several else results[0]
 
@@ -194,19 +183,19 @@ class _Builder:
             if spec.kind is OutputKind.USER_OUTPUT:
                 outputs.append(name)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
-                updates.append((str(spec.target).removeprefix(_PREFIX), name))
+                updates.append((str(spec.target).removeprefix(PREFIX), name))
             else:
                 inputs = {n.name: self.names.get(n, n.name) for n in program.graph.nodes}
                 target = str(spec.target)
-                changed = inputs.get(target, target.removeprefix(_PREFIX))
+                changed = inputs.get(target, target.removeprefix(PREFIX))
                 raise CaptureError(
-                    f"{_source(value)}: the model changes {changed} in place, which is no buffer;"
+                    f"{source_of(value)}: the model changes {changed} in place, which is no buffer;"
                     " work on a copy (x = x.clone()) instead"
                 )
         return tuple(outputs), tuple(updates)
 
     def _add(self, op: Op, values: Any) -> None:
-        facts = self._facts(op, values)
+        facts = self.observer.facts(op, self.tensors, values)
         operands = list(dict.fromkeys(op.operands))
         for i, (name, value) in enumerate(zip(op.outputs, values, strict=True)):
             at = facts.alias_of[i]
@@ -232,76 +221,14 @@ class _Builder:
             (Ref(name), float(probability), self.draws),  # type: ignore[arg-type]
             (),
             (node.name,),
-            _source(node),
+            source_of(node),
         )
         self.draws += 1
         source = self.tensors[name]
         mask_bytes = source.num_elements if source.requires_grad else 0
         self.tensors[node.name] = replace(source, name=node.name, alias_of="")
-        self.ops.append(replace(op, extra_saved=mask_bytes, part_of=_part_of(node)))
+        self.ops.append(replace(op, extra_saved=mask_bytes, part_of=part_of(node)))
         self.names[node] = (node.name, "")  # nothing reads the mask
-
-    def _facts(self, op: Op, values: Any) -> Facts:
-        operands = list(dict.fromkeys(op.operands))
-        described = [self.tensors[name] for name in operands]
-        position = {name: i for i, name in enumerate(operands)}
-        key = (
-            op.target,
-            _renamed(op.args, position),
-            tuple((k, _renamed((v,), position)) for k, v in op.kwargs),
-            tuple((t.shape, t.dtype, t.requires_grad) for t in described),
-        )
-        if op.target == OPAQUE:
-            return self._opaque_facts(op, operands)
-        if key not in self.facts:
-            tensors = [
-                torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta").requires_grad_(
-                    t.requires_grad
-                )
-                for t in described
-            ]
-
-            def call(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-                return call_op(op, dict(zip(operands, leaves, strict=True)), torch.device("meta"))
-
-            facts = observe(call, tensors)
-            if op.kind == "scaled_dot_product_attention":
-                facts = _fused_attention(facts, described, values[0])
-            self.facts[key] = facts
-        return self.facts[key]
-
-    def _opaque_facts(self, op: Op, operands: list[str]) -> Facts:
-        """What the sub-module keeps when it is run, on its weights and random numbers."""
-        key = op.args[1]
-        assert isinstance(key, str)
-        call, generator = self.opaque[key], torch.Generator(device="cpu").manual_seed(0)
-        own = [self._own(f"{call.path}.{name}") for name in call.names]
-        given = [self.tensors[name] for name in op.operands[len(own) :]]
-        drawn = [
-            sample_like(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta"),
-                        generator, own)
-            for t in given
-        ]  # fmt: skip
-        by_name = dict(zip(op.operands, [*own, *drawn], strict=True))
-        leaves = [
-            by_name[n].detach().requires_grad_(self.tensors[n].requires_grad) for n in operands
-        ]
-
-        def run(values: list[torch.Tensor]) -> list[torch.Tensor]:
-            named = dict(zip(operands, values, strict=True))
-            return call([named[name] for name in op.operands])
-
-        with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-            facts = observe(run, leaves)
-        passes = 3 if any(facts.requires_grad) else 1  # the backward pass is worth two forward
-        return replace(facts, flop=passes * counter.get_total_flops())
-
-    def _own(self, key: str) -> torch.Tensor:
-        """A parameter or buffer of the model."""
-        path, _, name = key.rpartition(".")
-        found = getattr(self.model.get_submodule(path), name)
-        assert isinstance(found, torch.Tensor)
-        return found.detach()
 
     def _describe(self, name: str, value: Any, grad: bool = False, alias_of: str = "") -> None:
         if not isinstance(value, torch.Tensor):
@@ -337,32 +264,6 @@ class _Builder:
         return str(node.target) == "aten.detach.default" and self.tensors[name].requires_grad
 
 
-def _require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
-    for value in values:
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise _error(
-                node,
-                f"{node.target} takes a number out of a tensor, which depends on the data; keep it"
-                " a tensor, without .item()",
-            )
-        shape = tuple(getattr(value, "shape", ()))
-        if not all(isinstance(size, int) for size in shape):
-            raise _error(
-                node,
-                f"{node.target} gives a tensor of {_words(shape)}, as many as the data say; give it"
-                " a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
-            )
-
-
-def _error(node: fx.Node, message: str) -> CaptureError:
-    source = _source(node)
-    return CaptureError(f"{source}: {message}", source.module)
-
-
-def _words(shape: tuple[Any, ...]) -> str:
-    return " x ".join(str(size) if isinstance(size, int) else "?" for size in shape) + " elements"
-
-
 _SYMBOLS: dict[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -379,27 +280,6 @@ def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:
     return (parts or node.args[0], *node.args[1:])
 
 
-def _renamed(arg: Arg, position: Mapping[str, int]) -> Any:
-    if isinstance(arg, Ref):
-        return Ref(str(position[arg.name]))
-    if isinstance(arg, tuple):
-        return tuple(_renamed(a, position) for a in arg)
-    return (type(arg).__name__, arg)
-
-
-def _fused_attention(facts: Facts, operands: list[Tensor], out: Any) -> Facts:
-    """What the fused kernels keep: q, k, v, the output, and a log-sum-exp per query.
-
-    On meta tensors torch takes the unfused path, which keeps the whole score matrix.
-    """
-    if not facts.requires_grad[0]:
-        return facts
-    rows = out.numel() // out.shape[-1]
-    return replace(
-        facts, saved_operands=tuple(range(len(operands))), saved_results=(0,), extra_saved=rows * 4
-    )
-
-
 def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """All names of each parameter and buffer, by each of them, in the module's order."""
     by_identity: dict[int, list[str]] = {}
@@ -410,32 +290,6 @@ def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     for name, tensor in named:
         by_identity.setdefault(id(tensor), []).append(name)
     return {name: tuple(by_identity[id(tensor)]) for name, tensor in named}
-
-
-def _part_of(node: fx.Node) -> str:
-    """The call of attention that `node` is a part of, where it was computed by its formula."""
-    call, _ = node.meta.get("torch_fn") or ("", "")
-    whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
-    return call if call.startswith(_ATTENTION) and not whole else ""
-
-
-def _source(node: fx.Node) -> Source:
-    module = ""
-    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-        module = path
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    ours = str(Path(__file__).parent)
-    users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, ours, "<"))]
-    file, line = users[-1] if users else ("", 0)
-    file = _importable(file)
-    module = re.sub(r"@\d+$", "", module)
-    return Source("" if module == "model" else module.removeprefix(_PREFIX), file, line)
-
-
-def _importable(file: str) -> str:
-    """The path below the folder that Python finds it in: short, and the same on every machine."""
-    folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
-    return file[len(max(folders, key=len)) + 1 :] if folders else file
 
 
 def _without_dead_code(graph: Graph) -> Graph:
