@@ -25,7 +25,7 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
 
     In micro-batches that is the rank's part of one of them.
     """
-    if graph.habits.batch_norm != "local":
+    if not any(op.kind == "local_batch_norm" for op in graph.ops):
         return graph
     count, mesh = decisions.micro_batches, decisions.mesh
     micro = one_batch(graph, analysis) if count == 1 else micro_batches(graph, analysis, count)
