@@ -3,6 +3,7 @@
 Under any tilings and storage, on one rank and on several, also where micro-batches are uneven.
 """
 
+import functools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -39,13 +40,17 @@ EXAMPLES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("world", MESHES)
 def test_any_tilings_in_micro_batches_equal_one_device(world):
-    run_ranks(world, _compare_all, MESHES[world])
+    run_ranks(world, _compare_all, MESHES[world], _subjects())
 
 
-def _compare_all(meshes):
-    for name, example in EXAMPLES.items():
-        one = Widened(*models.double(*example()))
-        serial = one.run(one.one_device())
+@functools.cache
+def _subjects():
+    every = {name: Widened(*models.double(*example())) for name, example in EXAMPLES.items()}
+    return {name: (one, one.run(one.one_device())) for name, one in every.items()}
+
+
+def _compare_all(meshes, subjects):
+    for name, (one, serial) in subjects.items():
         for text in meshes:
             mesh = Mesh.parse(text)
             device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)

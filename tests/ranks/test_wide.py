@@ -125,16 +125,20 @@ CASES = {
 @pytest.mark.hf
 @pytest.mark.parametrize("world", MESHES)
 def test_a_dimension_split_everywhere_equals_one_device(world):
-    run_ranks(world, _compare, *MESHES[world])
+    text, names = MESHES[world]
+    run_ranks(world, _compare, text, {name: _subject(name) for name in names})
 
 
-def _compare(text, names):
+def _subject(name):
+    torch.manual_seed(1)
+    return Widened(*models.double(*CASES[name][0]()))
+
+
+def _compare(text, subjects):
     mesh = Mesh.parse(text)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-    for name in names:
-        make, value, dim, kinds = CASES[name]
-        torch.manual_seed(1)
-        one = Widened(*models.double(*make()))
+    for name, one in subjects.items():
+        _, value, dim, kinds = CASES[name]
         atom = one.analysis.dims[value][dim][-1]
         chosen, split = along(one, mesh, atom)
         storage = {
