@@ -19,6 +19,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
+_WORTH = 8.0  # operators for each distinct call, as a small program costs its own to trace
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # of what a piece stands for
 
 
@@ -87,8 +88,8 @@ class _Calls(nn.Module):
 def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
     """`program` under `table`, or None where it has to be decomposed as a whole.
 
-    That is where an operator writes to an operand, or where a node is no
-    operator on tensors of fixed sizes.
+    That is where an operator writes to an operand, where a node is no operator
+    on tensors of fixed sizes, or where so little repeats that it is as quick.
     """
     if not all(_stands_alone(node) for node in program.graph.nodes):
         return None
@@ -98,6 +99,8 @@ def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
         for node in program.graph.nodes
         if node.op == "call_function" and not _picks(node) and not _stays(node.target, table)
     }
+    if len(program.graph.nodes) < _WORTH * len(distinct):
+        return None
     pieces = _pieces(tuple(distinct.values()), table)
     if pieces is None:
         return None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture import export
+from shardwright.capture import export, onebyone
 from shardwright.capture.capture import capture_call
 from tests import models
 from tests.zoo import ZOO
@@ -21,6 +21,7 @@ def _both_ways(monkeypatch, model, batch):
         return found
 
     export_alone = export.decomposed
+    monkeypatch.setattr(onebyone, "_WORTH", 0.0)
     monkeypatch.setattr(export, "decomposed", spied)
     alone = capture_call(model, (), batch)
     monkeypatch.setattr(export, "decomposed", lambda program, table: None)
@@ -40,6 +41,20 @@ def test_models_of_the_zoo_give_one_graph(monkeypatch, name):
 def test_real_models_give_one_graph(monkeypatch, make):
     alone, whole, _ = _both_ways(monkeypatch, *make())
     assert alone.graph == whole.graph
+
+
+def test_what_does_not_repeat_is_decomposed_as_a_whole(monkeypatch):
+    asked = []
+    monkeypatch.setattr(onebyone, "_pieces", lambda calls, table: asked.append(len(calls)))
+    capture_call(*_mlp(2))
+    assert not asked
+    capture_call(*_mlp(40))
+    assert asked == [1], "a linear layer; its activation is of Core ATen and stays"
+
+
+def _mlp(layers):
+    blocks = [module for _ in range(layers) for module in (nn.Linear(4, 4), nn.GELU())]
+    return nn.Sequential(*blocks), (torch.zeros(3, 4),)
 
 
 class Writes(nn.Module):
