@@ -7,10 +7,13 @@ memory, also those of the backward pass.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 T = TypeVar("T")
+_NOISE = (b"USDT:", b"before the profiling started")  # starts, ends, and what was there before
 
 
 def metered(
@@ -38,7 +42,7 @@ def metered(
         return result, torch.cuda.max_memory_allocated(device)
     before = storage_bytes(held)
     gc.collect()  # what only cycles keep alive would be released at some other time
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = run()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
@@ -50,6 +54,25 @@ def metered(
         now += change
         most = max(most, now)
     return result, before + most
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what the profiler itself writes to the standard error; the rest comes afterwards."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            for line in said:
+                if not any(noise in line for noise in _NOISE):
+                    os.write(2, line)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,3 +1,5 @@
+import os
+
 import torch
 from torch import nn
 
@@ -38,3 +40,15 @@ def test_a_step_is_counted_with_what_its_backward_pass_allocates():
     _, most = metered(step, [layer.weight, x, *state], CPU)
     # Weight, two of state, the gradient, and what AdamW computes its update in.
     assert 4 * MIB < most <= 6 * MIB + 65536
+
+
+def test_the_profiler_is_silent_and_others_are_heard(capfd):
+    before = torch.zeros(MIB)
+
+    def run():
+        nonlocal before
+        del before
+        os.write(2, b"a word of the step\n")
+
+    metered(run, [before], CPU)
+    assert capfd.readouterr().err == "a word of the step\n"
