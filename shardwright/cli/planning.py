@@ -134,7 +134,7 @@ def search(
             constraints=wishes.constraints,
             seconds=wishes.seconds,
             micro_batches=wishes.micro_batches or micro_batches,
-            stages=wishes.stages or (None if wishes.allow_async else (1,)),
+            stages=wishes.stages or (1,),
             allow_async=wishes.allow_async,
             progress=progress,
         )

@@ -178,18 +178,7 @@ def _read(data: dict[str, Any]) -> Plan:
             for name, layout, size, seconds, stored in data["parameters"]
         ),
         ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),
-        transfers=tuple(
-            Transfer(
-                _is(value, str),
-                _is(consumer, str),
-                Phase(phase),
-                tuple(_is(names, str).split(", ")),
-                Bytes(_is(size, int)),
-                Seconds(_number(seconds)),
-                _at_least_one(times[0] if times else 1),
-            )
-            for value, consumer, phase, names, size, seconds, *times in data["transfers"]
-        ),
+        transfers=tuple(_transfer(row) for row in data["transfers"]),
     )
 
 
@@ -208,6 +197,19 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
         _is(piece, int),
         Seconds(_number(backward[0] if backward else 0.0)),
         _reads(name, read),
+    )
+
+
+def _transfer(row: list[Any]) -> Transfer:
+    value, consumer, phase, names, size, seconds, *times = row
+    return Transfer(
+        _is(value, str),
+        _is(consumer, str),
+        Phase(phase),
+        tuple(_is(names, str).split(", ")),
+        Bytes(_is(size, int)),
+        Seconds(_number(seconds)),
+        _at_least_one(times[0] if times else 1),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 
-class SteppingModule(nn.Module):
+class SteppingModule(nn.Module, ABC):
     """A module that can take training steps on global batches.
 
     A batch is a mapping of keyword arguments or a tuple of positional ones.
@@ -19,9 +20,9 @@ class SteppingModule(nn.Module):
 
     _sw_updates: tuple[str, ...]
 
+    @abstractmethod
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
-        raise NotImplementedError
 
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         """One optimizer step on a global batch; its loss."""
@@ -30,9 +31,9 @@ class SteppingModule(nn.Module):
         optimizer.step()
         return loss
 
+    @abstractmethod
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own."""
-        raise NotImplementedError
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
         """What the next step needs of buffers: those of the state dict and those that steps write.

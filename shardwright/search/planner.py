@@ -65,9 +65,8 @@ def search(
     and so on for as long as they save memory. With `stages` other than 1, devices
     form as many groups, and pipelines through them are searched as well
     (`pipelines.py`); None tries 2, 4, 8 and so on. With `allow_async` so are asynchronous
-    ones, a device a stage, which change the optimisation. `constraints`, texts such as
-    `pin layers.*.mlp=tp:features`
-    (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
+    ones, a device a stage, which change the optimisation; if no stages are asked for, as for None.
+    `constraints`, texts such as `pin layers.*.mlp=tp:features` (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
     again in the backward pass. `exact` gives FT's exact frontier of the additive
     costs; without it the frontier's supported points are exact and what lies
@@ -80,12 +79,11 @@ def search(
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
     if method == "kcut":
-        whole = micro_batches is not None and tuple(micro_batches) == (1,)
-        flat = stages is not None and tuple(stages) == (1,)
-        if exact or constraints or len(meshes or ()) > 1 or not whole or not flat:
+        plain = not (exact or constraints or allow_async) and len(meshes or ()) <= 1
+        if not plain or micro_batches is None or {*micro_batches, *(stages or (0,))} != {1}:
             raise MethodError(
                 "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
-                " micro-batches and no stages; leave these out"
+                " micro-batches, no stages and no `allow_async`; leave these out"
             )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
         # Its neighbours on the page: the ends of the frontier, and the baselines.
@@ -99,23 +97,13 @@ def search(
     counts, impossible = sources.possible(micro_batches)
     rounds = Rounds(sources, machine, optimizer, exact, impossible)
     tell = progress or _silent
-    useful = counts[0]  # the last number of micro-batches that gave a plan
+    if allow_async and stages is not None and tuple(stages) == (1,):
+        stages = None  # to allow them and to try none would be odd
     groups = stages_of(machine, stages)
-    turns = [(count, mesh) for count in counts for mesh in chosen] if 1 in groups else []
-    for i, (count, mesh) in enumerate(turns):
-        if micro_batches is None and count > 2 * useful:
-            break
-        best = f", best so far {rounds.best * 1e3:.1f} ms" if rounds.best is not None else ""
-        pieces = f", {count} micro-batches" if count > 1 else ""
-        tell(f"mesh {mesh}{pieces}{best}", i / len(turns))
-        first = count == counts[0]
-        left = start + seconds - time.perf_counter()
-        try:
-            if rounds.run(mesh, count, left, compare=first and not wanted):
-                useful = count
-        except ConstraintError as e:
-            if first:
-                rounds.refuse(e)
+    if 1 in groups:
+        _search_meshes(
+            rounds, chosen, counts, micro_batches is None, not wanted, start + seconds, tell
+        )
     for group in groups[groups[0] == 1 :]:
         tell(f"{group} pipeline stages", 1.0)
         left = start + seconds - time.perf_counter()
@@ -132,6 +120,33 @@ def search(
             rounds.compare(free, mesh, counts[0], wanted, marks)
     tell("done", 1.0)
     return _frontier_of(rounds, wanted, start)
+
+
+def _search_meshes(
+    rounds: Rounds,
+    meshes: Sequence[Mesh],
+    counts: Sequence[int],
+    while_useful: bool,
+    compare: bool,
+    end: float,
+    tell: Progress,
+) -> None:
+    """Search every mesh with every number of micro-batches, or while more of them give anything."""
+    useful = counts[0]  # the last number of micro-batches that gave a plan
+    turns = [(count, mesh) for count in counts for mesh in meshes]
+    for i, (count, mesh) in enumerate(turns):
+        if while_useful and count > 2 * useful:
+            break
+        best = f", best so far {rounds.best * 1e3:.1f} ms" if rounds.best is not None else ""
+        pieces = f", {count} micro-batches" if count > 1 else ""
+        tell(f"mesh {mesh}{pieces}{best}", i / len(turns))
+        first = count == counts[0]
+        try:
+            if rounds.run(mesh, count, end - time.perf_counter(), compare=first and compare):
+                useful = count
+        except ConstraintError as e:
+            if first:
+                rounds.refuse(e)
 
 
 def _silent(_what: str, _done: float) -> None:

@@ -78,6 +78,9 @@ def test_progress_tells_every_cut():
     [
         ({"method": "luck"}, "method 'luck' is not known; choose one of joint, kcut"),
         ({"method": "kcut", "exact": True}, "is not `exact` and takes no constraints, no"),
+        ({"method": "kcut", "allow_async": True}, "no `allow_async`"),
+        ({"method": "kcut", "stages": None}, "no stages"),
+        ({"method": "kcut", "micro_batches": (1, 2)}, "no micro-batches"),
         ({"method": "kcut", "constraints": ["pin *=k1:batch"]}, "takes no constraints"),
         ({"method": "kcut", "meshes": [Mesh.parse("dp=2")] * 2}, "'kcut' cuts one mesh"),
     ],
