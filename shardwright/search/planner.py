@@ -66,7 +66,8 @@ def search(
     form as many groups, and pipelines through them are searched as well
     (`pipelines.py`); None tries 2, 4, 8 and so on. With `allow_async` so are asynchronous
     ones, a device a stage, which change the optimisation; if no stages are asked for, as for None.
-    `constraints`, texts such as `pin layers.*.mlp=tp:features` (`ir/constraints.py`), leave out of it what they rule out; baselines that break one are shown
+    `constraints`, texts such as `pin layers.*.mlp=tp:features` (`ir/constraints.py`), leave out of
+    it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
     again in the backward pass. `exact` gives FT's exact frontier of the additive
     costs; without it the frontier's supported points are exact and what lies

@@ -197,6 +197,15 @@ def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
     assert not any("asynchronous" in note for p in allowed if p not in asked for note in p.notes)
 
 
+def test_allowing_asynchronous_plans_is_enough_to_search_for_them(graph):
+    machine = Machine.preset("2xcpu")
+    by_default = [plan.to_json() for plan in search(graph, machine, allow_async=True)]
+    assert by_default == [
+        plan.to_json() for plan in search(graph, machine, stages=(1, 2), allow_async=True)
+    ]
+    assert by_default != [plan.to_json() for plan in search(graph, machine)]
+
+
 def test_an_endless_pipeline_is_as_slow_as_its_slowest_stage():
     stages = [StageTime(2.0, 0.5), StageTime(3.0, 0.25, 0.125)]
     assert step_seconds("async stale", stages, 1) == 3.5
