@@ -20,7 +20,7 @@ FLOORS = (  # ground floor first
     ("report", "train"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ROOF = ("cli", "api", "__init__")  # may import every room, and each other
+ROOF = ("cli", "api", "__init__", "__main__")  # may import every room, and each other
 
 TORCH = ("torch", "transformers")  # transformers imports torch
 KNOW_TORCH = ("capture", "lower", "runtime", "train", "api", "__init__")
