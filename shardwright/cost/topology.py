@@ -7,7 +7,6 @@ communicate at the same time, as every rank runs the same program.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
@@ -71,8 +70,9 @@ def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) ->
         if hops.any():
             lap += hops * level.latency_seconds
             held = np.bincount(np.arange(devices) // width)  # devices of each unit
-            rings = Counter(unit for row in units[hops > 0].tolist() for unit in set(row))
-            share = min(held[unit] / crossing for unit, crossing in rings.items())
+            ringed = units[hops > 0]
+            rings = np.bincount(ringed[_starts(ringed)], minlength=len(held))
+            share = (held[rings > 0] / rings[rings > 0]).min()
             ring = min(ring, share * level.bytes_per_s)
             gather = min(gather, share * (level.gather_bytes_per_s or level.bytes_per_s))
             leaving = (_same(outer) - _same(units)) / size  # part of a rank's tile that crosses
@@ -83,12 +83,20 @@ def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) ->
 
 
 def _distinct(units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number of different values in each row; rows are sorted, as ranks ascend along an axis."""
-    found: NDArray[np.int64] = 1 + (np.diff(units, axis=1) > 0).sum(axis=1)
+    """Number of different values in each row."""
+    found: NDArray[np.int64] = _starts(units).sum(axis=1)
     return found
 
 
 def _same(units: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each entry, the number of entries of its row that equal it."""
-    found: NDArray[np.int64] = (units[:, :, None] == units[:, None, :]).sum(axis=2)
+    equal = _starts(units).ravel().cumsum() - 1  # a number for each stretch of equal entries
+    found: NDArray[np.int64] = np.bincount(equal)[equal].reshape(units.shape)
+    return found
+
+
+def _starts(units: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a value is the first of its kind in its row; rows are sorted, as ranks ascend."""
+    found = np.ones(units.shape, bool)
+    found[:, 1:] = units[:, 1:] > units[:, :-1]
     return found

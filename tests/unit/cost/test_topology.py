@@ -60,3 +60,16 @@ def test_big_machines_are_no_trouble():
     dp, tp = links(machine, Mesh.parse("dp=64 tp=8"))
     assert tp.bytes_per_s == machine.levels[0].bytes_per_s
     assert dp.bytes_per_s == machine.levels[1].bytes_per_s
+
+
+def test_long_rings_are_counted_once_around():
+    machine = Machine.preset("2048x8xH100")
+    hosts = machine.levels[1]
+    dp, tp = links(machine, Mesh.parse("dp=8192 tp=2"))
+    # Two rings cross each host and share the network of its eight devices.
+    assert dp.bytes_per_s == 4 * hosts.bytes_per_s
+    inside = 3 * 2048 * machine.levels[0].latency_seconds
+    assert dp.lap_seconds == pytest.approx(inside + 2047 * hosts.latency_seconds)
+    away = 1 - 4 / 8192  # of each tile: all but the four in the same host
+    assert dp.exchange_seconds_per_byte == pytest.approx(away / hosts.bytes_per_s)
+    assert tp.ranks == 2
