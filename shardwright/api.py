@@ -42,6 +42,7 @@ def capture(
     *,
     rng: str = "exact",
     batch_norm: str = "exact",
+    precision: str = "model",
 ) -> Graph:
     """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
 
@@ -49,11 +50,12 @@ def capture(
     fused kernels for dropout and attention, whose random numbers depend on the
     plan; by default every plan draws what one device draws.
     `batch_norm="local"` takes the statistics of each device's own part of the
-    batch, as DDP does; by default they are those of the whole batch. Raises `CaptureError`, a
+    batch, as DDP does; by default they are those of the whole batch. `precision="bf16"`
+    computes in bfloat16 on casts of parameters that stay float32. Raises `CaptureError`, a
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    return capture_with_rules(model, args, kwargs, Habits(rng, batch_norm)).graph
+    return capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision)).graph
 
 
 def plan(
@@ -70,6 +72,7 @@ def plan(
     allow_async: bool = False,
     rng: str = "exact",
     batch_norm: str = "exact",
+    precision: str = "model",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
@@ -77,11 +80,11 @@ def plan(
     tries more than one where the limit makes plans slower or rules all out.
     Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
     with `allow_async` asynchronous ones too, which change the optimisation.
-    `rng` and `batch_norm` as in `capture`. Raises `InfeasibleError`, naming the smallest memory
-    that would do, if there is none, and `ConstraintError` for `constraints` that mean nothing here
-    or that no plan can meet.
+    `rng`, `batch_norm` and `precision` as in `capture`. Raises `InfeasibleError`, naming the
+    smallest memory that would do, if there is none, and `ConstraintError` for `constraints` that
+    mean nothing here or that no plan can meet.
     """
-    graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm)
+    graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision)
 
     def run(counts: Sequence[int] | None) -> Frontier:
         return search(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwright.capture.build import Captured, build
 from shardwright.capture.call import CaptureError, split_call
 from shardwright.capture.export import FlatCall, export
 from shardwright.capture.opaque import OpaqueModules
+from shardwright.capture.precision import computing_in
 from shardwright.ir.habits import EXACT, Habits
 
 _MOST_OPAQUE = 16  # attempts; beyond it a model is not one that is captured, but one that is run
@@ -30,10 +32,20 @@ def capture_call(
     what no fixed graph can express.
     """
     tensors, constants = split_call(args, kwargs or {})
+    with computing_in(model, habits):
+        return _captured(model, tensors, constants, habits)
+
+
+def _captured(
+    model: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    constants: Mapping[str, Any],
+    habits: Habits,
+) -> Captured:
     opaque = OpaqueModules(model)
     first: CaptureError | None = None
     for _ in range(_MOST_OPAQUE):
-        call = FlatCall(model, tensors, constants)
+        call = FlatCall(model, tensors, constants, habits)
         try:
             with opaque.replaced():
                 program, how = export(call, tensors, habits)

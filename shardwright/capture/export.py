@@ -18,6 +18,7 @@ from shardwright.capture import decompose
 from shardwright.capture.buffers import kinds_of, update_in_place, users_frame, watched
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
 from shardwright.capture.onebyone import Functional, decomposed, whole
+from shardwright.capture.precision import narrowed
 from shardwright.capture.regions import inline_regions
 from shardwright.ir.habits import EXACT, Habits
 
@@ -36,7 +37,11 @@ class FlatCall(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        constants: Mapping[str, Any],
+        habits: Habits = EXACT,
     ) -> None:
         super().__init__()
         self.model = model
@@ -44,10 +49,12 @@ class FlatCall(nn.Module):
         self.paths = tuple(tensors)
         self.order = (*tensors, *constants)
         self.constants = dict(constants)
+        self.habits = habits
         self.returned = Returned()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, tensors, strict=True))})
+        given = (narrowed(tensor, self.habits) for tensor in tensors)
+        args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
         before = dict(self.model.named_buffers())
         kinds = kinds_of(before)
         self.returned.keys, outputs = select_outputs(self.model(*args, **kwargs))

@@ -33,14 +33,19 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 
 def habits(function: F) -> F:
-    """`--rng` and `--batch-norm`, as one parameter `habits`: those that were given, by name."""
+    """`--rng`, `--batch-norm`, `--precision`, as one parameter `habits`: those given, by name."""
 
     @functools.wraps(function)
-    def collected(*args: Any, rng: str | None, batch_norm: str | None, **kwargs: Any) -> Any:
-        given = {"rng": rng, "batch_norm": batch_norm}
+    def collected(*args: Any, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in CHOICES}
         chosen = {name: word for name, word in given.items() if word is not None}
         return function(*args, habits=chosen, **kwargs)
 
+    collected = click.option(
+        "--precision",
+        type=click.Choice(CHOICES["precision"]),
+        help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
+    )(collected)
     collected = click.option(
         "--batch-norm",
         type=click.Choice(CHOICES["batch_norm"]),

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.cost.compute import Ints, Workload, expert_share
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
+from shardwright.ir.masters import stored_bytes
 from shardwright.ir.redistribution import BUCKET_BYTES
 
 # Tensors of the parameter's size and dtype that the optimizer keeps for each.
@@ -154,8 +155,8 @@ def fixed_bytes(graph: Graph) -> Bytes:
 def bucket_size(graph: Graph) -> Bytes:
     """Bytes of gradients that are summed at once: of a bucket, or of all where they are less."""
     leaves = graph.leaves_of(LeafKind.PARAMETER)
-    trained = (graph.tensor[leaf.name] for leaf in leaves)
-    total = sum(tensor.bytes for tensor in trained if tensor.requires_grad)
+    trained = (leaf.name for leaf in leaves if graph.tensor[leaf.name].requires_grad)
+    total = sum(stored_bytes(graph, name) for name in trained)
     return Bytes(max(1, min(BUCKET_BYTES, total)))
 
 
@@ -164,5 +165,7 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
     total = 0
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         tensor = graph.tensor[leaf.name]
-        total += tensor.bytes * (2 + state_tensors(optimizer) if tensor.requires_grad else 1)
+        stored = stored_bytes(graph, leaf.name)
+        total += stored * (2 + state_tensors(optimizer) if tensor.requires_grad else 1)
+        total += tensor.bytes if stored > tensor.bytes else 0  # the cast
     return Bytes(total)

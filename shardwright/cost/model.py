@@ -141,17 +141,25 @@ class CostModel:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
         The update is bound by memory: it reads weight, gradient and state once
-        and writes weight and state. A frozen parameter has only its weight.
+        and writes weight and state. A frozen parameter has only its weight. Of one
+        that is stored wider than it is computed with there is a cast too, made
+        in the forward pass and kept for the backward one.
         """
         tensor = self.graph.tensor[leaf.name]
         key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
         if key not in self._tables:
-            held = self._reads.local_bytes(leaf.name, layouts)
-            seconds = np.zeros(len(held))
+            narrow = self._reads.local_bytes(leaf.name, layouts)
+            wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
+            held = wide * narrow
+            cast, ways = (narrow, 2) if wide > 1 else (0 * narrow, 0)
+            moved = ways * (held + cast)
             if tensor.requires_grad:
-                moved = (3 + 2 * self._states) * held
-                seconds = self.measure.update(moved)
+                moved = moved + (3 + 2 * self._states) * held
                 held = (2 + self._states) * held
+            elif wide > 1:
+                moved = moved // 2
+            seconds = self.measure.update(moved) if moved.any() else np.zeros(len(held))
+            held = held + cast
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
@@ -190,7 +198,8 @@ class CostModel:
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
         terms = Terms(back, pays, copies, bucketed, converted)
         again = b"" if twice is None else twice.tobytes()
-        key = (atoms, item, terms, _key(sources), again, id(options), tuple(positions))
+        sums = self._reads.gradient_bytes(value)
+        key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             seconds = np.zeros((len(sources), len(options)))
             held = np.zeros((len(sources), len(options)), np.int64)
@@ -219,7 +228,8 @@ class CostModel:
         back = max(self._reads.way_back(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         terms, layouts = Terms(back, pays, copies), (_key(want.layout), _key(want.grad))
-        key = (atoms, item, terms, recomputed, _key(sources), *layouts)
+        sums = self._reads.gradient_bytes(value)
+        key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
         if key not in self._tables:
             twice = np.ones(len(sources), bool) if recomputed else None
             one = self._reads.read(value, sources, want, terms, twice)
@@ -265,7 +275,11 @@ class CostModel:
         axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
         ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        found = list(transfers(value, op.name, ways, atoms, item, self.machine, self.mesh))
+        sums = self._reads.gradient_bytes(value)
+        found: list[Transfer] = []
+        for way in ways:
+            size = sums if way[0] is Phase.BACKWARD else item
+            found += transfers(value, op.name, [way], atoms, size, self.machine, self.mesh)
         if self._reads.bucketed(value, op) and found and found[-1].phase is Phase.BACKWARD:
             wanted = Want(np.array([want[0]]), np.array([want[1]]))
             saved = self._reads.shared_launches(value, np.array([source]), wanted)

@@ -24,6 +24,7 @@ from shardwright.cost.codes import (
 from shardwright.cost.measure import Measure
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.masters import stored_item_bytes
 from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
@@ -123,6 +124,12 @@ class Reads:
         """Bytes of one element."""
         return ITEM_BYTES[self._graph.tensor[value].dtype]
 
+    def gradient_bytes(self, value: str) -> int:
+        """Bytes of one element of the gradient: of a parameter as it is stored."""
+        if value in self._parameters:
+            return stored_item_bytes(self._graph, value)
+        return self.item_bytes(value)
+
     def local_bytes(self, value: str, codes: Ints) -> Ints:
         """Bytes of the largest tile of `value` in each of these layouts: (N,) -> (N,)."""
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
@@ -148,7 +155,8 @@ class Reads:
         """
         source, to_source = self._distinct(sources)
         layout, to_layout = self._distinct(want.layout)
-        forward = self._matrix(value, source, layout)[np.ix_(to_source, to_layout)]
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        forward = self._matrix(atoms, item, source, layout)[np.ix_(to_source, to_layout)]
         seconds = forward = forward * self._micro_batches
         if terms.converted:
             seconds = forward + forward
@@ -156,7 +164,8 @@ class Reads:
         if terms.back == EACH_TIME:
             dual, to_dual = self._distinct(duals(sources, axes))
             grad, to_grad = self._distinct(want.grad)
-            backward = self._matrix(value, grad, dual).T[np.ix_(to_dual, to_grad)]
+            sums = self.gradient_bytes(value)
+            backward = self._matrix(atoms, sums, grad, dual).T[np.ix_(to_dual, to_grad)]
             seconds = seconds + backward * self._micro_batches
             if terms.bucketed:
                 seconds = seconds - self.shared_launches(value, sources, want)
@@ -181,13 +190,14 @@ class Reads:
         home, come = digits(sources, axes)[:, None], digits(want.grad, axes)[None]
         summed = (come == SUMS) & (home == WHOLE)
         only = (summed | (come == home)).all(axis=2) & (sources[:, None] == want.layout)
-        part = np.minimum(1.0, self.local_bytes(value, sources) / self._bucket_bytes)
+        wide = self.gradient_bytes(value) // self.item_bytes(value)
+        part = np.minimum(1.0, self.local_bytes(value, sources) * wide / self._bucket_bytes)
         launches: Floats = (summed * self._measure.sum_launches()).sum(axis=2)
         return np.where(only, launches * (1 - part)[:, None], 0.0)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
-        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        atoms, item = self._analysis.atoms[value], self.gradient_bytes(value)
         axes = len(self._mesh.axes)
         grad, to_grad = self._distinct(grads)
         summed = summed_gradients(sources, grad, axes)
@@ -205,12 +215,11 @@ class Reads:
             self._unique[key] = np.unique(codes, return_inverse=True)
         return self._unique[key]
 
-    def _matrix(self, value: str, sources: Ints, targets: Ints) -> Floats:
+    def _matrix(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
         """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
 
         Values of the same atoms and dtype share one matrix of all layouts that they may have.
         """
-        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
         priced = self._measure.redistributions
         if (atoms, item) not in self._matrices:
             few = np.zeros(0, np.int64)

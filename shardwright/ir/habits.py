@@ -18,8 +18,16 @@ _MEANING = {
         "local: statistics are of each device's own part of the batch, as under DDP, so results"
         " differ from those of one device; running buffers are the mean over the parts"
     ),
+    ("precision", "bf16"): (
+        "bf16: operators compute in bfloat16, on casts of parameters that are kept, and whose"
+        " gradients are summed, in float32"
+    ),
 }
-CHOICES = {"rng": ("exact", "fast"), "batch_norm": ("exact", "local")}
+CHOICES = {
+    "rng": ("exact", "fast"),
+    "batch_norm": ("exact", "local"),
+    "precision": ("model", "bf16"),
+}
 
 
 class HabitError(ValueError):
@@ -28,18 +36,21 @@ class HabitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How random numbers are drawn, and over what batch norm takes its statistics.
+    """How random numbers are drawn, what batch norms see, and in what precision is computed.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
       torch's fused kernels, whose numbers depend on the plan;
     * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
-      each device's own part of it, without reducing anything.
+      each device's own part of it, without reducing anything;
+    * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
+      casts of the parameters, which stay float32 (`ir/masters.py`).
 
     Raises `HabitError` for a word that is not known.
     """
 
     rng: str = "exact"
     batch_norm: str = "exact"
+    precision: str = "model"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -54,7 +65,9 @@ class Habits:
                 yield field.name, _MEANING[field.name, value]
 
     def __str__(self) -> str:
-        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]
+        words += [f"precision={self.precision}"] if self.precision != "model" else []
+        return " ".join(words)  # part of fingerprints: plans made before there was a precision run
 
 
 EXACT = Habits()

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, Ref
+from shardwright.ir.graph import Graph, Ref
+from shardwright.ir.masters import stored_item_bytes
 from shardwright.ir.redistribution import BUCKET_BYTES, Collective
 from shardwright.lower.program import (
     Compute,
@@ -94,7 +95,7 @@ def _fill(program: Program, graph: Graph, readers: Counter[str], limit: int) -> 
             buckets.append(open_[axes])
         bucket = open_[axes]
         bucket.loads.append(load)
-        bucket.bytes += prod(load.shape) * ITEM_BYTES[graph.tensor[load.leaf].dtype]
+        bucket.bytes += prod(load.shape) * stored_item_bytes(graph, load.leaf)
         if bucket.bytes >= limit:
             del open_[axes]
         return bucket

@@ -185,7 +185,7 @@ class _Writer:
             ],
             shapes,
         )
-        local = _with_operands(local, operands)
+        local = with_operands(local, operands)
         for name in op.outputs:
             for value, read in zip(op.operands, operands, strict=True):
                 if read in self.copies and self.graph.tensor[name].alias_of == value:
@@ -291,7 +291,7 @@ class _Writer:
         return tuple(found)
 
 
-def _with_operands(op: Op, names: list[str]) -> Op:
+def with_operands(op: Op, names: list[str]) -> Op:
     """The call with its operands, in order of appearance, replaced by `names`."""
     remaining = iter(names)
 

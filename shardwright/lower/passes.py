@@ -8,11 +8,12 @@ from shardwright.ir.graph import Graph, VerifyError
 from shardwright.lower.buckets import bucketed
 from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import verify
+from shardwright.lower.masters import with_casts
 from shardwright.lower.program import Program
 
 # A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
-STAGE_PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place,)
-PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed)
+STAGE_PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, with_casts)
+PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed, with_casts)
 
 
 def prepared(

@@ -51,7 +51,8 @@ class Redistribute:
 
     Shapes are local: `before` and `after` in the tensor's own dimensions.
     `atoms_before` is the tile seen as atoms, where the forward moves start;
-    `atoms_grad` the gradient's tile, where the backward moves start.
+    `atoms_grad` the gradient's tile, where the backward moves start. With a `cast`
+    the value is moved in its first dtype, and its gradient in the second.
     """
 
     value: str
@@ -64,9 +65,11 @@ class Redistribute:
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
     differentiable: bool
+    cast: tuple[str, str] | None = None
 
     def __str__(self) -> str:
-        return f"%{self.result} = redistribute(%{self.value}, {self.text})"
+        cast = f" as {self.cast[0]}" if self.cast else ""
+        return f"%{self.result} = redistribute(%{self.value}, {self.text}){cast}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ def _stage(
         updates=updates,
         constants=graph.constants,
         note=graph.note,
+        habits=graph.habits,
     )
     verify(stage)
     return Stage(stage, received, sent or ())

@@ -187,6 +187,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.habits.rng, second.habits.rng),
         ("batch norm", first.habits.batch_norm, second.habits.batch_norm),
+        ("precision", first.habits.precision, second.habits.precision),
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])

@@ -16,8 +16,8 @@ from shardwright.rules.micro import micro_batches, one_batch
 
 
 def comparable(graph: Graph) -> Graph:
-    """`graph` with the random numbers that one device and every plan have in common."""
-    return replace(graph, habits=replace(graph.habits, rng="exact"))
+    """`graph`, widened, with the random numbers that one device and every plan have in common."""
+    return replace(graph, habits=replace(graph.habits, rng="exact", precision="model"))
 
 
 def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
@@ -60,6 +60,11 @@ def notes(graph: Graph) -> tuple[str, ...]:
         found.append(
             "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
             " dropped out the same elements here, those of rng='exact'"
+        )
+    if graph.habits.precision == "bf16":
+        found.append(
+            "precision='bf16' rounds sums, in another order under every plan, so both sides"
+            " computed in float64 here"
         )
     if graph.habits.batch_norm == "local":
         found.append(

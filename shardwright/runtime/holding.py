@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
 from shardwright.ir.graph import Graph, Leaf, LeafKind
+from shardwright.ir.masters import MASTER, masters
 from shardwright.ir.plan import PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.program import flat, flat_dim
@@ -26,7 +27,7 @@ class Holding:
 
     Parameters keep their names and are DTensors in their atoms' shape, which
     depends on the model and never on the plan; without a device mesh they are
-    plain tensors of that shape.
+    plain tensors of that shape. Those of `ir/masters.py` are wider than in the graph.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Holding:
         self.device_mesh = device_mesh
         self.device = device
         self.constants: dict[str, torch.Tensor] = {}
+        self.masters = masters(captured.graph)
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
     def take(
@@ -117,6 +119,8 @@ class Holding:
     def _parameter(self, name: str, weight: torch.Tensor, trained: bool) -> nn.Parameter:
         atoms, layout = self.analysis.atoms[name], self.storage[name]
         whole = weight.detach().reshape(flat(atoms))
+        if name in self.masters:
+            whole = whole.to(getattr(torch, MASTER))
         at = self.mesh.coordinate(place_in(self.device_mesh))
         local = cut(whole, atoms, layout, at).to(self.device, copy=True).contiguous()
         if self.device_mesh is None:

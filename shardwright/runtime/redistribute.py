@@ -36,6 +36,8 @@ class Redistribution(nn.Module):
         self.forward_moves: tuple[Step, ...] = _steps(instruction.forward, axes)
         self.backward_moves: tuple[Step, ...] = _steps(instruction.backward, axes)
         self.differentiable = instruction.differentiable
+        narrow, wide = instruction.cast or ("", "")
+        self.narrow, self.wide = getattr(torch, narrow, None), getattr(torch, wide, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The local tile of `x` in its new layout."""
@@ -46,10 +48,12 @@ class Redistribution(nn.Module):
 
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same, unseen by autograd."""
+        x = x if self.narrow is None else x.to(self.narrow)
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradient's tile in the layout in which the value's producer wants it."""
+        grad = grad if self.wide is None else grad.to(self.wide)
         return _run(grad, self.backward_moves, self.atoms_grad, self.before)
 
     def extra_repr(self) -> str:

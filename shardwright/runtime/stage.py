@@ -21,6 +21,7 @@ from shardwright.lower.decisions import everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.lower import lower
+from shardwright.lower.masters import with_casts
 from shardwright.lower.program import Dropout, Uniform
 from shardwright.lower.stages import RECEIVED, Stage, StageError, split
 from shardwright.rules.analysis import Analysis, analyze
@@ -177,7 +178,7 @@ class StageModule(nn.Module):
 def _program(stage: Stage, analysis: Analysis, device: torch.device) -> nn.Module:
     """Every operator whole, nothing communicated."""
     graph = stage.graph
-    program = lower(graph, analysis, everything_whole(graph), rank=0)
+    program = with_casts(lower(graph, analysis, everything_whole(graph), rank=0), graph)
 
     def make(instruction: Special) -> nn.Module:
         if isinstance(instruction, Dropout):

@@ -19,6 +19,7 @@ from torch import nn
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import flatten, select_outputs, unflatten
+from shardwright.capture.precision import computing_in, narrowed
 from shardwright.ir.graph import Graph, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
@@ -282,8 +283,13 @@ def _capture_error(
     try:
         model.eval()
         program.eval()
+        habits = captured.graph.habits
+        given = unflatten(
+            {**dict(captured.graph.constants), **{k: narrowed(v, habits) for k, v in batch.items()}}
+        )
         with torch.no_grad():
-            theirs = select_outputs(model(*args, **kwargs))[1]
+            with computing_in(model, habits, values=True):
+                theirs = select_outputs(model(*given[0], **given[1]))[1]
             ours = select_outputs(program(*args, **kwargs))[1]
     finally:
         for module, mode in modes.items():

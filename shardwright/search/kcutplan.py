@@ -10,6 +10,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
+from shardwright.ir.masters import stored_bytes
 from shardwright.search.kcut import Cuts, Cutter
 from shardwright.search.pricing import PriceList
 from shardwright.search.repeats import Short
@@ -59,8 +60,9 @@ def _bound(joint: Frontier, peak: int) -> float:
 
 
 def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:
-    trained = (graph.tensor[leaf.name] for leaf in graph.leaves_of(LeafKind.PARAMETER))
-    gradients = 2 * (cuts.mesh.size - 1) * sum(t.bytes for t in trained if t.requires_grad)
+    leaves = (leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER))
+    trained = (name for name in leaves if graph.tensor[name].requires_grad)
+    gradients = 2 * (cuts.mesh.size - 1) * sum(stored_bytes(graph, name) for name in trained)
     parts = " + ".join(f"{moved:,.0f}" for moved in cuts.crossing)
     notes = [
         f"SoyBean's k-cut: one axis after the other, each cut so that least crosses it;"

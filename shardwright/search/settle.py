@@ -17,6 +17,7 @@ from shardwright.cost.topology import links
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
+from shardwright.ir.masters import stored_bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
 
@@ -29,7 +30,7 @@ def most_summed(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         tensor = graph.tensor[leaf.name]
         if tensor.requires_grad:
-            size = Bytes(tensor.bytes)
+            size = Bytes(stored_bytes(graph, leaf.name))
             for link in links(machine, mesh):
                 total += collective_seconds(Collective.ALL_REDUCE, link, size, size, machine)
     return Seconds(total)

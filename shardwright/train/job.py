@@ -50,7 +50,9 @@ class Job:
       `evaluate_every` steps and at the end;
     * `seed`: of the model's weights, of its dropout and of what data draws;
     * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
-    * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local".
+    * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local";
+    * `precision`: "model" computes in the model's own dtypes, "bf16" in bfloat16 with
+      parameters, gradients' sums and optimizer in float32.
     """
 
     model: Callable[[], nn.Module]
@@ -73,6 +75,7 @@ class Job:
     name: str = ""
     rng: str = "exact"
     batch_norm: str = "exact"
+    precision: str = "model"
 
     def __post_init__(self) -> None:
         for name in ("model", "optimizer"):
@@ -106,7 +109,7 @@ class Job:
     @property
     def habits(self) -> Habits:
         """What the job gives up of being exactly one device."""
-        return Habits(self.rng, self.batch_norm)
+        return Habits(self.rng, self.batch_norm, self.precision)
 
     def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""

@@ -1,0 +1,104 @@
+"""Casts of parameters that are stored wider than operators take them.
+
+A copy that is gathered from other ranks is cast before, so that half the bytes
+are sent; what comes back as its gradient is widened before it is summed. A
+tile that is used as it is stored is cast where it is used, behind everything
+that sums its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol
+from shardwright.ir.masters import MASTER, NARROW, masters
+from shardwright.lower.lower import with_operands
+from shardwright.lower.program import (
+    Compute,
+    Fetch,
+    Instruction,
+    Load,
+    Program,
+    Recompute,
+    Redistribute,
+    Reduce,
+    Shape,
+    reads,
+)
+
+
+def with_casts(program: Program, graph: Graph) -> Program:
+    """`program` for parameters that come as they are stored."""
+    stored = masters(graph)
+    if not stored:
+        return program
+    writer = _Writer(dict.fromkeys(stored, ()))
+    writer.write(program.instructions)
+    outputs = tuple(writer.narrow(name) for name in program.outputs)
+    updates = tuple((buffer, writer.narrow(name)) for buffer, name in program.updates)
+    found = tuple(writer.instructions)
+    return replace(program, instructions=found, outputs=outputs, updates=updates)
+
+
+@dataclass
+class _Writer:
+    """Instructions with casts among them; `wide` are the values in the wide dtype, by shape."""
+
+    wide: dict[str, Shape]
+    piece: str = ""  # what names in it end in
+    instructions: list[Instruction] = field(default_factory=list)
+    casts: dict[str, str] = field(default_factory=dict)
+
+    def write(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            self.instructions.append(self._rewritten(instruction))
+
+    def narrow(self, name: str) -> str:
+        """The name of a value in the dtype that operators take; cast once, where that is wanted."""
+        if name not in self.wide:
+            return name
+        if name not in self.casts:
+            result = self.casts[name] = f"{name}/cast{self.piece}"
+            op = Op(
+                result,
+                "aten._to_copy.default",
+                (Ref(name),),
+                (("dtype", Symbol("dtype", NARROW)),),
+                (result,),
+                Source(),
+            )
+            self.instructions.append(Compute(op, (self.wide[name],)))
+        return self.casts[name]
+
+    def _rewritten(self, one: Instruction) -> Instruction:
+        match one:
+            case Load() | Fetch():
+                for part in one.parts if isinstance(one, Fetch) else (one,):
+                    if part.leaf in self.wide:
+                        self.wide[part.result] = part.shape
+                return one
+            case Reduce():
+                for sums in one.parts:
+                    self._passed_on(sums)
+                return one
+            case Redistribute() if one.value not in self.wide:
+                return one
+            case Redistribute() if any(move.collective.moves_data for move in one.forward):
+                return replace(one, cast=(NARROW, MASTER))
+            case Redistribute():
+                self._passed_on(one)
+                return one
+            case Recompute():
+                inner = _Writer(dict(self.wide), f"{self.piece}/{one.number}")
+                inner.write(one.instructions)
+                self.wide.update((n, inner.wide[n]) for n in one.gives if n in inner.wide)
+                return replace(one, instructions=tuple(inner.instructions))
+            case _ if not any(name in self.wide for name in reads(one)):
+                return one
+        # One whose operands are named in its call.
+        return replace(one, op=with_operands(one.op, [self.narrow(n) for n in one.op.operands]))
+
+    def _passed_on(self, one: Redistribute) -> None:
+        if one.value in self.wide:
+            self.wide[one.result] = one.after
