@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +12,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import click
+
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
 from shardwright.ir.constraints import ConstraintError
+from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.machine import Machine, MachineError
+from shardwright.ir.measured import Measured
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.report.units import size
 from shardwright.search.micro import if_tight
@@ -111,9 +116,24 @@ def machine_of(text: str, devices: int | None = None) -> Machine:
         with working("measuring this host") as tell:
             from shardwright.runtime.measure import measure_host
 
-            return measure_host(devices or devices_here(), tell=tell)
+            found = measure_host(devices or devices_here(), tell=tell)
+        if found.measured is not None:
+            words = _since(found, found.measured)
+            click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
+        return found
     machine = Machine.load(text) if _is_file(text) else Machine.preset(text)
     return machine if devices is None else machine.with_devices(devices)
+
+
+def _since(machine: Machine, measured: Measured) -> str:
+    """From when the figures of this host are, whether to believe them, and how to renew them."""
+    renew = f"`shardwright profile --devices {machine.devices}`"
+    if doubts := measured.doubts:
+        return (
+            f"warning: the figures of this host are doubtful: {'; '.join(doubts)}; they are"
+            f" measured again the next time, or now by {renew}"
+        )
+    return f"{machine}: measured {measured.age()}; {renew} measures again"
 
 
 def search(

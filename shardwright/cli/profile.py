@@ -18,7 +18,10 @@ from shardwright.report.units import milliseconds, size
 
 @click.command("profile")
 @click.option(
-    "-o", "--output", required=True, type=click.Path(dir_okay=False), help="Machine file to write."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="Machine file to write; without it, what `--machine here` takes is measured again.",
 )
 @click.option(
     "--devices",
@@ -30,21 +33,21 @@ from shardwright.report.units import milliseconds, size
     type=click.FloatRange(min=0.1, max=600),
     default=60.0,
     show_default=True,
-    help="Measure for about so long.",
+    help="Measure for about so long, and the start of the processes.",
 )
 @options.as_json
-def command(output: str, devices: int | None, seconds: float, as_json: bool) -> None:
+def command(output: str | None, devices: int | None, seconds: float, as_json: bool) -> None:
     """Measure matmul, convolution, attention, memory and collectives; write a machine file.
 
     Alone it starts a process per device of this host; under torchrun it
     measures the ranks that torchrun has started, on one host or several.
     """
-    folder = os.path.dirname(os.path.abspath(output))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"cannot write {output}: {folder} is no folder to write to; choose another"
-        )
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    if output is not None:
+        _check_folder(output)
+    elif launched:
+        raise UsageError("ranks of torchrun write a machine file: say where with -o machine.toml")
+    if not launched:
         machine: Machine | None = _this_host(devices, seconds)
     elif devices is not None:
         raise UsageError(
@@ -55,19 +58,33 @@ def command(output: str, devices: int | None, seconds: float, as_json: bool) -> 
         machine = _these_ranks(seconds)
     if machine is None:
         return  # another rank writes and tells
-    try:
-        write_whole(output, machine.to_toml())
-    except OSError as e:
-        raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
+    if output is not None:
+        try:
+            write_whole(output, machine.to_toml())
+        except OSError as e:
+            raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
     if as_json:
         print_json(content(machine, output))
         return
     for line in in_words(machine):
         click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
-    click.echo(f"wrote {output}; use it as --machine {output}")
+    for doubt in machine.measured.doubts if machine.measured else ():
+        click.echo(textwrap.fill(f"warning: {doubt}; measure again", WIDTH), err=True)
+    if output is not None:
+        click.echo(f"wrote {output}; use it as --machine {output}")
+    else:
+        click.echo(f"kept for --machine here with {machine.devices} devices")
 
 
-def content(machine: Machine, output: str) -> dict[str, object]:
+def _check_folder(output: str) -> None:
+    folder = os.path.dirname(os.path.abspath(output))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"cannot write {output}: {folder} is no folder to write to; choose another"
+        )
+
+
+def content(machine: Machine, output: str | None) -> dict[str, object]:
     """What `profile --json` prints."""
     device = machine.device
     return {
@@ -83,6 +100,7 @@ def content(machine: Machine, output: str) -> dict[str, object]:
             for level in machine.levels
         ],
         "provenance": machine.provenance,
+        "doubts": machine.measured.doubts if machine.measured else (),
         "file": output,
     }
 
@@ -104,7 +122,19 @@ def in_words(machine: Machine) -> list[str]:
     ]
     if machine.devices > 1:
         lines.append(f"{machine.overlap:.0%} of a gradient sum hides behind computing")
-    return [*lines, machine.provenance]
+    return [*lines, *_origin(machine)]
+
+
+def _origin(machine: Machine) -> list[str]:
+    """Where the figures come from, and how well they fit."""
+    if machine.measured is None:
+        return [machine.provenance]
+    fits = [
+        f"{kind} {middle:.0%} (at most {most:.0%})"
+        for kind, middle, most in machine.measured.errors
+    ]
+    busy = f"others took {machine.measured.busy:.0%} of the cores"
+    return [f"{machine.provenance}; {busy}; median error of the fit: {', '.join(fits)}"]
 
 
 def _this_host(devices: int | None, seconds: float) -> Machine:

@@ -76,11 +76,6 @@ def collective_seconds(
     return step_price(kind, link, machine).seconds(before, after)
 
 
-def memory_pass(moved: int, machine: Machine) -> Seconds:
-    """Seconds of one kernel that only reads and writes memory, `moved` bytes in all."""
-    return Seconds(machine.device.launch_seconds + moved / _memory_bytes_per_s(machine))
-
-
 def _memory_bytes_per_s(machine: Machine) -> float:
     return machine.device.bytes_per_s * machine.device.efficiency.streaming
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import Ints
-from shardwright.cost.collectives import memory_pass
 from shardwright.cost.compute import Workload, forward_seconds, operator_seconds
 from shardwright.cost.prices import Prices
+from shardwright.cost.update import update_seconds
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.machine import Machine
 
@@ -37,8 +37,11 @@ class Measure(Protocol):
         `again` says that it runs forward once more, in the backward pass.
         """
 
-    def update(self, moved: Ints) -> Floats:
-        """The update of a parameter that moves so many bytes through memory: (K,) -> (K,)."""
+    def update(self, held: Ints, optimizer: str) -> Floats:
+        """The update of a parameter whose tiles have so many bytes: (K,) -> (K,)."""
+
+    def casts(self, moved: Ints, times: int) -> Floats:
+        """Conversions of a parameter, `times` a step, which move so many bytes: (K,) -> (K,)."""
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
@@ -55,6 +58,7 @@ class Duration:
 
     def __init__(self, machine: Machine, mesh: Mesh) -> None:
         self._machine = machine
+        self._ranks = mesh.size
         self._prices = Prices(machine, mesh)
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
@@ -62,9 +66,15 @@ class Duration:
         seconds = operator_seconds(work, sizes, self._machine.device)
         return seconds + forward_seconds(work, sizes, self._machine.device) if again else seconds
 
-    def update(self, moved: Ints) -> Floats:
-        """Seconds of one pass over memory."""
-        return np.array([memory_pass(m, self._machine) for m in moved.tolist()])
+    def update(self, held: Ints, optimizer: str) -> Floats:
+        """Seconds of its operators."""
+        return update_seconds(held, optimizer, self._machine.device, self._ranks)
+
+    def casts(self, moved: Ints, times: int) -> Floats:
+        """Seconds of as many kernels."""
+        device = self._machine.device
+        streamed = device.bytes_per_s * device.efficiency.streaming
+        return times * (device.launch_seconds + moved / streamed)
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds of all steps."""

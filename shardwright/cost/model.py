@@ -71,7 +71,7 @@ class CostModel:
         self.mesh = mesh
         self._allowed = allowed
         self.micro_batches = micro_batches
-        self._states = state_tensors(optimizer)
+        self._optimizer, self._states = optimizer, state_tensors(optimizer)
         self._retention = retention(graph)
         self.measure = measure or Duration(machine, mesh)
         self._book = OptionBook(mesh)
@@ -140,10 +140,8 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        The update is bound by memory: it reads weight, gradient and state once
-        and writes weight and state. A frozen parameter has only its weight. Of one
-        that is stored wider than it is computed with there is a cast too, made
-        in the forward pass and kept for the backward one.
+        A frozen parameter has only its weight. Of one that is stored wider than it is computed
+        with there is a cast too, made in the forward pass and kept for the backward one.
         """
         tensor = self.graph.tensor[leaf.name]
         key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
@@ -152,13 +150,12 @@ class CostModel:
             wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
             held = wide * narrow
             cast, ways = (narrow, 2) if wide > 1 else (0 * narrow, 0)
-            moved = ways * (held + cast)
+            seconds = np.zeros(len(held))
+            if wide > 1:
+                seconds = self.measure.casts(held + cast, ways if tensor.requires_grad else 1)
             if tensor.requires_grad:
-                moved = moved + (3 + 2 * self._states) * held
+                seconds = seconds + self.measure.update(held, self._optimizer)
                 held = (2 + self._states) * held
-            elif wide > 1:
-                moved = moved // 2
-            seconds = self.measure.update(moved) if moved.any() else np.zeros(len(held))
             held = held + cast
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shardwright.ir.curve import Curve
 from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.measured import Measured
 
 BACKENDS = ("nccl", "gloo")
 NO_TIME = Seconds(0.0)
@@ -31,18 +32,20 @@ class Efficiency:
     """Part of the device's figures that operators reach, per class of operators.
 
     One for all sizes, or a `Curve` over their work. `memory` is a part of
-    `Device.bytes_per_s` over bytes, the others are parts of `Device.flop_per_s` over FLOP.
+    `Device.bytes_per_s` over bytes, as is `update` of operators that write in place (None: it is
+    what large tensors reach); the others are parts of `Device.flop_per_s` over FLOP.
     """
 
     matmul: float | Curve = 1.0
     convolution: float | Curve = 1.0
     attention: float | Curve = 1.0
     memory: float | Curve = 1.0
+    update: float | Curve | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             part = getattr(self, field.name)
-            if not isinstance(part, Curve) and not 0 < part <= 1:
+            if isinstance(part, float | int) and not 0 < part <= 1:
                 raise MachineError(
                     f"efficiency.{field.name} is {part}; give a part, more than 0 and at most 1"
                 )
@@ -52,11 +55,26 @@ class Efficiency:
         """Of `memory`, what large tensors reach."""
         return self.memory.last if isinstance(self.memory, Curve) else self.memory
 
+    @property
+    def in_place(self) -> float | Curve:
+        """What operators reach that write in place."""
+        return self.streaming if self.update is None else self.update
+
     def lower(self, other: Efficiency) -> Efficiency:
         """The lower of both in every class."""
-        names = [field.name for field in fields(self)]
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
-        return Efficiency(**{name: _lower(*pair) for name, pair in pairs.items()})
+        return Efficiency(
+            _lower(self.matmul, other.matmul),
+            _lower(self.convolution, other.convolution),
+            _lower(self.attention, other.attention),
+            _lower(self.memory, other.memory),
+            None
+            if self.update is None and other.update is None
+            else _lower(self.in_place, other.in_place),
+        )
+
+
+def _longer(one: Seconds | None, other: Seconds | None) -> Seconds | None:
+    return max((time for time in (one, other) if time is not None), default=None)
 
 
 def _lower(one: float | Curve, other: float | Curve) -> float | Curve:
@@ -72,7 +90,10 @@ class Device:
 
     * `flop_per_s`: pairs (dtype, dense peak), as `(("bfloat16", 989.4e12), ...)`;
     * `bytes_per_s`: of its memory, reads and writes together;
-    * `launch_seconds`: what an operator costs however small it is.
+    * `launch_seconds`: what an operator costs however small it is;
+    * `dispatch_seconds`: what one costs on a parameter as it is stored, in an optimizer's update;
+      None: the update is one kernel;
+    * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back.
     """
 
     kind: str
@@ -81,6 +102,8 @@ class Device:
     bytes_per_s: float
     launch_seconds: Seconds
     efficiency: Efficiency = Efficiency()
+    dispatch_seconds: Seconds | None = None
+    parameter_seconds: Seconds = NO_TIME
 
     def __post_init__(self) -> None:
         if not self.flop_per_s:
@@ -90,6 +113,8 @@ class Device:
         _require_positive("memory", self.memory_bytes, "80GB")
         _require_positive("memory_bandwidth", self.bytes_per_s, "900GB/s")
         _require_not_negative("launch", self.launch_seconds, "5us")
+        _require_not_negative("dispatch", self.dispatch_seconds or 0.0, "20us")
+        _require_not_negative("parameter", self.parameter_seconds, "20us")
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Peak for `dtype`; where none is stated that of float32, else the slowest one."""
@@ -113,6 +138,8 @@ class Device:
             bytes_per_s=min(self.bytes_per_s, other.bytes_per_s),
             launch_seconds=max(self.launch_seconds, other.launch_seconds),
             efficiency=self.efficiency.lower(other.efficiency),
+            dispatch_seconds=_longer(self.dispatch_seconds, other.dispatch_seconds),
+            parameter_seconds=max(self.parameter_seconds, other.parameter_seconds),
         )
 
 
@@ -150,7 +177,7 @@ class Machine:
     `backend` runs the collectives, `collective_launch_seconds` is what each
     costs before its first hop. `overlap` is the part of a collective's time that is hidden where
     the device has other work meanwhile. `provenance` says where the figures come from:
-    specified, assumed or measured.
+    specified, assumed or measured, and `measured` when and how well.
     """
 
     name: str
@@ -160,6 +187,7 @@ class Machine:
     backend: str = "nccl"
     collective_launch_seconds: Seconds = NO_TIME
     overlap: float = 0.0
+    measured: Measured | None = None
 
     def __post_init__(self) -> None:
         if not self.levels:

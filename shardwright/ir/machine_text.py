@@ -13,8 +13,10 @@ from typing import Any
 from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
+from shardwright.ir.measured_text import measured_lines, read_measured
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
+_BY_BYTES = ("memory", "update")  # efficiencies over bytes, not over FLOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,17 @@ def to_toml(machine: Machine) -> str:
         f'memory = "{quantity(device.memory_bytes, SIZE)}"',
         f'memory_bandwidth = "{quantity(device.bytes_per_s, BANDWIDTH)}"',
         f'launch = "{quantity(device.launch_seconds, DURATION)}"',
+        *_update_text(device),
         "",
         "[device.compute] # dense",
         *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
         "",
         "[device.efficiency] # part of the figures above that operators reach",
-        *(_efficiency_text(f.name, getattr(device.efficiency, f.name)) for f in fields(Efficiency)),
+        *(
+            _efficiency_text(f.name, part)
+            for f in fields(Efficiency)
+            if (part := getattr(device.efficiency, f.name)) is not None
+        ),
         "",
         "# Levels of links, innermost first. Bandwidth: what one device sends, in one direction,",
         "# while all devices send at once.",
@@ -113,13 +120,26 @@ def to_toml(machine: Machine) -> str:
         if level.gather_bytes_per_s is not None:
             lines.append(f'gather_bandwidth = "{quantity(level.gather_bytes_per_s, BANDWIDTH)}"')
         lines.append("")
+    if machine.measured is not None:
+        lines += measured_lines(machine.measured)
     return "\n".join(lines)
+
+
+def _update_text(device: Device) -> list[str]:
+    if device.dispatch_seconds is None:
+        return []
+    return [
+        f'dispatch = "{quantity(device.dispatch_seconds, DURATION)}"'
+        " # of an operator of the optimizer's, on a parameter as it is stored",
+        f'parameter = "{quantity(device.parameter_seconds, DURATION)}"'
+        " # to bring a trained one in and its gradient back",
+    ]
 
 
 def _efficiency_text(name: str, part: float | Curve) -> str:
     if not isinstance(part, Curve):
         return f"{name} = {part!r}"
-    units = SIZE if name == "memory" else WORK
+    units = SIZE if name in _BY_BYTES else WORK
     points = ", ".join(f'["{quantity(work, units)}", {reached!r}]' for work, reached in part.points)
     return f"{name} = [{points}] # by the work of one kernel"
 
@@ -134,7 +154,7 @@ def parse_toml(text: str) -> Machine:
         "the file",
         data,
         needed=("name", "device", "level"),
-        optional=("provenance", "backend", "collective_launch", "overlap"),
+        optional=("provenance", "backend", "collective_launch", "overlap", "measured"),
     )
     levels = _is("level", data["level"], list)
     return Machine(
@@ -147,6 +167,9 @@ def parse_toml(text: str) -> Machine:
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
+        measured=None
+        if "measured" not in data
+        else read_measured(_is("measured", data["measured"], dict)),
     )
 
 
@@ -169,7 +192,7 @@ def _efficiency(data: dict[str, Any]) -> Efficiency:
 
 
 def _part(name: str, value: Any) -> float | Curve:
-    where, units = f"device.efficiency.{name}", SIZE if name == "memory" else WORK
+    where, units = f"device.efficiency.{name}", SIZE if name in _BY_BYTES else WORK
     if not isinstance(value, list):
         return float(_is(where, value, int | float))
     for pair in value:
@@ -189,7 +212,8 @@ def _part(name: str, value: Any) -> float | Curve:
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
-    _check_keys("device", data, needed, optional=("efficiency",))
+    _check_keys("device", data, needed, optional=("efficiency", "dispatch", "parameter"))
+    dispatch = data.get("dispatch")
     compute = _is("device.compute", data["compute"], dict)
     return Device(
         kind=_is("device.kind", data["kind"], str),
@@ -201,6 +225,12 @@ def _device(data: dict[str, Any]) -> Device:
         bytes_per_s=parse_quantity("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
         launch_seconds=Seconds(parse_quantity("device.launch", data["launch"], DURATION)),
         efficiency=_efficiency(_is("device.efficiency", data.get("efficiency", {}), dict)),
+        dispatch_seconds=None
+        if dispatch is None
+        else Seconds(parse_quantity("device.dispatch", dispatch, DURATION)),
+        parameter_seconds=Seconds(
+            parse_quantity("device.parameter", data.get("parameter", "0s"), DURATION)
+        ),
     )
 
 

@@ -16,9 +16,11 @@ import numpy as np
 from shardwright.ir.curve import Curve, monotone
 from shardwright.ir.machine import Efficiency
 from shardwright.runtime.timing import Sample
+from shardwright.runtime.update_probes import CALLS
 
 _CLOSE = 1.6
-_KERNELS = {"matmul": 3, "convolution": 3, "attention": 2}  # forward and backward
+_KERNELS = {"matmul": 3, "convolution": 3, "attention": 2, "memory": 1}  # forward and backward
+_KERNELS |= {"update": CALLS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Compute:
     flop_per_s: tuple[tuple[str, float], ...]
     bytes_per_s: float
     launch_seconds: float
+    dispatch_seconds: float
+    parameter_seconds: float
     efficiency: Efficiency
     errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
 
@@ -45,31 +49,32 @@ class Links:
 
 def fit_compute(samples: Sequence[Sample]) -> Compute:
     """Figures of the device; see `probes` for the kinds of samples."""
-    (chain,) = [s for s in samples if s.kind == "launch"]
-    launch = chain.seconds / chain.work
+    each = {s.kind: s.seconds / s.work for s in samples}
+    launch = each["launch"]
     by_name: defaultdict[str, list[Sample]] = defaultdict(list)
     for s in samples:
         word = s.kind.partition(" ")[0]
-        if word in _KERNELS or word == "memory":
+        if word in _KERNELS:
             by_name[s.kind if word == "matmul" else word].append(s)
-    typical = {name: _rates(found, launch) for name, found in by_name.items()}
+    fixed = {name: each["dispatch"] if name == "update" else launch for name in by_name}
+    typical = {name: _rates(found, fixed[name]) for name, found in by_name.items()}
     peaks = {
         name.partition(" ")[2]: max(by_work.values())
         for name, by_work in typical.items()
         if name.startswith("matmul ")
     }
-    moved = max(typical["memory"].values())
-    top = {"matmul float32": peaks["float32"], "memory": moved}
+    moved = max(max(typical[name].values()) for name in ("memory", "update"))
+    top = {"matmul float32": peaks["float32"], "memory": moved, "update": moved}
     curves = {
         name: monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
         for name, by in typical.items()
-        if name in ("matmul float32", "convolution", "attention", "memory")
+        if name in ("matmul float32", "convolution", "attention", "memory", "update")
     }
     curves = {name: _short(curve) for name, curve in curves.items()}
     errors = {
         name.partition(" ")[0]: _errors(
             [
-                (s, _predicted(s, launch, curve, top.get(name, peaks["float32"])))
+                (s, _predicted(s, fixed[name], curve, top.get(name, peaks["float32"])))
                 for s in by_name[name]
             ]
         )
@@ -80,11 +85,14 @@ def fit_compute(samples: Sequence[Sample]) -> Compute:
         convolution=curves["convolution"],
         attention=curves["attention"],
         memory=curves["memory"],
+        update=curves["update"],
     )
     return Compute(
         tuple((dtype, _figure(peak)) for dtype, peak in peaks.items()),
         _figure(moved),
         _figure(launch),
+        _figure(each["dispatch"]),
+        _figure(each["parameter"]),
         efficiency,
         errors,
     )

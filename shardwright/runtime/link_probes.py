@@ -26,13 +26,8 @@ WAYS: dict[str, tuple[Placement, Placement]] = {
 }
 
 
-def count(kind: str, levels: int) -> int:
-    """How many samples `take_all` takes."""
-    return len(_ways(kind)) * (len(KIB) + len(KIB_ON_GPU) * (kind == "cuda")) * levels + 3
-
-
-def take_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
-    """Samples `LEVEL COLLECTIVE`, of levels with more than one rank, and three for the overlap."""
+def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
+    """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and three for the overlap."""
     sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
     for level, mesh in levels.items():
         for kib in sizes:
@@ -63,7 +58,7 @@ def _collective(
         tensor = DTensor.from_local(tile, mesh, [src], run_check=False, shape=shape, stride=stride)
         return tensor.redistribute(mesh, [dst]).to_local()
 
-    watch.take(kind, tile.numel() * tile.element_size(), once)
+    watch.add(kind, tile.numel() * tile.element_size(), once)
 
 
 def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
@@ -75,8 +70,9 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         dist.all_reduce(buffer, group=group)
 
     x = torch.randn(256, 256, device=watch.device)
-    seconds = watch.take("overlap sum", buffer.numel() * 4, summed)
-    each = watch.once(lambda: x @ x)
+    summed()
+    seconds = min(watch.once(summed) for _ in range(3))
+    each = min(watch.once(lambda: x @ x) for _ in range(3))
     times = torch.tensor([max(1, min(10_000, round(seconds / max(each, 1e-7))))])
     times = times.to(watch.device)
     dist.broadcast(times, 0)
@@ -92,5 +88,6 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         assert work is not None
         work.wait()
 
-    watch.take("overlap compute", repeats, computed)
-    watch.take("overlap both", repeats, both)
+    watch.add("overlap sum", buffer.numel() * 4, summed)
+    watch.add("overlap compute", repeats, computed)
+    watch.add("overlap both", repeats, both)

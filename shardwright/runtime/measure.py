@@ -12,9 +12,9 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import torch
@@ -25,20 +25,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwright.ir.files import write_whole
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Level, Machine, MachineError
-from shardwright.runtime import link_probes, probes
+from shardwright.ir.measured import Measured
+from shardwright.runtime import link_probes, probes, update_probes
 from shardwright.runtime.fit import Compute, Links, fit_compute, fit_links, fit_overlap
-from shardwright.runtime.timing import Sample, Stopwatch, slowest
+from shardwright.runtime.timing import Sample, Stopwatch
 
-START_SECONDS = 180.0  # allowance to start, import torch and run all once, before we give up
+START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
 _GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
 Tell = Callable[[str, float], None]  # what is being measured, which part of all is done
 
 
 def silent(_what: str, _part: float) -> None:
     """Nobody is told."""
-
-
-START_SECONDS = 60.0  # allowance for processes to start and import torch, before we give up
 
 
 def measure_host(
@@ -53,16 +51,18 @@ def measure_host(
 
     Takes about `seconds_budget` and the start of the processes; the result is
     kept in the user's cache directory and read from there the next time, unless it is to
-    be measured `anew`. The processes are spawned, so a script calls this under
-    `if __name__ == "__main__"`.
-    Raises `MachineError` when the processes fail or do not finish in time.
+    be measured `anew` or is one to doubt (`Measured.doubts`). The processes are spawned, so a
+    script calls this under `if __name__ == "__main__"`.
+    Raises `MachineError` when the processes fail or stand still.
     """
     if devices < 1:
         raise MachineError(f"{devices} devices to measure; ask for at least one")
     file = (cache_dir or _cache_dir()) / _cache_name(devices)
     if not anew:
-        with suppress(MachineError):  # not there, or damaged
-            return Machine.load(file)
+        with suppress(MachineError):  # not there, damaged, or of an older form
+            kept = Machine.load(file)
+            if kept.measured is not None and not kept.measured.doubts:
+                return kept
     machine = _measure(devices, seconds_budget, tell)
     with suppress(OSError):  # nowhere to keep it: measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,15 +78,15 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
     """
     world, kind = dist.get_world_size(), "cuda" if dist.get_backend() == "nccl" else "cpu"
     levels = _levels(kind, world)
-    expected = probes.count(kind) + link_probes.count(kind, len(levels))
-    watch = Stopwatch(kind, seconds_budget / expected, expected, tell)
-    probes.take_all(watch)
-    link_probes.take_all(watch, levels)
-    samples = slowest(watch.samples)
+    watch = Stopwatch(kind, seconds_budget, tell)
+    probes.add_all(watch)
+    update_probes.add_all(watch)
+    link_probes.add_all(watch, levels)
+    samples = watch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[float] = [0.0] * world
     dist.all_gather_object(found, _memory_bytes(kind, sizes.get("host", 1)))
-    return _machine(samples, sizes, int(min(found)))
+    return _machine(samples, sizes, int(min(found)), watch.busy)
 
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
@@ -110,13 +110,17 @@ def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
         try:
             for process in processes:
                 process.start()
-            deadline = time.monotonic() + START_SECONDS + 3 * seconds_budget
+            deadline, progress = time.monotonic() + START_SECONDS, ""
             while any(process.exitcode is None for process in processes):
                 if time.monotonic() > deadline or error.exists():
                     break
                 if any(process.exitcode for process in processes):  # without a word
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                _pass_on(Path(folder) / "progress.txt", tell)
+                if (now := _read(Path(folder) / "progress.txt")) != progress:
+                    part, what = now.split("\n")
+                    tell(what, float(part))
+                    # However slow a busy host is, who goes on is waited for.
+                    deadline, progress = time.monotonic() + START_SECONDS, now
                 time.sleep(0.05)
         finally:
             for process in processes:
@@ -125,7 +129,8 @@ def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
                     process.join()
         if not result.exists():
             ends = [process.exitcode for process in processes]
-            silent_end = f"the processes did not finish in time (they ended with {ends})"
+            at = progress.partition("\n")[2] or "their start"
+            silent_end = f"the processes did not get beyond {at} in time (they ended with {ends})"
             why = error.read_text() if error.exists() else silent_end
             raise MachineError(
                 f"measuring {devices} devices on this host failed: {why}; ask for fewer devices or"
@@ -147,7 +152,7 @@ def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=devices,
-            timeout=timedelta(seconds=START_SECONDS + 3 * seconds_budget),
+            timeout=timedelta(seconds=START_SECONDS),
         )
         try:
             machine = measure_ranks(seconds_budget, _teller(folder) if rank == 0 else silent)
@@ -171,13 +176,16 @@ def _teller(folder: str) -> Tell:
     return tell
 
 
-def _pass_on(progress: Path, tell: Tell) -> None:
-    with suppress(OSError):  # nothing is told yet
-        part, what = progress.read_text().split("\n")
-        tell(what, float(part))
+def _read(progress: Path) -> str:
+    try:
+        return progress.read_text()
+    except OSError:  # nothing is told yet
+        return ""
 
 
-def _machine(samples: list[Sample], sizes: dict[str, int], memory_bytes: int) -> Machine:
+def _machine(
+    samples: list[Sample], sizes: dict[str, int], memory_bytes: int, busy: float
+) -> Machine:
     """The machine that `samples` show, of so many devices at each level."""
     gpu = dist.get_backend() == "nccl"
     world = dist.get_world_size()
@@ -201,28 +209,38 @@ def _machine(samples: list[Sample], sizes: dict[str, int], memory_bytes: int) ->
             bytes_per_s=compute.bytes_per_s,
             launch_seconds=Seconds(compute.launch_seconds),
             efficiency=compute.efficiency,
+            dispatch_seconds=Seconds(compute.dispatch_seconds),
+            parameter_seconds=Seconds(compute.parameter_seconds),
         ),
         levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing
-        provenance=_provenance(compute, links, world, gpu),
+        provenance=_provenance(world, gpu),
         backend="nccl" if gpu else "gloo",
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
         overlap=fit_overlap(samples),
+        measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
     )
 
 
-def _provenance(compute: Compute, links: dict[str, Links], world: int, gpu: bool) -> str:
+def _now() -> datetime:
+    """The time on rank 0, so that all ranks find equal machines."""
+    found = [datetime.now(UTC).replace(microsecond=0)]
+    dist.broadcast_object_list(found, 0)
+    return found[0]
+
+
+def _errors(compute: Compute, links: dict[str, Links]) -> Iterator[tuple[str, float, float]]:
+    every = dict(compute.errors)
+    for level, link in links.items():
+        every |= {f"{level} {kind}": errors for kind, errors in link.errors.items()}
+    for kind, (middle, most) in every.items():
+        yield kind, float(f"{middle:.2g}"), float(f"{most:.2g}")
+
+
+def _provenance(world: int, gpu: bool) -> str:
     threads = "" if gpu else f" of {torch.get_num_threads()} threads"
-    kinds = {
-        f"{level} {kind}": e for level, link in links.items() for kind, e in link.errors.items()
-    }
-    fits = [
-        f"{kind} {middle:.0%} (at most {most:.0%})"
-        for kind, (middle, most) in (*compute.errors.items(), *kinds.items())
-    ]
     return (
-        f"measured on {time.strftime('%Y-%m-%d')} on {socket.gethostname()} with torch"
-        f" {torch.__version__}, {world} processes{threads} at once; median error of the fit:"
-        f" {', '.join(fits)}"
+        f"measured on {socket.gethostname()} with torch {torch.__version__}, {world}"
+        f" processes{threads} at once"
     )
 
 

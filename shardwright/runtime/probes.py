@@ -40,18 +40,8 @@ MEMORY = {
 }
 
 
-def count(kind: str) -> int:
-    """How many samples `take_all` takes."""
-    gpu = kind == "cuda"
-    dtypes = 2 if gpu else 1
-    shapes = len(MATMUL) + len(CONVOLUTION) + len(ATTENTION)
-    shapes += (len(MATMUL_ON_GPU) + len(CONVOLUTION_ON_GPU) + len(ATTENTION_ON_GPU)) * gpu
-    passes = sum(1 + (kernel.backward > 0) for kernel in MEMORY.values())
-    return shapes + 2 * dtypes + passes * (len(ELEMENTS) + len(ELEMENTS_ON_GPU) * gpu) + 1
-
-
-def take_all(watch: Stopwatch) -> None:
-    """One sample for each shape of each class, and one of what a launch takes."""
+def add_all(watch: Stopwatch) -> None:
+    """One probe for each shape of each class, and one of what a launch takes."""
     gpu = watch.device.type == "cuda"
     matmul = MATMUL + MATMUL_ON_GPU * gpu
     for shape in matmul:
@@ -63,30 +53,30 @@ def take_all(watch: Stopwatch) -> None:
         x = _random(watch, batch, channels, size, size)
         w = _random(watch, channels, channels, 3, 3)
         work = 2 * x.numel() * w[0].numel()
-        watch.take("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1))
+        watch.add("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1), alone=True)
     for batch, heads, length in ATTENTION + ATTENTION_ON_GPU * gpu:
         q, k, v = (_random(watch, batch, heads, length, _HEAD) for _ in range(3))
         work = 2 * q.numel() * length
         attention = F.scaled_dot_product_attention
-        watch.take("attention", 7 * work, _trained(attention, q, k, v))
+        watch.add("attention", 7 * work, _trained(attention, q, k, v), alone=True)
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
         for name, kernel in MEMORY.items():
             _memory(watch, name, kernel, elements)
-    watch.take("launch", 2 * _CHAIN, _chain(watch.device))
+    watch.add("launch", 2 * _CHAIN, _chain(watch.device), alone=True)
 
 
 def _matmul(watch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, k, n = shape
     x, w = _random(watch, m, k, dtype=dtype), _random(watch, n, k, dtype=dtype)
     name = f"matmul {str(dtype).removeprefix('torch.')}"
-    watch.take(name, 3 * 2 * m * k * n, _trained(F.linear, x, w))
+    watch.add(name, 3 * 2 * m * k * n, _trained(F.linear, x, w), alone=True)
 
 
 def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
     x = _random(watch, elements // _ROW, _ROW)
     size = x.numel() * x.element_size()
     plain = x.detach()
-    watch.take(f"memory {name}", kernel.forward * size, lambda: kernel.run(plain))
+    watch.add(f"memory {name}", kernel.forward * size, lambda: kernel.run(plain), alone=True)
     if kernel.backward:
         y = kernel.run(x)
         gradient = torch.ones_like(y)
@@ -94,7 +84,7 @@ def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
         def back() -> object:
             return torch.autograd.grad(y, x, gradient, retain_graph=True)
 
-        watch.take(f"memory {name} backward", kernel.backward * size, back)
+        watch.add(f"memory {name} backward", kernel.backward * size, back, alone=True)
 
 
 def _trained(

@@ -1,9 +1,15 @@
-"""How long something takes on this rank, measured together with the others."""
+"""How long things take on the ranks, measured on all of them together and in spite of noise.
+
+Everything to be timed is timed in several rounds, so that what disturbs a while disturbs one round
+of many things and not all of one. Rounds in which other programs took much of the cores are
+left out where enough others are left. What one thread of a CPU computes is timed by the
+thread's own clock, which stands still while another program has the core.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import final
@@ -11,7 +17,14 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-_MOST_REPEATS = 200
+from shardwright.runtime.neighbours import Neighbours
+
+ROUNDS = 6
+_LEAST_ROUNDS = 2  # even where time is up
+_MOST_REPEATS = 200  # in one round
+_QUIET = 0.1  # others' part of the cores
+
+Figures = tuple[float, float]  # of the repeats in one round: the median, and what a tenth take
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,54 +36,116 @@ class Sample:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    kind: str
+    work: float
+    run: Callable[[], object]
+    alone: bool  # it waits for no other rank
+
+
 @final
 class Stopwatch:
-    """Takes samples on all ranks at the same time, each for about `seconds`.
+    """Times what it is given, all in turn, for about `seconds` in all.
 
-    Every rank runs everything equally often, so that collectives may be timed.
-    `tell` hears what is measured and which part is done, of as many samples as are `expected`.
+    Every rank of the process group gives the same and runs it equally often. `tell` hears what is
+    measured and which part is done.
     """
 
-    def __init__(
-        self, kind: str, seconds: float, expected: int, tell: Callable[[str, float], None]
-    ) -> None:
+    def __init__(self, kind: str, seconds: float, tell: Callable[[str, float], None]) -> None:
         self.device = torch.device(kind)
-        self.seconds = seconds
-        self.samples: list[Sample] = []
-        self._expected = expected
+        self.busy = 0.0  # others' part of the cores, in the rounds that count
+        self._seconds = seconds
         self._tell = tell
+        self._probes: list[_Probe] = []
 
-    def take(self, kind: str, work: float, run: Callable[[], object]) -> float:
-        """Median seconds of one `run`, after a first that does not count; also kept as a sample."""
-        self._tell(kind, min(1.0, len(self.samples) / self._expected))
+    def add(
+        self, kind: str, work: float, run: Callable[[], object], *, alone: bool = False
+    ) -> None:
+        """Time `run` too; `alone` if it only computes and waits for no other rank."""
+        self._probes.append(_Probe(kind, work, run, alone))
+
+    def samples(self) -> list[Sample]:
+        """One sample of everything, as the slowest rank took it; equal on every rank."""
+        end = time.monotonic() + self._seconds
+        repeats = self._repeats()
+        rounds: list[list[Figures]] = []
+        busy: list[float] = []
+        while len(rounds) < ROUNDS and not (len(rounds) >= _LEAST_ROUNDS and self._late(end)):
+            self._tell("round " + str(len(rounds) + 1), 0.25 + 0.75 * len(rounds) / ROUNDS)
+            neighbours, ours = Neighbours(), time.process_time()
+            rounds.append([self._round(*one) for one in zip(self._probes, repeats, strict=True)])
+            taken = self._summed(time.process_time() - ours)
+            busy.append(neighbours.taken(taken))
+        return self._agreed(rounds, busy)
+
+    def once(self, run: Callable[[], object], *, alone: bool = False) -> float:
+        """Seconds of one `run`, until the device has done it."""
+        clock = self._clock(alone)
+        self._wait()
+        start = clock()
         run()
+        self._wait()
+        return clock() - start
+
+    def _repeats(self) -> list[int]:
+        """How often each is run in a round; rank 0 says how many fit."""
+        share = self._seconds / ROUNDS / max(1, len(self._probes))
+        found = []
+        for place, probe in enumerate(self._probes):
+            self._tell(probe.kind, 0.25 * place / len(self._probes))
+            probe.run()  # the first time does not count
+            found.append(int(share / max(self.once(probe.run, alone=probe.alone), 1e-7)))
+        counts = torch.tensor(found, device=self.device)
+        dist.broadcast(counts, 0)
+        return [max(1, min(_MOST_REPEATS, count)) for count in counts.tolist()]
+
+    def _round(self, probe: _Probe, repeats: int) -> Figures:
         dist.barrier()
-        first = self.once(run)
-        repeats = torch.tensor([self.seconds / max(first, 1e-7)], device=self.device)
-        dist.broadcast(repeats, 0)  # rank 0 says how many fit
-        more = min(_MOST_REPEATS, int(repeats.item())) - 1
-        found = median([first, *(self.once(run) for _ in range(more))])
-        self.samples.append(Sample(kind, work, found))
+        found = sorted(self.once(probe.run, alone=probe.alone) for _ in range(repeats))
+        return found[len(found) // 2], found[len(found) // 10]
+
+    def _agreed(self, rounds: Sequence[Sequence[Figures]], busy: Sequence[float]) -> list[Sample]:
+        every = [(rounds, busy)] * dist.get_world_size()
+        dist.all_gather_object(every, (rounds, busy))
+        loads = [max(loads) for loads in zip(*(busy for _, busy in every), strict=True)]
+        kept = quietest(loads)
+        self.busy = median(loads[number] for number in kept)
+        quiet = self.busy <= _QUIET
+        found = []
+        for place, probe in enumerate(self._probes):
+            figures = [[rounds[number][place] for rounds, _ in every] for number in kept]
+            # Noise only ever adds: where there is much of it, the least is nearest to the truth.
+            usual = median(max(middle for middle, _ in ranks) for ranks in figures)
+            least = min(max(low for _, low in ranks) for ranks in figures)
+            found.append(Sample(probe.kind, probe.work, usual if quiet else least))
         return found
 
-    def once(self, run: Callable[[], object]) -> float:
-        """Seconds of one `run`, until the device has done it."""
-        self._wait()
-        start = time.perf_counter()
-        run()
-        self._wait()
-        return time.perf_counter() - start
+    def _clock(self, alone: bool) -> Callable[[], float]:
+        thread = alone and self.device.type == "cpu" and torch.get_num_threads() == 1
+        return time.thread_time if thread else time.perf_counter
+
+    def _late(self, end: float) -> bool:
+        late = torch.tensor([float(time.monotonic() > end)], device=self.device)
+        dist.broadcast(late, 0)
+        return bool(late.item())
+
+    def _summed(self, seconds: float) -> float:
+        total = torch.tensor([seconds], device=self.device)
+        dist.all_reduce(total)
+        return float(total.item())
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def slowest(samples: list[Sample]) -> list[Sample]:
-    """Each sample as the rank took it that was slowest at it; equal on every rank."""
-    found: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, samples)
-    worst = [max(sample.seconds for sample in same) for same in zip(*found, strict=True)]
-    return [
-        Sample(one.kind, one.work, seconds) for one, seconds in zip(samples, worst, strict=True)
-    ]
+def quietest(busy: Sequence[float]) -> list[int]:
+    """Numbers of the rounds that count: all quiet ones, or the quieter half where few are.
+
+    >>> quietest([0.01, 0.5, 0.02, 0.03]), quietest([0.5, 0.9, 0.4, 0.6])
+    ([0, 2, 3], [0, 2])
+    """
+    order = sorted(range(len(busy)), key=lambda number: busy[number])
+    quiet = [number for number in order if busy[number] <= _QUIET]
+    return sorted(quiet if 2 * len(quiet) >= len(busy) else order[: (len(busy) + 1) // 2])

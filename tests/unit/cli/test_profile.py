@@ -1,7 +1,14 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from shardwright.cli.planning import machine_of
 from shardwright.ir.machine import Machine
+from shardwright.ir.measured import Measured
 from shardwright.runtime import measure
+
+QUIET = Measured(datetime.now(UTC) - timedelta(days=3, hours=1), 0.01, (("matmul", 0.02, 0.1),))
 
 
 @pytest.fixture
@@ -46,3 +53,46 @@ def test_devices_are_torchruns_matter_under_torchrun(tmp_path, measured, mistake
     monkeypatch.setenv("WORLD_SIZE", "4")
     line = mistake("profile", "-o", tmp_path / "machine.toml", "--devices", "2")
     assert "torchrun, which has started 4 ranks; leave it out" in line
+
+
+def test_without_a_file_what_here_takes_is_measured_again(measured, shardwright_command):
+    result = shardwright_command("profile", "--devices", "2", "--seconds", "5")
+    assert result.exit_code == 0 and measured == [(2, 5.0, True)]
+    assert "kept for --machine here with 2 devices" in result.stdout
+
+
+def test_ranks_of_torchrun_need_a_file(measured, mistake, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert "say where with -o machine.toml" in mistake("profile")
+
+
+def test_a_doubtful_measurement_warns(tmp_path, monkeypatch, shardwright_command):
+    found = replace(Machine.preset("2xcpu"), measured=replace(QUIET, busy=0.6))
+    monkeypatch.setattr(measure, "measure_host", lambda *given, **options: found)
+    result = shardwright_command("profile", "-o", tmp_path / "machine.toml")
+    assert "others took 60% of the cores; median error of the fit: matmul 2% (at most 10%)" in (
+        " ".join(result.stdout.split())
+    )
+    assert result.stderr.split() == (
+        "warning: other programs took 60% of the cores meanwhile; measure again".split()
+    )
+
+
+@pytest.mark.parametrize(
+    "busy, says",
+    [
+        (0.01, "2xcpu: measured 3 days ago; `shardwright profile --devices 2` measures again"),
+        (
+            0.6,
+            "warning: the figures of this host are doubtful: other programs took 60% of the cores"
+            " meanwhile; they are measured again the next time, or now by `shardwright profile"
+            " --devices 2`",
+        ),
+    ],
+)
+def test_who_plans_for_this_host_is_told_from_when_its_figures_are(busy, says, monkeypatch, capsys):
+    found = replace(Machine.preset("2xcpu"), measured=replace(QUIET, busy=busy))
+    monkeypatch.setattr(measure, "measure_host", lambda *given, **options: found)
+    assert machine_of("here", 2) == found
+    said = capsys.readouterr()
+    assert said.out == "" and " ".join(said.err.split()) == says

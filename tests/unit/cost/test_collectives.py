@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from shardwright.cost.collectives import (
     collective_seconds,
-    memory_pass,
     priced_steps,
     redistribution_seconds,
 )
@@ -76,10 +75,6 @@ def test_steps_are_priced_with_the_tiles_they_move():
 def test_staying_costs_nothing():
     layout = Layout(MESH, (Shard(0),))
     assert redistribution_seconds(((8,),), 4, layout, layout, NCCL) == 0
-
-
-def test_a_memory_pass_is_a_launch_and_its_bytes():
-    assert memory_pass(8192, NCCL) == 1 + 2
 
 
 placements = st.sampled_from([REPLICATE, PARTIAL, Shard(0), Shard(1), Shard(1, 1)])

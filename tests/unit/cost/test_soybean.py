@@ -100,4 +100,4 @@ def test_scalars_and_equal_layouts_cost_nothing():
 def test_operators_and_updates_cost_nothing():
     measure = Communication(Mesh.parse("k1=2"))
     assert measure.operator(None, np.ones((3, 5), np.int64)).tolist() == [0.0] * 5
-    assert measure.update(np.array([4, 8])).tolist() == [0.0, 0.0]
+    assert measure.update(np.array([4, 8]), "adamw").tolist() == [0.0, 0.0]

@@ -9,6 +9,7 @@ from shardwright.runtime.fit import fit_compute, fit_links, fit_overlap
 from shardwright.runtime.timing import Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
+DISPATCH, PARAMETER = 25e-6, 40e-6
 CURVE = Curve(((1e6, 0.2), (1e8, 0.8), (1e10, 1.0)))
 CACHED = Curve(((1e5, 1.0), (1e8, 0.25)))
 
@@ -24,13 +25,18 @@ def device():
     samples += kernels("attention", 2, (1e8, 1e10), PEAK, Curve(((1.0, 0.25),)))
     samples += kernels("memory add", 1, (1e6, 1e8), BANDWIDTH, CACHED)
     samples += kernels("memory gelu", 1, (1e6, 1e8), BANDWIDTH, CACHED)
-    return [*samples, Sample("launch", 200, 200 * LAUNCH)]
+    samples += [Sample("update", w, 8 * DISPATCH + w / BANDWIDTH) for w in (1e6, 1e8)]
+    samples += [Sample("launch", 200, 200 * LAUNCH), Sample("dispatch", 128, 128 * DISPATCH)]
+    return [*samples, Sample("parameter", 16, 16 * PARAMETER)]
 
 
 def test_a_device_is_found_again():
     found = fit_compute(device())
     assert dict(found.flop_per_s) == pytest.approx({"float32": PEAK, "float64": PEAK / 2}, rel=1e-3)
     assert found.launch_seconds == pytest.approx(LAUNCH)
+    assert found.dispatch_seconds == pytest.approx(DISPATCH)
+    assert found.parameter_seconds == pytest.approx(PARAMETER)
+    assert found.efficiency.update.at(1e8) == pytest.approx(1.0, rel=1e-3)
     matmul = found.efficiency.matmul
     for work, part in CURVE.points[1:]:
         assert matmul.at(work) == pytest.approx(part, rel=1e-3)

@@ -1,0 +1,45 @@
+"""What other programs take of this host's cores while we measure."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import final
+
+_TICKS_OF_WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal (proc_stat(5))
+_STAT = Path("/proc/stat")
+
+
+@final
+class Neighbours:
+    """Watches the cores that this process may run on, from its construction on.
+
+    Where the system does not say what its cores do, nothing is known of others: 0.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._before = self._worked()
+
+    def taken(self, ours: float) -> float:
+        """The part of the cores that others took, when our processes took `ours` CPU seconds."""
+        available = (time.monotonic() - self._since) * len(self._cores)
+        if available <= 0:
+            return 0.0
+        others = self._worked() - self._before - ours
+        return float(min(1.0, max(0.0, others / available)))
+
+    def _worked(self) -> float:
+        """CPU seconds that these cores have worked since the system started."""
+        try:
+            lines = _STAT.read_text().splitlines()
+        except OSError:  # not Linux
+            return 0.0
+        ticks = 0
+        for name, *fields in (line.split() for line in lines if line.startswith("cpu")):
+            number = name.removeprefix("cpu")
+            if number.isdigit() and int(number) in self._cores:
+                ticks += sum(int(fields[place]) for place in _TICKS_OF_WORK)
+        return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,68 @@
+"""What trained parameters cost beside their arithmetic: on their way in, back, and updated.
+
+They are DTensors, and what an operator on one of those takes before it computes anything is many
+times the launch of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardwright.lower.program import Fetch, Load
+from shardwright.runtime.loading import Loading
+from shardwright.runtime.timing import Stopwatch
+
+ELEMENTS = (2**15, 2**18, 2**21)
+ELEMENTS_ON_GPU = (2**24,)
+_ROW = 64
+_COUNT = 16  # of the tiny ones
+CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and how often they pass over a parameter
+
+
+def add_all(watch: Stopwatch) -> None:
+    """Probes "dispatch" and "parameter" of tiny parameters, "update" of larger ones."""
+    mesh = init_device_mesh(watch.device.type, (dist.get_world_size(),))
+    tiny = _parameters(mesh, 2 * _ROW, _COUNT)
+    watch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
+    watch.add("parameter", _COUNT, _loaded(tiny), alone=True)
+    gpu = watch.device.type == "cuda"
+    for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
+        one = _parameters(mesh, elements, 1)
+        watch.add("update", PASSES * 4 * elements, _updated(one), alone=True)
+
+
+def _parameters(mesh: DeviceMesh, elements: int, count: int) -> list[nn.Parameter]:
+    local = torch.randn(elements // _ROW, _ROW, device=mesh.device_type)
+    return [
+        nn.Parameter(DTensor.from_local(local.clone(), mesh, [Replicate()], run_check=False))
+        for _ in range(count)
+    ]
+
+
+def _updated(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
+    """An update of all of them by AdamW."""
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return torch.optim.AdamW(parameters).step
+
+
+def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
+    """All of them brought into a program, and their gradients back, nothing being computed."""
+    shape = tuple(parameters[0].shape)
+    parts = tuple(Load(f"{i}", f"{i}", shape) for i in range(len(parameters)))
+    loading = Loading(Fetch(parts, "works", (False,) * len(parts)))
+    held = [nn.Parameter(parameter.detach()) for parameter in parameters]
+
+    def run() -> None:
+        *tiles, _ = loading(*held)
+        torch.autograd.backward(tiles, [torch.ones_like(tile) for tile in tiles])
+        for parameter in held:
+            parameter.grad = None
+
+    return run

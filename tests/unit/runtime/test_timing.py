@@ -1,0 +1,40 @@
+import time
+
+import pytest
+
+from shardwright.runtime import neighbours
+from shardwright.runtime.neighbours import Neighbours
+from shardwright.runtime.timing import quietest
+
+STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 9 9 9 9\nintr 1 2\n"
+
+
+@pytest.mark.parametrize(
+    "busy, kept",
+    [
+        ([0.0, 0.05, 0.02], [0, 1, 2]),
+        ([0.0, 0.9, 0.02, 0.3], [0, 2]),
+        ([0.9, 0.0, 0.8, 0.7], [1, 3]),  # one quiet round is too few to believe alone
+        ([0.9, 0.8], [1]),
+    ],
+)
+def test_rounds_that_others_disturbed_do_not_count_where_there_are_others(busy, kept):
+    assert quietest(busy) == kept
+
+
+@pytest.mark.parametrize("ours, part", [(0.0, 0.5), (1.0, 0.25), (3.0, 0.0)])
+def test_what_others_take_is_what_the_cores_did_without_us(ours, part, tmp_path, monkeypatch):
+    clock = iter([100.0, 104.0])
+    ticks = neighbours.os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(neighbours.os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(neighbours, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    (tmp_path / "stat").write_text(STAT.format(10 * ticks))
+    watched = Neighbours()
+    (tmp_path / "stat").write_text(STAT.format(12 * ticks))  # one core, 2 of 4 seconds
+    assert watched.taken(ours) == part
+
+
+def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "_STAT", tmp_path / "none")
+    assert Neighbours().taken(1.0) == 0.0
