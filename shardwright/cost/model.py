@@ -149,10 +149,10 @@ class CostModel:
             narrow = self._reads.local_bytes(leaf.name, layouts)
             wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
             held = wide * narrow
-            cast, ways = (narrow, 2) if wide > 1 else (0 * narrow, 0)
+            cast = narrow if wide > 1 else 0 * narrow
             seconds = np.zeros(len(held))
             if wide > 1:
-                seconds = self.measure.casts(held + cast, ways if tensor.requires_grad else 1)
+                seconds = self.measure.casts(held + cast, 1 + tensor.requires_grad)
             if tensor.requires_grad:
                 seconds = seconds + self.measure.update(held, self._optimizer)
                 held = (2 + self._states) * held
