@@ -58,14 +58,37 @@ def habits(function: F) -> F:
     )(collected)  # type: ignore[return-value]
 
 
+def _settings(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
+    """`machine=…` is not the target's: it goes before `--machine`, which is read later."""
+    names = {parameter.name for parameter in ctx.command.params}
+    mine = [text for text in texts if text.startswith(_OF_MACHINE) and "machine" in names]
+    if mine:
+        ctx.meta[_OF_MACHINE] = mine[-1].removeprefix(_OF_MACHINE)
+    return tuple(text for text in texts if text not in mine)
+
+
+def chosen_machine(ctx: click.Context, option: click.Parameter, text: str | None) -> str:
+    """Callback of `--machine`: the machine that `--set machine=…` names goes before it."""
+    chosen: str | None = ctx.meta.get(_OF_MACHINE, text)
+    if not chosen:
+        raise click.MissingParameter(ctx=ctx, param=option)
+    return chosen
+
+
+_OF_MACHINE = "machine="
+
+
 def target(function: F) -> F:
     """TARGET with the sizes that a config.json needs, and changes to try."""
     function = click.option(
         "--set",
         "settings",
         multiple=True,
+        is_eager=True,
+        callback=_settings,
         metavar="NAME=VALUE",
-        help="What if: a field of the config.json, or an argument of the function, as layers=4.",
+        help="What if: a field of the config.json, an argument of the function, as layers=4, or"
+        " another machine, as machine=4xV100.",
     )(function)
     function = click.option(
         "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
@@ -113,7 +136,7 @@ seconds = click.option(
     help="Search about so long at most, and take the best so far.",
 )
 machine = click.option(
-    "--machine", required=True, help="Preset such as 8xH100, TOML file, or `here`."
+    "--machine", callback=chosen_machine, help="Preset such as 8xH100, TOML file, or `here`."
 )
 device_counts = click.option(
     "--devices", callback=_counts, metavar="N,N,…", help="Device counts to compare, as 1,2,4,8."

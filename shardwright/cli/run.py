@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 @options.target
 @click.argument("plan", type=click.Path(dir_okay=False), required=False)
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
-@click.option("--machine", default="here", show_default=True, help="Machine to plan for.")
+@click.option(
+    "--machine",
+    default="here",
+    show_default=True,
+    callback=options.chosen_machine,
+    help="Machine to plan for.",
+)
 @options.memory_limit
 @options.constraints
 @options.seconds

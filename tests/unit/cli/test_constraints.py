@@ -51,3 +51,22 @@ def test_the_command_and_the_function_make_the_same_constrained_plan(as_json, tm
 )
 def test_what_cannot_be_is_one_line(mistake, options, message):
     assert message in mistake("plan", TARGET, "--machine", "4xH100", *options)
+
+
+def test_another_machine_is_one_more_what_if(as_json):
+    command = ("frontier", TARGET, "--machine", "4xH100", "--devices", "2")
+    asked = as_json(*command, "--set", "machine=2xcpu", "--set", "hidden=48")
+    plain = as_json("frontier", TARGET, "--machine", "2xcpu", "--set", "hidden=48")
+    assert [point["step_seconds"] for point in asked["points"]] == [
+        point["step_seconds"] for point in plain["points"]
+    ]
+    assert asked["points"] != as_json(*command, "--set", "hidden=48")["points"]
+
+
+def test_the_machine_may_be_named_by_set_alone(as_json, tmp_path):
+    found = as_json("plan", TARGET, "--set", "machine=2xcpu", "-o", tmp_path / "plan.json")
+    assert found["devices"] == 2
+
+
+def test_no_machine_is_a_mistake(mistake):
+    assert "Missing option '--machine'" in mistake("plan", TARGET, "--set", "machine=")
