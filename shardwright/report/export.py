@@ -32,6 +32,7 @@ _HUGGING_FACE = {
     ("rowwise", "R", "R", True): "embedding_rowwise",
     ("colwise", "R", "R", True): "embedding_colwise",
     ("sequence", "S(1)", "S(1)", False): "sequence_parallel",
+    ("sequence", "S(2)", "S(2)", False): "replicated_with_grad_allreduce",
 }
 
 
@@ -137,7 +138,7 @@ def torchtitan(plan: Plan) -> str:
     kinds: defaultdict[str, int] = defaultdict(lambda: 1)
     for axis, how in found.data.items():
         kinds[how] *= size[axis]
-    sequence = any(style.kind == "sequence" for style in found.modules.values())
+    sequence = any(style.before == "S(1)" for style in found.modules.values())
     again = [bool(op.piece) for op in plan.ops]
     mode = "none" if not any(again) else "selective"
     lines = [
@@ -213,7 +214,7 @@ def _calls(pattern: str, style: Style) -> str:
     cut = f"input_layouts=({before},), desired_input_layouts=(Replicate(),)"
     join = f"output_layouts=(Replicate(),), desired_output_layouts=({after},)"
     given = {
-        "sequence": "use_local_output=True",
+        "sequence": f"sequence_dim={style.before[2:-1]}, use_local_output=True",
         "input": f"{cut}, use_local_output=True",
         "output": join,
         "both": f"{cut}, use_local_input=True, {join}",

@@ -25,6 +25,7 @@ _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "ab
 _ELEMENTWISE |= frozenset(["where", "dropout", "clone", "_to_copy"])
 _LOSSES = ("cross_entropy_loss", "_log_softmax", "log_softmax", "nll_loss")
 _LAST = "S(-1)"
+_PARTS = ("S(1)", "S(2)")  # of the sequence, of the heads: whole dimensions before the last
 
 
 class NotExpressibleError(ValueError):
@@ -41,7 +42,7 @@ class Style:
     `kind` is `colwise`, `rowwise` or `sequence`, or `input`, `output` and
     `both` for a module whose activations are only redistributed. `before` and `after` are the
     placements in which the module's activations come and go: `R`, `S(1)`, and
-    `S(-1)` for the last dimension.
+    `S(-1)` for the last dimension. `sequence` is for norms, also of heads: `S(2)`.
     """
 
     kind: str
@@ -143,7 +144,7 @@ class _Followed:
         for t in self.plan.transfers:
             if any(c.split()[-1] == self.axis for c in t.collectives):
                 self.moved[t.phase].add(t.value)
-        self.norms = set(self._norms())
+        self.norms = dict(self._norms())
 
     def run(self) -> None:
         for op in self.plan.ops:
@@ -181,16 +182,20 @@ class _Followed:
         """Whether a module consists of this operator and its own parameters."""
         return kind(op) in ("linear", "embedding") and any(v in self.stored for v in op.reads)
 
-    def _norms(self) -> Iterator[str]:
-        """Modules with parameters whose operators all work on their part of the sequence."""
+    def _norms(self) -> Iterator[tuple[str, str]]:
+        """Modules with parameters whose operators all work on one part, as `S(1)` of the sequence.
+
+        Or of the heads that a column-wise layer made, as norms of queries do.
+        """
         by_module: defaultdict[str, list[PlannedOp]] = defaultdict(list)
         for op in self.plan.ops:
             by_module[op.source.module].append(op)
         for path, ops in by_module.items():
             own = any(v in self.stored for op in ops for v in op.reads)
             split = {self._placed(op.layout) for op in ops}
-            if own and not any(map(self._is_layer, ops)) and split == {"S(1)"}:
-                yield path
+            part = min(split)
+            if own and not any(map(self._is_layer, ops)) and len(split) == 1 and part in _PARTS:
+                yield path, part
 
     def _layer(self, op: PlannedOp) -> str:
         """Style of the module of a linear layer or embedding; gives how its result comes out."""
@@ -280,11 +285,11 @@ class _Followed:
         planned = self._placed(op.layout)
         values = [v for v in op.reads if v not in self.stored]
         homes = [self.home.get(v, "R") for v in values]
-        if op.source.module in self.norms:
-            if any(h not in ("S(1)", "R") for h in homes):
+        if part := self.norms.get(op.source.module):
+            if any(h not in (part, "R") for h in homes):
                 raise NotExpressibleError(f"{self._at(op)} takes activations in {homes}")
-            if len(values) > 0 and homes[0] == "S(1)":
-                self.styles[op.source.module] = Style("sequence", "S(1)", "S(1)")
+            if len(values) > 0 and homes[0] == part:
+                self.styles[op.source.module] = Style("sequence", part, part)
                 return planned
         if all(h == "R" for h in homes):
             if planned != "R" and op.splits[self.place] != "-":

@@ -24,13 +24,15 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.q_norm = nn.LayerNorm(width // heads)  # of every head, as Qwen3 has it
         self.o = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
     def forward(self, x):
         h = self.norm1(x)
-        q, k, v = (f(h).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = (f(h).unflatten(-1, (-1, 4)) for f in (self.q, self.k, self.v))
+        heads = (x.transpose(1, 2) for x in (self.q_norm(q), k, v))
+        a = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.o(a.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -85,6 +87,7 @@ def test_tensor_parallelism_is_megatrons(exported):
         "blocks.*.down": row,
         "embed": row,  # its vocabulary
         "head": column,
+        "blocks.*.q_norm": "SequenceParallel",
     }
     assert scope["mesh"] == {"dp": 2}
     assert scope["data_axes"] == {}
@@ -92,7 +95,8 @@ def test_tensor_parallelism_is_megatrons(exported):
 
 def test_norms_and_residuals_are_split_by_sequence(exported):
     text = exported["sequence and tensor parallel"]
-    assert '"blocks.*.norm1": SequenceParallel(' in text
+    assert '"blocks.*.norm1": SequenceParallel(sequence_dim=1, ' in text
+    assert '"blocks.*.q_norm": SequenceParallel(sequence_dim=2, ' in text
     assert '"head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())' in text
     assert "Note: the model itself is computed whole; the plan splits its classes." in text
 

@@ -200,16 +200,17 @@ def test_a_glob_stands_only_for_modules_of_one_style():
 
 
 @pytest.mark.hf
-def test_tensor_parallelism_of_llama_is_the_plan_that_hugging_face_ships():
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_tensor_parallelism_is_the_plan_that_hugging_face_ships(family):
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8,
         num_attention_heads=4, num_key_value_heads=2, use_cache=False,
     )  # fmt: skip
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
     ids = torch.zeros(4, 8, dtype=torch.long)
     graph = sw.capture(model, kwargs={"input_ids": ids, "labels": ids})
     baselines = sw.search(graph, sw.Machine.preset("2xH100")).baselines
@@ -217,7 +218,7 @@ def test_tensor_parallelism_of_llama_is_the_plan_that_hugging_face_ships():
     ours = json.loads(hf_tp_plan(megatron))
     vocabulary = {"embed_tokens": "embedding_rowwise"}  # which Hugging Face leaves whole
     assert ours["base_model_tp_plan"] == config.base_model_tp_plan | vocabulary
-    assert ours["_tp_plan"] == LlamaForCausalLM._tp_plan
+    assert ours["_tp_plan"] == type(model)._tp_plan
     (other,) = [b for b in baselines if b.name == "sequence and tensor parallel"]
     with pytest.raises(NotExpressibleError, match="for which Hugging Face has no style"):
         hf_tp_plan(other)
