@@ -60,6 +60,11 @@ if TYPE_CHECKING:
     help="How many checkpoints stay.",
 )
 @click.option(
+    "--wait-for-saves",
+    is_flag=True,
+    help="Steps wait until a checkpoint is written, which needs no copy of the run on the host.",
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
@@ -91,6 +96,7 @@ def command(
     folder: str | None,
     every: int,
     keep: int,
+    wait_for_saves: bool,
     max_restarts: int,
     export: str | None,
     verify: bool,
@@ -138,7 +144,7 @@ def command(
         steps or captured.job.steps,
         (batch, seq),
         settings=settings,
-        saving=Saving(folder, every, keep) if folder is not None else None,
+        saving=Saving(folder, every, keep, wait_for_saves) if folder is not None else None,
         max_restarts=max_restarts,
         export=export,
         stdout=sys.stderr if as_json else None,

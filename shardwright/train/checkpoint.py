@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from shardwright.ir.plan import Plan
+from shardwright.train.background import Background
 from shardwright.train.folder import CheckpointFolder, Saved
 from shardwright.train.reading import CheckpointError, SafeReader, read_index
 from shardwright.train.state import Run
@@ -39,28 +39,66 @@ class Checkpoints:
     def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
         self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
         self.last: int | None = None  # step that was saved or resumed from
+        self._background = Background()
+        self._begun: tuple[int, Future[None]] | None = None
         _on_rank_0(self.folder.open)
 
     def save(self, run: Run) -> None:
         """Write the run as it is; raises `CheckpointError` on every rank if any could not."""
+        self.begin(run)
+        self.settle()
+
+    def begin(self, run: Run) -> None:
+        """Begin to write the run as it is now; steps may go on. `settle` the one before first.
+
+        Raises `CheckpointError` on every rank if it cannot be begun.
+        """
+        assert self._begun is None, "one checkpoint at a time"
         step, record = run.step, run.record()
         try:
             aside = _on_rank_0(lambda: self.folder.begin(step))
-            with _quiet():
-                save(
-                    dict(run.tensors()),
-                    storage_writer=FileSystemWriter(aside, single_file_per_rank=True),
-                    planner=DefaultSavePlanner(flatten_state_dict=False),
-                )
-            _on_rank_0(lambda: self._finish(step, record))
-            self.last = step
-        except (CheckpointException, CheckpointError, OSError) as e:
+        except OSError as e:
+            raise self._failed(step, e) from e
+
+        def finish() -> None:
             if _rank() == 0:
-                self.folder.abandon(step)
-            raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.folder.path}:"
-                f" {_reason(e)}"
-            ) from e
+                self._finish(step, record)
+
+        self._begun = step, self._background.write(run.tensors(), aside, finish)
+
+    def settle(self) -> None:
+        """Wait for what was begun; raises `CheckpointError` on every rank if any failed.
+
+        Without anything begun it does nothing. A checkpoint has its name before this returns.
+        """
+        if self._begun is None:
+            return
+        (step, outcome), self._begun = self._begun, None
+        error = outcome.exception()
+        if dist.is_initialized():
+            every: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(every, _sendable(error))
+            error = next((e for e in every if e is not None), None)
+        if error is not None:
+            raise self._failed(step, error) from error
+        self.last = step
+
+    def close(self, seconds: float = 60) -> None:
+        """Wait for what was begun, for so long at most, and say nothing of it; on any rank alone.
+
+        For a run that ends with an error, before its process group goes.
+        """
+        if self._begun is not None:
+            with suppress(TimeoutError):
+                self._begun[1].exception(seconds)
+
+    def _failed(self, step: int, error: BaseException) -> CheckpointError:
+        if _rank() == 0:
+            self.folder.abandon(step)
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written to {self.folder.path}:"
+            f" {_reason(error)}"
+        )
 
     def resume(self, run: Run) -> tuple[Saved | None, list[str]]:
         """Put `run` where the latest whole checkpoint is; None if there is none.
@@ -128,6 +166,13 @@ def _agreed(do: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result
+
+
+def _sendable(error: BaseException | None) -> Exception | None:
+    """The error in a form that other ranks can be sent."""
+    if error is None or isinstance(error, OSError | CheckpointError):
+        return error
+    return CheckpointError(_reason(error))
 
 
 def _rank() -> int:

@@ -46,16 +46,18 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where ranks keep checkpoints, every how many steps, and how many of them."""
+    """Where ranks keep checkpoints, every how many steps, how many, and whether steps `wait`."""
 
     folder: str
     every: int = 100
     keep: int = 3
+    wait: bool = False
 
     def options(self) -> list[str]:
         """What the worker is told."""
         numbers = ["--every", str(self.every), "--keep", str(self.keep)]
-        return ["--checkpoint", str(Path(self.folder).absolute()), *numbers]
+        waits = ["--wait-for-saves"] if self.wait else []
+        return ["--checkpoint", str(Path(self.folder).absolute()), *numbers, *waits]
 
 
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:

@@ -20,10 +20,9 @@ from torch import nn
 
 from shardwright.runtime.meter import metered, tensors_of
 from shardwright.train.agreement import Agreement
-from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Batch, Job, JobError
-from shardwright.train.reading import CheckpointError
 from shardwright.train.samples import Samples, rows_of
+from shardwright.train.saving import Saving
 from shardwright.train.shapes import fitted
 from shardwright.train.state import Run, Trainable
 from shardwright.train.step import Stepped, Stepper
@@ -62,31 +61,6 @@ class EvaluationRecord:
 
     def __str__(self) -> str:
         return f"step {self.step:>5}  evaluation loss {self.evaluation:.4f}"
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """When the loop saves: every so many steps and at the end. `failed` hears of errors."""
-
-    checkpoints: Checkpoints
-    every: int
-    failed: Callable[[CheckpointError], None]
-
-    def now(self, run: Run) -> None:
-        """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
-        if self.checkpoints.last != run.step:
-            self.checkpoints.save(run)
-
-    def after_step(self, run: Run, steps: int) -> None:
-        """Save if it is time. What the disk does not take is told, and tried again next time."""
-        if run.step < steps and run.step % self.every:
-            return
-        try:
-            self.now(run)
-        except CheckpointError as e:
-            self.failed(e)
-            if run.step >= steps:
-                raise
 
 
 def start(module: Trainable, job: Job) -> Run:

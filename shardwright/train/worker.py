@@ -25,7 +25,6 @@ from shardwright.train.export import export_pretrained, export_safetensors
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import (
     EvaluationRecord,
-    Saving,
     StepRecord,
     read_own_samples,
     reporter,
@@ -34,6 +33,7 @@ from shardwright.train.loop import (
 )
 from shardwright.train.randomness import seed_all
 from shardwright.train.reading import CheckpointError
+from shardwright.train.saving import Saving
 from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError
 from shardwright.train.target import build_model, load_job
@@ -77,6 +77,8 @@ def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespa
     read_own_samples(run, job)
     saving = _resumed(run, plan, options) if options.checkpoint else None
     with ExitStack() as stack:
+        if saving is not None:
+            stack.callback(saving.checkpoints.close)
         report: Callable[[StepRecord | EvaluationRecord], None] = _silent
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
@@ -101,7 +103,11 @@ def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
         _say(f"resumed after step {saved.step} from {saved.folder}")
     if run.step >= options.steps:
         _say(f"nothing left to do: {run.step} of {options.steps} steps are done")
-    return Saving(checkpoints, options.every, lambda error: _say(str(error)))
+
+    def say(error: CheckpointError) -> None:
+        _say(str(error))
+
+    return Saving(checkpoints, options.every, say, background=not options.wait_for_saves)
 
 
 def _say(text: str) -> None:
@@ -135,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
     known.add_argument("--checkpoint", help="folder to resume from and to save to")
     known.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
     known.add_argument("--export", help="*.safetensors, or a folder for `from_pretrained`")
     return known

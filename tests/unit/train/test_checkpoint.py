@@ -2,16 +2,21 @@
 
 import errno
 import json
+import resource
+import shutil
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from shardwright.train import checkpoint
+from shardwright.train import background
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Job
-from shardwright.train.loop import Saving, start, train
+from shardwright.train.loop import start, train
 from shardwright.train.reading import CheckpointError
+from shardwright.train.saving import Saving
 from tests import plans
 
 PLAN = plans.simple()
@@ -163,27 +168,75 @@ def test_a_damaged_latest_checkpoint_is_passed_over(tmp_path):
 
 def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     """The checkpoint of step 5 fails, training goes on, that of step 10 is there."""
-    write, told = checkpoint.save, []
+    told = []
 
-    def full(state, storage_writer, planner):
-        (storage_writer.path / "half").write_bytes(b"x")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(FileSystemWriter):
+        def write_data(self, *args):
+            (self.path / "half").write_bytes(b"x")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    def once(*args, **kwargs):
-        monkeypatch.setattr(checkpoint, "save", write)
-        full(*args, **kwargs)
+    class Once(Full):
+        def write_data(self, *args):
+            monkeypatch.setattr(background, "FileSystemWriter", FileSystemWriter)
+            super().write_data(*args)
 
-    monkeypatch.setattr(checkpoint, "save", once)
+    monkeypatch.setattr(background, "FileSystemWriter", Once)
     losses(start(Serial(), job()), 10, saving(tmp_path, failed=lambda e: told.append(str(e))))
     assert told == [
         f"the checkpoint of step 5 could not be written to {tmp_path}: No space left on device"
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(background, "FileSystemWriter", Full)
     with pytest.raises(CheckpointError, match="step 7 could not be written"):  # the last one
         losses(start(Serial(), job()), 7, saving(tmp_path / "b", failed=lambda e: None))
     assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_what_the_system_does_not_write_is_told_and_gone(tmp_path):
+    """A real write that fails: files may not grow beyond 1,000 bytes."""
+    run = start(Serial(), job())
+    losses(run, 2)
+    checkpoints = Checkpoints(tmp_path, PLAN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*too large"):
+            checkpoints.save(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    checkpoints.save(run)
+    assert checkpoints.folder.names() == ["step-00000002"]
+
+
+def test_steps_go_on_while_what_was_is_written(tmp_path, monkeypatch):
+    """The writer of step 5 waits until step 8; what it writes is still what was at step 5."""
+    undisturbed, go = losses(start(Serial(), job()), 9), threading.Event()
+
+    class Waits(FileSystemWriter):
+        def write_data(self, *args):
+            assert go.wait(60)
+            return super().write_data(*args)
+
+    monkeypatch.setattr(background, "FileSystemWriter", Waits)
+    seen = {}
+
+    def report(record):
+        seen[record.step] = [p.name for p in tmp_path.iterdir()]
+        if record.step == 8:
+            go.set()
+
+    train(start(Serial(), job()), job(), 9, CPU, report, saving(tmp_path))
+    assert seen[8] == ["step-00000005.partial"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000005", "step-00000009"]
+    shutil.rmtree(tmp_path / "step-00000009")
+    run = start(Serial(), job())
+    with torch.no_grad():
+        for p in run.module.parameters():
+            p.zero_()
+    assert Checkpoints(tmp_path, PLAN).resume(run)[0].step == 5
+    assert losses(run, 9) == undisturbed[5:]
 
 
 def test_an_optimizer_of_other_parameters_is_a_mistake(tmp_path):

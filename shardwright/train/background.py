@@ -1,0 +1,64 @@
+"""One checkpoint at a time, written while training goes on.
+
+What is saved is copied to the host first; the copy is written by
+`torch.distributed.checkpoint.async_save`, in a thread and on a gloo group of its
+own, so that nothing of it meets the collectives of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import cast, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+
+@final
+class Background:
+    """The writer of one run; every rank makes it, and calls it, at the same time."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+
+    def write(
+        self, tensors: Mapping[str, torch.Tensor], aside: Path, finish: Callable[[], None]
+    ) -> Future[None]:
+        """Copy `tensors` and begin to write them to `aside`; `finish` follows on this rank.
+
+        The future has the error of either. Errors of any rank's writing are those of all.
+        """
+        written = cast(
+            "Future[object]",
+            async_save(
+                {name: _copied(tensor) for name, tensor in tensors.items()},
+                storage_writer=FileSystemWriter(aside, single_file_per_rank=True),
+                planner=DefaultSavePlanner(flatten_state_dict=False),
+                process_group=self._group,
+                no_dist=self._group is None,
+            ),
+        )
+        outcome: Future[None] = Future()
+
+        def done(written: Future[object]) -> None:
+            try:
+                written.result()
+                finish()
+            except BaseException as e:  # of a thread that nobody watches: told by `result`
+                outcome.set_exception(e)
+            else:
+                outcome.set_result(None)
+
+        written.add_done_callback(done)
+        return outcome
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host; torch's own staging takes tensors that are there as they are."""
+    whole = tensor.detach()
+    return whole.clone() if whole.device.type == "cpu" else whole.to("cpu")

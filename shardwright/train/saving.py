@@ -1,0 +1,51 @@
+"""When a run saves, and what becomes of a checkpoint that could not be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.reading import CheckpointError
+from shardwright.train.state import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Saves every so many steps and at the end; `failed` hears of errors.
+
+    In the `background` a checkpoint is written while steps go on; one that is
+    not done when the next is due is waited for.
+    """
+
+    checkpoints: Checkpoints
+    every: int
+    failed: Callable[[CheckpointError], None]
+    background: bool = True
+
+    def now(self, run: Run) -> None:
+        """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
+        self._settle()
+        if self.checkpoints.last != run.step:
+            self.checkpoints.save(run)
+
+    def after_step(self, run: Run, steps: int) -> None:
+        """Save if it is time. What the disk does not take is told, and tried again next time."""
+        if run.step < steps and run.step % self.every:
+            return
+        try:
+            if self.background and run.step < steps:
+                self._settle()
+                self.checkpoints.begin(run)
+            else:
+                self.now(run)
+        except CheckpointError as e:
+            self.failed(e)
+            if run.step >= steps:
+                raise
+
+    def _settle(self) -> None:
+        try:
+            self.checkpoints.settle()
+        except CheckpointError as e:
+            self.failed(e)
