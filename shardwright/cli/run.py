@@ -72,6 +72,11 @@ if TYPE_CHECKING:
     help="How often torchrun starts the ranks again when one dies.",
 )
 @click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds without a step after which the rank that holds it up is named and all end; 600.",
+)
+@click.option(
     "--export",
     type=click.Path(),
     help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
@@ -98,6 +103,7 @@ def command(
     keep: int,
     wait_for_saves: bool,
     max_restarts: int,
+    stall_timeout: float | None,
     export: str | None,
     verify: bool,
     as_json: bool,
@@ -146,6 +152,7 @@ def command(
         settings=settings,
         saving=Saving(folder, every, keep, wait_for_saves) if folder is not None else None,
         max_restarts=max_restarts,
+        stall_timeout=stall_timeout,
         export=export,
         stdout=sys.stderr if as_json else None,
     )

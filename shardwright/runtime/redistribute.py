@@ -28,7 +28,7 @@ class Redistribution(nn.Module):
 
     def __init__(self, instruction: Redistribute, axes: Mapping[str, DeviceMesh]) -> None:
         super().__init__()
-        self.text = instruction.text
+        self.value, self.text = instruction.value, instruction.text
         self.before = instruction.before
         self.after = instruction.after
         self.atoms_before = instruction.atoms_before

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -94,10 +95,12 @@ def train(
     report: Callable[[StepRecord | EvaluationRecord], None],
     saving: Saving | None = None,
     agreement: Agreement | None = None,
+    beat: Callable[[int], None] = lambda step: None,
 ) -> bool:
     """Go on with `run` until `steps` are done; report steps, evaluate and save when it is time.
 
-    Every rank calls it. False if `agreement` stopped it, after a last checkpoint.
+    Every rank calls it. `beat` hears of every step, and batch of evaluation, when it is done.
+    False if `agreement` stopped it, after a last checkpoint.
     Raises `NonFiniteLossError`, naming step and operator, before a loss that is no
     number changes the weights.
     """
@@ -125,9 +128,11 @@ def train(
         norm = done.gradient_norm
         report(StepRecord(run.step, done.loss, seconds, total, unit, peak, norm, tensor_bytes))
         if job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps):
-            report(EvaluationRecord(run.step, evaluate(run.module, job, device)))
+            beats = partial(beat, run.step)
+            report(EvaluationRecord(run.step, evaluate(run.module, job, device, beats)))
         if saving is not None:
             saving.after_step(run, steps)
+        beat(run.step)
     return True
 
 
@@ -144,7 +149,9 @@ def _metered(
     return metered(lambda: step(run, batches), held, device)
 
 
-def evaluate(module: Trainable, job: Job, device: torch.device) -> float:
+def evaluate(
+    module: Trainable, job: Job, device: torch.device, beat: Callable[[], None] = lambda: None
+) -> float:
     """Mean loss of the job's evaluation data, without dropout and without gradients.
 
     Batches count by `Job.tokens`, else by their samples.
@@ -161,6 +168,7 @@ def evaluate(module: Trainable, job: Job, device: torch.device) -> float:
                     batch = _on(device, _fitted(module, job, given))
                     total += counts * module.loss(batch).item()
                     counted += counts
+                beat()
     finally:
         module.train(True)
     if not counted:

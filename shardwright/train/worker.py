@@ -38,6 +38,7 @@ from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError
 from shardwright.train.target import build_model, load_job
 from shardwright.train.values import ValueFormatError
+from shardwright.train.watchdog import Store, Watchdog, timeout_of
 
 _MISTAKES = (
     BatchError,
@@ -47,7 +48,6 @@ _MISTAKES = (
     PlanError,
     ValueFormatError,
 )
-_TIMEOUT = timedelta(minutes=10)  # of one collective; a rank that waits longer has lost its peers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,16 +56,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = load_job(options.target, options.batch, options.seq, options.set)
     plan = Plan.load(options.plan)
     device = _device()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout_of(options.stall_timeout))
+    watchdog = Watchdog(
+        _store, dist.get_rank(), dist.get_world_size(), options.stall_timeout, _complain
+    )
     try:
-        _train(job, plan, device, options)
+        _train(job, plan, device, options, watchdog)
     except _MISTAKES as e:
         sys.exit(f"shardwright: {e}" if dist.get_rank() == 0 else 1)
     finally:
+        watchdog.close()
         dist.destroy_process_group()
 
 
-def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespace) -> None:
+def _train(
+    job: Job, plan: Plan, device: torch.device, options: argparse.Namespace, watchdog: Watchdog
+) -> None:
     others = job.other_calls()
     model = build_model(job)
     check_alike(plan, model)
@@ -76,6 +83,7 @@ def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespa
     run = start(module, job)
     read_own_samples(run, job)
     saving = _resumed(run, plan, options) if options.checkpoint else None
+    watchdog.beat(run.step)
     with ExitStack() as stack:
         if saving is not None:
             stack.callback(saving.checkpoints.close)
@@ -83,7 +91,8 @@ def _train(job: Job, plan: Plan, device: torch.device, options: argparse.Namespa
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
-        if not train(run, job, options.steps, device, report, saving, Agreement()):
+        beat = watchdog.beat
+        if not train(run, job, options.steps, device, report, saving, Agreement(), beat):
             _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
         elif options.export:
             write = (
@@ -110,6 +119,21 @@ def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
     return Saving(checkpoints, options.every, say, background=not options.wait_for_saves)
 
 
+def _store() -> Store:
+    """A connection of its own to the table that all ranks see; that of the group may be waiting."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=10)
+    found: Store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=False, timeout=timeout
+    )
+    return found
+
+
+def _complain(text: str) -> None:
+    """On any rank, as rank 0 may be the one that is stuck."""
+    print(f"shardwright: {text}", file=sys.stderr, flush=True)
+
+
 def _say(text: str) -> None:
     if dist.get_rank() == 0:
         print(f"shardwright: {text}", flush=True)
@@ -129,6 +153,13 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
+def _seconds(text: str) -> float:
+    """More than none: argparse tells of a `ValueError`."""
+    if not 0 < (found := float(text)) < float("inf"):
+        raise ValueError(text)
+    return found
+
+
 def parser() -> argparse.ArgumentParser:
     """What the worker is told; launch scripts are compared with it."""
     known = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
@@ -141,6 +172,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
     known.add_argument("--checkpoint", help="folder to resume from and to save to")
     known.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")
     known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
     known.add_argument("--export", help="*.safetensors, or a folder for `from_pretrained`")

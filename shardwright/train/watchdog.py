@@ -1,0 +1,206 @@
+"""A run that does not go on says which rank holds it up, and where the others wait for it.
+
+A collective that one rank does not enter waits without a word until its
+timeout, and then names no one. Here a thread on every rank sees that no step was
+done for too long, writes where its rank is into a store, and the first rank that
+answers tells of all. Then the ranks end, so that torchrun can start them again.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, final
+
+import torch
+
+from shardwright.runtime.redistribute import Redistribution
+
+STALLED = 75  # exit status: "try again" in sysexits.h
+_ANSWERS = 20.0  # seconds at most to wait for the others' answers
+_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_WAITS = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
+    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "monitored_barrier", "recv", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor", "scatter", "send", "wait", "wait_tensor",
+)  # fmt: skip
+
+
+class Store(Protocol):
+    """What of torch's stores is used: a table that all ranks see."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+@final
+class Watchdog:
+    """Watches the thread that makes it, which has to `beat` every `seconds` from the first time on.
+
+    `say` gets the one report of all ranks; then `end` is called on each with an exit status.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        rank: int,
+        world: int,
+        seconds: float,
+        say: Callable[[str], None],
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self.store, self.rank, self.world, self.seconds = store, rank, world, seconds
+        self.say, self.end = say, end
+        self._watched = threading.get_ident()
+        self._beat = float("inf")  # nothing is known of how long a run takes to begin
+        self._step = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def beat(self, step: int) -> None:
+        """The run goes on: `step` steps are done."""
+        self._step, self._beat = step, time.monotonic()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(1.0, self.seconds / 4)):
+            if time.monotonic() - self._beat > self.seconds:
+                try:
+                    self._report()
+                finally:
+                    self.end(STALLED)
+                return
+
+    def _report(self) -> None:
+        mine = {"step": self._step, **place_of(sys._current_frames().get(self._watched))}
+        try:
+            store = self.store()
+            store.set(_key(self.rank), json.dumps(mine))
+            found = self._answers(store)
+        except RuntimeError as e:  # torch's errors of stores; rank 0 has it
+            text = str(e).splitlines()[0]
+            self.say(
+                f"rank {self.rank} {mine['text']} for {self.seconds:.0f} s, and rank 0, which"
+                f" keeps the store, does not answer ({text})"
+            )
+            return
+        if self.rank == min(found):
+            self.say(report(found, self.world, self.seconds))
+
+    def _answers(self, store: Store) -> dict[int, dict[str, Any]]:
+        """Where the ranks are that answer in time."""
+        until = time.monotonic() + min(_ANSWERS, self.seconds)
+        missing = set(range(self.world))
+        while missing and time.monotonic() < until:
+            missing = {rank for rank in missing if not store.check([_key(rank)])}
+            time.sleep(min(0.1, self.seconds / 10))
+        there = sorted(set(range(self.world)) - missing)
+        return {rank: json.loads(store.get(_key(rank))) for rank in there}
+
+
+def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
+    """One text: who holds the run up, and where each of the others waits."""
+    silent = [rank for rank in range(world) if rank not in found]
+    busy = [rank for rank in found if not found[rank]["waits"]]
+    step = min(one["step"] for one in found.values()) + 1
+    behind = [rank for rank in found if found[rank]["step"] + 1 == step]
+    lines = [f"no step was done for {seconds:.0f} s, in step {step}"]
+    if silent:
+        lines.append(f"held up by rank {_listed(silent)}, which does not answer")
+    elif busy:
+        lines += [f"held up by rank {rank}, which {found[rank]['text']}" for rank in busy]
+    elif len(behind) < len(found):
+        lines.append(f"held up by rank {_listed(behind)}, behind the others")
+    else:
+        lines.append("all ranks wait, for different things")
+    others: dict[str, list[int]] = {}
+    for rank, one in found.items():
+        if one["waits"]:
+            others.setdefault(one["text"], []).append(rank)
+    lines += [f"rank {_listed(ranks)} {text}" for text, ranks in others.items()]
+    return "; ".join(lines)
+
+
+def place_of(frame: FrameType | None) -> dict[str, Any]:
+    """Whether a thread waits for other ranks, and where it is, in words."""
+    frames = list(_outwards(frame))
+    call = next((f for f in frames if _collective(f)), None)
+    if call is not None:
+        what = next(filter(None, map(_operator, frames)), "") or _caller(frames)
+        return {"waits": True, "text": f"waits in {call.f_code.co_name}{what}"}
+    theirs = next((f for f in frames if _is_users(f)), frames[0] if frames else None)
+    if theirs is None:
+        return {"waits": False, "text": "has ended"}
+    code = theirs.f_code
+    return {
+        "waits": False,
+        "text": f"is in {code.co_name} ({Path(code.co_filename).name}:{theirs.f_lineno})",
+    }
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _collective(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in _WAITS and code.co_filename.startswith(f"{_TORCH}/distributed")
+
+
+def _operator(frame: FrameType) -> str:
+    """What is communicated, if this frame knows: a redistribution, or a line of a program."""
+    if frame.f_code.co_filename.startswith(f"{_OURS}/runtime"):
+        for name in ("self", "how"):
+            known = frame.f_locals.get(name)
+            if isinstance(known, Redistribution):
+                return f" of %{known.value}, {known.text}"
+    if frame.f_code.co_filename.startswith("<eval_with_key>"):
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).partition(";")[0]
+        return f" at {line.strip()}" if line.strip() else ""
+    return ""
+
+
+def _caller(frames: list[FrameType]) -> str:
+    """Which of our functions waits, where no operator does."""
+    ours = next((f for f in frames if f.f_code.co_filename.startswith(_OURS)), None)
+    if ours is None:
+        return ""
+    return f" in {ours.f_code.co_name} ({Path(ours.f_code.co_filename).name}:{ours.f_lineno})"
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    installed = file.startswith((_TORCH, _OURS, "<", sys.base_prefix)) or "site-packages" in file
+    return not installed
+
+
+def _key(rank: int) -> str:
+    return f"shardwright/stalled/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def timeout_of(seconds: float) -> timedelta:
+    """For collectives: longer than it takes to tell of a stall."""
+    return timedelta(seconds=seconds + 2 * _ANSWERS + 60)
