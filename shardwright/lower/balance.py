@@ -14,7 +14,8 @@ from itertools import accumulate
 from math import prod
 
 from shardwright.ir.graph import Graph
-from shardwright.lower.stages import StageError, crossing_bytes, trained_births
+from shardwright.lower.lives import Lives
+from shardwright.lower.stages import StageError
 from shardwright.rules.analysis import Analysis
 
 _NOWHERE = 1 << 62
@@ -64,9 +65,10 @@ class _Board:
 
     def __init__(self, graph: Graph, work: Sequence[int]) -> None:
         self.end = len(graph.ops)
-        self.bytes = crossing_bytes(graph)
+        lives = Lives(graph)
+        self.bytes = lives.crossing_bytes()
         self.work = (0, *accumulate(work))
-        self.births = (0, *accumulate(trained_births(graph)))
+        self.births = (0, *accumulate(lives.trained_births()))
         self.total = self.work[-1]
 
     def most_stages(self) -> int:

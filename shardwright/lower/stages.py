@@ -10,12 +10,12 @@ given the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Tensor, verify
+from shardwright.lower.lives import Lives
 
 RECEIVED = "received."  # the keys of a stage's inputs that come from the stage before
 
@@ -57,7 +57,7 @@ def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[S
             f"cuts {list(cuts)} of {len(graph.ops)} operators must increase, from 1 to"
             f" {len(graph.ops) - 1}"
         )
-    lives = _Lives(graph, copies)
+    lives = Lives(graph, copies)
     for cut in cuts:
         if buffer := lives.parts(cut):
             raise StageError(
@@ -72,112 +72,8 @@ def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[S
     )
 
 
-def crossing_bytes(graph: Graph, *, copies: bool = False) -> tuple[int, ...]:
-    """Bytes handed on, forward, at the cut before each operator; -1 where none may be made."""
-    lives = _Lives(graph, copies)
-    change = [0] * (len(graph.ops) + 2)
-    for name, (born, last) in lives.spans.items():
-        change[born + 1] += graph.tensor[name].bytes
-        change[max(last, born) + 1] -= graph.tensor[name].bytes
-    found, now = [], 0
-    for position in range(len(graph.ops)):
-        now += change[position]
-        found.append(-1 if position == 0 or lives.parts(position) else now)
-    return tuple(found)
-
-
-def crossing_values(graph: Graph, cuts: Iterable[int]) -> Iterator[tuple[str, ...]]:
-    """What is handed on at each cut where every stage has the parameters that it reads."""
-    lives = _Lives(graph, copies=True)
-    for cut in cuts:
-        yield lives.crossing(cut)
-
-
-def trained_births(graph: Graph) -> tuple[int, ...]:
-    """Per operator, how many parameters with a gradient live on the stage that holds it."""
-    lives, found = _Lives(graph), [0] * len(graph.ops)
-    for leaf in graph.leaves_of(LeafKind.PARAMETER):
-        if graph.tensor[leaf.name].requires_grad and graph.consumers[leaf.name]:
-            found[lives.spans[leaf.name][0]] += 1
-    return tuple(found)
-
-
-class _Lives:
-    """Where each value that can cross a cut is born and last read, as operator indices."""
-
-    def __init__(self, graph: Graph, copies: bool = False) -> None:
-        self.graph = graph
-        self.copies = copies  # of parameters, instead of handing them on
-        self.index = {op.name: i for i, op in enumerate(graph.ops)}
-        self.first = {n: self.index[ops[0].name] for n, ops in graph.consumers.items() if ops}
-
-    @cached_property
-    def updated(self) -> dict[str, tuple[int, int]]:
-        """Buffers that change, with the first and last operator that must stay together."""
-        found = {}
-        for buffer, value in self.graph.updates:
-            maker = self.graph.producer.get(value)
-            made = self.index[maker.name] if maker else self.first.get(value, 0)
-            found[buffer] = (min(self.first.get(buffer, made), made), made)
-        return found
-
-    @cached_property
-    def free(self) -> frozenset[str]:
-        """Values that any stage can compute from the batch, constants and unchanging buffers."""
-        found = set()
-        for leaf in self.graph.leaves:
-            fixed = leaf.kind is LeafKind.BUFFER and leaf.name not in self.updated
-            if fixed or leaf.kind in (LeafKind.INPUT, LeafKind.CONSTANT):
-                found.add(leaf.name)
-        for op in self.graph.ops:
-            if found.issuperset(op.operands):
-                found.update(op.outputs)
-        return frozenset(found)
-
-    @cached_property
-    def spans(self) -> dict[str, tuple[int, int]]:
-        """Birth and last reader of every value that is handed on if a cut lies between.
-
-        Frozen parameters are not: they never change, so each reader's stage keeps a copy.
-        Nor are others, with `copies`.
-        """
-        graph, end = self.graph, len(self.graph.ops) - 1
-        found = {}
-        for value in graph.values:
-            name = value.name
-            if name in self.free or self.held(name):
-                continue
-            maker = graph.producer.get(name)
-            if maker is not None:
-                born = self.index[maker.name]
-            else:
-                born = self.updated[name][1] if name in self.updated else self.first.get(name, 0)
-            readers = graph.consumers[name]
-            last = self.index[readers[-1].name] if readers else born
-            found[name] = (born, end if name in graph.outputs else last)
-        return found
-
-    def held(self, name: str) -> bool:
-        """Whether it is a parameter of which every stage that reads it has a copy."""
-        leaf = self.leaf.get(name)
-        parameter = leaf is not None and leaf.kind is LeafKind.PARAMETER
-        return parameter and (self.copies or not self.graph.tensor[name].requires_grad)
-
-    @cached_property
-    def leaf(self) -> Mapping[str, Leaf]:
-        return {leaf.name: leaf for leaf in self.graph.leaves}
-
-    def parts(self, cut: int) -> str:
-        """A buffer whose update the cut would part; empty if none."""
-        return next((b for b, (first, made) in self.updated.items() if first < cut <= made), "")
-
-    def crossing(self, cut: int) -> tuple[str, ...]:
-        """Values born before the cut and read behind it, in the graph's order."""
-        return tuple(name for name, (born, last) in self.spans.items() if born < cut <= last)
-
-
 def _stage(
-    lives: _Lives, start: int, end: int, received: tuple[str, ...], sent: tuple[str, ...] | None
+    lives: Lives, start: int, end: int, received: tuple[str, ...], sent: tuple[str, ...] | None
 ) -> Stage:
     """Operators `start` to `end`; `sent` is None on the last stage, which returns the results."""
     graph = lives.graph

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -21,15 +20,14 @@ from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import ASYNC, AXIS
-from shardwright.lower.stages import crossing_bytes, trained_births
+from shardwright.search.cuts import Cuts
 from shardwright.search.partition import partition
 from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment, Bools, Ints, Point
+from shardwright.search.problem import Assignment, Ints, Point
 from shardwright.search.stage_costs import Homes, StageCosts
 from shardwright.search.writer import PlanWriter
 
 _POINTS = 12  # of those found on a mesh
-_PLACES = 160  # to cut at
 _LIMITS = 10  # of memory
 _ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next
@@ -51,9 +49,15 @@ class Pipelines:
     """Pipelines of `groups` stages over the points of `writer`'s space, some of them are enough."""
 
     def __init__(
-        self, writer: PlanWriter, points: Sequence[Point], groups: int, weights: str = ""
+        self,
+        writer: PlanWriter,
+        cuts: Cuts,
+        points: Sequence[Point],
+        groups: int,
+        weights: str = "",
     ) -> None:
         self.writer = writer
+        self.cuts = cuts
         self.groups = groups
         model = writer.space.model
         self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
@@ -70,14 +74,14 @@ class Pipelines:
         self.homes = Homes.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
-        self.places = _places(writer, groups)
+        self.places = cuts.places(groups)
 
     def staged(self) -> Iterator[Staged]:
         """The fastest pipeline that is found within each of some limits of memory."""
         if len(self.places) <= self.groups or not len(self.points):
             return
         costs = self._costs(self.points, self.places)
-        seconds = np.where(self._trains, costs.seconds(), np.inf)
+        seconds = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
         held = [
             costs.bytes(waiting) + self._weights(costs, s)
             for s, waiting in enumerate(self._waiting)
@@ -104,7 +108,7 @@ class Pipelines:
         if len(self.places) <= self.groups:
             return None
         points = np.array([assignment], np.int64)
-        times = np.where(self._trains, self._costs(points, self.places).seconds()[0], np.inf)
+        times = np.where(self.cuts.trains(self.places), self._costs(points, self.places).seconds()[0], np.inf)
         cuts = partition(np.stack([times] * self.groups), self.micro_batches)
         if cuts is None:
             return None
@@ -134,13 +138,6 @@ class Pipelines:
         peak = Bytes(point.memory + beside)
         return Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
 
-    @cached_property
-    def _trains(self) -> Bools:
-        """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
-        births = np.concatenate(([0], np.cumsum(trained_births(self.writer.graph))))[self.places]
-        found: Bools = births[None, :] > births[:, None]
-        return found
-
     def _weights(self, costs: StageCosts, stage: int) -> Ints:
         """Bytes of predicted weights; the last stage predicts none."""
         part = self.copies if stage < self.groups - 1 else 0.0
@@ -154,7 +151,9 @@ class Pipelines:
         return [in_flight(self.schedule, s, count, pieces) for s in range(count)]
 
     def _costs(self, points: Ints, places: Ints) -> StageCosts:
-        return StageCosts(self.writer, self.prices, self.homes, points, places, self.link)
+        return StageCosts(
+            self.writer, self.prices, self.homes, points, self.cuts, places, self.link
+        )
 
     def _joined(self, cuts: list[int], picked: list[int]) -> Staged | None:
         """Every stage with its own point, or all with the one that most of them have."""
@@ -165,15 +164,3 @@ class Pipelines:
             common = max(picked, key=picked.count)
             found = self.priced(tuple(self.points[common].tolist()), cuts)
         return found
-
-
-def _places(writer: PlanWriter, groups: int) -> Ints:
-    """Where the graph may be cut, both ends included: where least crosses."""
-    crossing = np.array(crossing_bytes(writer.graph, copies=True), np.int64)
-    may = np.flatnonzero(crossing >= 0)
-    few = max(_PLACES // 4, 4 * groups)
-    if len(may) > few:
-        may = may[crossing[may] <= np.sort(crossing[may])[few - 1]]
-    if len(may) > _PLACES:
-        may = may[np.unique(np.linspace(0, len(may) - 1, _PLACES).round().astype(int))]
-    return np.concatenate(([0], may, [len(writer.graph.ops)])).astype(np.int64)

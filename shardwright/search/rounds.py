@@ -157,7 +157,7 @@ class Rounds:
             return alone(groups * memory) / groups
 
         self.bounds.append((0, bound))
-        pipelines = Pipelines(writer, points, groups, weights)
+        pipelines = Pipelines(writer, self.sources.cuts, points, groups, weights)
         every = (*self.notes, *notes, *((_OTHER_TRAINING,) if weights else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from shardwright.cost.memory import bucket_size
 from shardwright.ir.graph import Graph
@@ -10,6 +11,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
+from shardwright.search.cuts import Cuts
 from shardwright.search.micro import analyzed, possible
 from shardwright.search.repeats import Short, shorten
 from shardwright.search.space import Space, make_folded_space, make_space
@@ -31,6 +33,11 @@ class Sources:
         self.marks = marks
         self._analyses: dict[bool, Analysis] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """Where the whole graph may be cut into stages."""
+        return Cuts(self.graph)
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Numbers of micro-batches that the graph can have, and why it cannot have others."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.cost.topology import Link
 from shardwright.ir.graph import LeafKind
-from shardwright.lower.stages import crossing_values
+from shardwright.search.cuts import Cuts
 from shardwright.search.pricing import PriceList, sums
 from shardwright.search.problem import Bools, Floats, Ints
 from shardwright.search.writer import PlanWriter
@@ -63,7 +63,7 @@ class Homes:
 
 @final
 class StageCosts:
-    """Costs of intervals between `cuts`, positions of operators with both ends of the graph.
+    """Costs of intervals between `places`, some of `cuts` with both ends of the graph.
 
     `points` are whole assignments, (P, nodes), `link` is what joins the groups.
     """
@@ -74,10 +74,11 @@ class StageCosts:
         prices: PriceList,
         homes: Homes,
         points: Ints,
-        cuts: Ints,
+        cuts: Cuts,
+        places: Ints,
         link: Link,
     ) -> None:
-        self.writer, self.cuts, self.points = writer, cuts, points
+        self.writer, self.cuts, self.places, self.points = writer, cuts, places, points
         self.micro_batches = writer.space.model.micro_batches
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])
@@ -116,17 +117,15 @@ class StageCosts:
     @cached_property
     def _copies(self) -> Ints:
         """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
-        graph, cuts = self.writer.graph, self.cuts
-        number = {op.name: i for i, op in enumerate(graph.ops)}
-        found = np.zeros((len(self.points), len(cuts), len(cuts)), np.int64)
-        for leaf in graph.leaves_of(LeafKind.PARAMETER):
-            readers = np.array([number[op.name] for op in graph.consumers[leaf.name]], np.int64)
-            before = np.searchsorted(cuts, readers, "right")
-            if not readers.size or before[0] == before[-1]:
+        places = self.places
+        found = np.zeros((len(self.points), len(places), len(places)), np.int64)
+        for name, readers in self.cuts.read_again:
+            before = np.searchsorted(places, readers, "right")
+            if before[0] == before[-1]:
                 continue
-            reads = np.bincount(before, minlength=len(cuts) + 1).cumsum()[: len(cuts)]
-            again = (reads[None, :] > reads[:, None]) & (cuts[:, None] > readers[0])
-            nodes = list(self.writer.nodes(leaf.name))
+            reads = np.bincount(before, minlength=len(places) + 1).cumsum()[: len(places)]
+            again = (reads[None, :] > reads[:, None]) & (places[:, None] > readers[0])
+            nodes = list(self.writer.nodes(name))
             found += self._states[:, nodes].sum(axis=1)[:, None, None] * again
         return found
 
@@ -134,17 +133,16 @@ class StageCosts:
         """Sums of the terms before each cut: (P, terms) -> (P, C). Bytes stay exact."""
         size = len(self.writer.graph.ops) + 1
         rows = [sums(home[mine] + 1, row[mine], size).cumsum() for row in amounts]
-        found: Floats = np.array(rows).reshape(len(amounts), size)[:, self.cuts]
+        found: Floats = np.array(rows).reshape(len(amounts), size)[:, self.places]
         return found
 
     def _crossing(self) -> Ints:
         """Bytes of a rank's tiles of what crosses each cut."""
-        graph, writer = self.writer.graph, self.writer
-        found = np.zeros((len(self.points), len(self.cuts)), np.int64)
+        found = np.zeros((len(self.points), len(self.places)), np.int64)
         known: dict[str, Ints] = {}
-        for i, names in enumerate(crossing_values(graph, self.cuts[1:-1].tolist()), start=1):
-            for name in names:
+        for i, place in enumerate(self.places[1:-1].tolist(), start=1):
+            for name in self.cuts.crossing(place):
                 if name not in known:
-                    known[name] = np.array([writer.tile_bytes(name, row) for row in self.points])
+                    known[name] = self.writer.tile_bytes(name, self.points)
                 found[:, i] += known[name]
         return found

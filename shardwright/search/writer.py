@@ -12,8 +12,7 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.codes import duals
-from shardwright.cost.layouts import local_bytes
+from shardwright.cost.codes import digits, duals, local_elements
 from shardwright.cost.memory import fixed_bytes
 from shardwright.cost.step import settled_seconds
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
@@ -78,18 +77,27 @@ class PlanWriter:
         three = self._node[name]
         return three[2] if three else -1
 
-    def tile_bytes(self, value: str, choice: Sequence[int]) -> Bytes:
-        """Bytes of the largest tile of a value that an operator makes, or of a whole leaf."""
+    def tile_bytes(self, value: str, choices: Ints) -> Ints:
+        """Bytes of the largest tile of a value that an operator makes, or of a whole leaf.
+
+        Of whole assignments: (P, nodes) -> (P,).
+        """
         maker, model = self.graph.producer.get(value), self.space.model
         tensor = self.graph.tensor[value]
         if maker is None:
-            return Bytes(tensor.bytes)
+            return np.full(len(choices), tensor.bytes)
         like = self._like[self._rep(maker.name)]
-        k = int(self.space.places[like.name].options[self._chosen(maker.name, choice)[0]])
+        chosen = np.zeros(len(choices), np.int64)
+        if (three := self._node[maker.name]) is not None:
+            node, twin, switch = three
+            chosen = choices[:, node]
+            if switch >= 0:
+                chosen = np.where(choices[:, switch] == 1, choices[:, twin], chosen)
+        k = self.space.places[like.name].options[chosen]
         i = maker.outputs.index(value)
-        layout = model.layout(like.outputs[i], int(model.options(like).results[i][k]))
+        by_axis = digits(model.options(like).results[i][k], len(model.mesh.axes))
         atoms = model.analysis.atoms[like.outputs[i]]
-        return local_bytes(atoms, ITEM_BYTES[tensor.dtype], layout)
+        return local_elements(by_axis, atoms, model.mesh) * ITEM_BYTES[tensor.dtype]
 
     def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:
@@ -124,10 +132,19 @@ class PlanWriter:
             number, copy = self._second.get(name, (-1, 0))
             if number < 0:
                 return node
-        run, places = folded.runs[number], folded.places(number)
+        run, (places, column) = folded.runs[number], self._places[number]
         if node == run.entry and copy > 0:
-            return int(places[copy - 1, run.nodes.index(run.exit)])
-        return int(places[copy, run.nodes.index(node)]) if node in run.nodes else node
+            return places[copy - 1][column[run.exit]]
+        return places[copy][column[node]] if node in column else node
+
+    @cached_property
+    def _places(self) -> list[tuple[list[list[int]], dict[int, int]]]:
+        """Of every run where its nodes stand, copy by copy, and the column of each node."""
+        folded = self.space.folded
+        return [
+            (folded.places(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
+            for number, run in enumerate(folded.runs)
+        ]
 
     @cached_property
     def _second(self) -> dict[str, tuple[int, int]]:

@@ -15,6 +15,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.search.cuts import Cuts
 from shardwright.search.partition import objective, partition
 from shardwright.search.pipelines import Pipelines
 from shardwright.search.planner import search
@@ -109,10 +110,12 @@ def test_the_first_stage_keeps_the_most():
 
 def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
     writer, points = one_group
-    pipelines = Pipelines(writer, points, 2)
+    pipelines = Pipelines(writer, Cuts(graph), points, 2)
     choices = np.array([p.choice for p in points], np.int64)
     ends = np.array([0, 3, 5, len(graph.ops)])
-    costs = StageCosts(writer, pipelines.prices, Homes.of(writer), choices, ends, pipelines.link)
+    costs = StageCosts(
+        writer, pipelines.prices, Homes.of(writer), choices, Cuts(graph), ends, pipelines.link
+    )
     tied = choices.shape[0] * [0]
     for k, point in enumerate(points):
         spans = [(0, 1), (1, 2), (2, 3)]
@@ -132,7 +135,7 @@ def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
 def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_group):
     """Enumeration over all cuts and the points of both stages, each priced from scratch."""
     writer, points = one_group
-    pipelines = Pipelines(writer, points, 2)
+    pipelines = Pipelines(writer, Cuts(graph), points, 2)
     fastest = min(one.point.time for one in pipelines.staged())
     best = np.inf
     for cut in pipelines.places[1:-1].tolist():

@@ -1,0 +1,68 @@
+"""Where a graph may be cut into pipeline stages, and what that parts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.lower.lives import Lives
+from shardwright.search.problem import Bools, Ints
+
+_PLACES = 160  # to cut at
+
+
+@final
+class Cuts:
+    """The places of one graph: numbers of operators, each of which a stage may begin with.
+
+    Every stage has the parameters that it reads.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._lives = Lives(graph, copies=True)
+        self._crossing: dict[int, tuple[str, ...]] = {}
+
+    def places(self, groups: int) -> Ints:
+        """Where to cut into so many stages, both ends of the graph included: where least crosses."""
+        crossing = self._bytes
+        may = np.flatnonzero(crossing >= 0)
+        few = max(_PLACES // 4, 4 * groups)
+        if len(may) > few:
+            may = may[crossing[may] <= np.sort(crossing[may])[few - 1]]
+        if len(may) > _PLACES:
+            may = may[np.unique(np.linspace(0, len(may) - 1, _PLACES).round().astype(int))]
+        return np.concatenate(([0], may, [len(self.graph.ops)])).astype(np.int64)
+
+    def trains(self, places: Ints) -> Bools:
+        """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
+        births = self._births[places]
+        found: Bools = births[None, :] > births[:, None]
+        return found
+
+    def crossing(self, place: int) -> tuple[str, ...]:
+        """What is handed on at a place."""
+        if place not in self._crossing:
+            self._crossing[place] = self._lives.crossing(place)
+        return self._crossing[place]
+
+    @cached_property
+    def read_again(self) -> tuple[tuple[str, Ints], ...]:
+        """Parameters that several operators read, with the numbers of these."""
+        graph, number = self.graph, self._lives.index
+        return tuple(
+            (leaf.name, np.array([number[op.name] for op in readers], np.int64))
+            for leaf in graph.leaves_of(LeafKind.PARAMETER)
+            if len(readers := graph.consumers[leaf.name]) > 1
+        )
+
+    @cached_property
+    def _bytes(self) -> Ints:
+        return np.array(self._lives.crossing_bytes(), np.int64)
+
+    @cached_property
+    def _births(self) -> Ints:
+        return np.concatenate(([0], np.cumsum(self._lives.trained_births())))
