@@ -6,6 +6,7 @@ Oracle: for equal stages both take (M + P - 1) · t, M micro-batches, P stages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,29 @@ def step_seconds(schedule: str, stages: Sequence[StageTime], micro_batches: int)
                 moved = True
         assert moved, f"the schedule {schedule} waits for itself"
     return Seconds(max(c + stage.once for c, stage in zip(clocks, stages, strict=True)))
+
+
+def least_step_seconds(
+    schedule: str, alone: float, once: float, stages: int, micro_batches: int
+) -> Seconds:
+    """What no pipeline beats that together does what takes one of its groups `alone` seconds.
+
+    At most `once` of them are spent once a step, the others on micro-batches.
+
+    A stage waits for the first forward pass of all before it, makes its own passes over M
+    micro-batches, and all before it make the last backward pass after it. Let R be what the stages
+    before it take for one micro-batch: it can take (T - R) / M of a step of T seconds, so each
+    stage leaves at most the part 1 - 1/M of T - R, and P stages take at most
+    T (1 - (1 - 1/M)^P) for one micro-batch. And one of them takes the mean of all.
+
+    >>> least_step_seconds("1F1B", 8.0, 0.0, 2, 1), least_step_seconds("1F1B", 8.0, 0.0, 2, 4)
+    (8.0, 4.571428571428571)
+    """
+    mean = alone / stages
+    if schedule.startswith(ASYNC) or math.isinf(alone):
+        return Seconds(mean)
+    busy = micro_batches * (1 - (1 - 1 / micro_batches) ** stages)
+    return Seconds(max(mean, (alone - once) / busy))
 
 
 def _ready(

@@ -100,16 +100,34 @@ def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     norm does for its statistics.
     """
     atom, size = _batch(graph, analysis)
-    if count < 1 or count > size or chunk(size, count, count - 1)[1] == 0:
-        raise MicroBatchError(
-            f"a batch of {size} cannot be cut into {count} micro-batches, none of them empty"
-        )
+    _require(size, count)
     chooser = _Chooser(graph, analysis, atom)
     choices, placements = chooser.choose()
     (loss,) = graph.outputs
     if not isinstance(placements[loss], Partial):
         raise MicroBatchError("the loss is no sum over the samples of the batch")
     return MicroBatches(count, atom, choices, placements)
+
+
+def batch_size(graph: Graph, analysis: Analysis) -> int:
+    """Samples in the batch; raises `MicroBatchError` for a graph that has none."""
+    return _batch(graph, analysis)[1]
+
+
+def recounted(found: MicroBatches, graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
+    """`count` pieces of what `found` has pieces of: what is cut does not depend on their number.
+
+    Raises `MicroBatchError` where there cannot be so many.
+    """
+    _require(batch_size(graph, analysis), count)
+    return replace(found, count=count)
+
+
+def _require(size: int, count: int) -> None:
+    if count < 1 or count > size or chunk(size, count, count - 1)[1] == 0:
+        raise MicroBatchError(
+            f"a batch of {size} cannot be cut into {count} micro-batches, none of them empty"
+        )
 
 
 def one_batch(graph: Graph, analysis: Analysis) -> MicroBatches:

@@ -27,7 +27,7 @@ class Cuts:
         self._crossing: dict[int, tuple[str, ...]] = {}
 
     def places(self, groups: int) -> Ints:
-        """Where to cut into so many stages, both ends of the graph included: where least crosses."""
+        """Where to cut into so many stages, both ends included: where least crosses."""
         crossing = self._bytes
         may = np.flatnonzero(crossing >= 0)
         few = max(_PLACES // 4, 4 * groups)

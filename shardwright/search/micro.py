@@ -7,46 +7,71 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import final
 
 from shardwright.ir.frontier import Frontier, parse_bytes
 from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import MicroBatchError, MicroBatches, micro_batches
+from shardwright.rules.micro import (
+    MicroBatchError,
+    MicroBatches,
+    batch_size,
+    micro_batches,
+    recounted,
+)
 from shardwright.rules.micro_graph import micro_graph
 
 _MOST = 1024  # micro-batches that are tried when nobody says how many
 _TIGHT = 1.02  # slower than this by its limit, a plan may gain from micro-batches
 
 
-def analyzed(graph: Graph, analysis: Analysis, count: int) -> tuple[Graph, Analysis]:
-    """The graph of one of `count` micro-batches, with its analysis."""
-    if count == 1:
-        return graph, analysis
-    return micro_graph(graph, analysis, micro_batches(graph, analysis, count))
+@final
+class MicroBook:
+    """The micro-batches of one graph. What is cut is worked out once, for any number of them."""
 
+    def __init__(self, graph: Graph, analysis: Analysis) -> None:
+        self.graph = graph
+        self.analysis = analysis
+        self._found: MicroBatches | None = None
 
-def possible(
-    graph: Graph, analysis: Analysis, wanted: Sequence[int] | None
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The numbers of micro-batches that `graph` can have, and why it cannot have the others.
-
-    Of `wanted`, or of all powers of two; 1 if none is possible.
-    """
-    counts: list[int] = []
-    notes: list[str] = []
-    for count in sorted(set(wanted)) if wanted is not None else _powers():
-        if count == 1:
-            counts.append(count)
-            continue
+    @property
+    def batch(self) -> int:
+        """Samples in the batch; 1 where it cannot be told."""
         try:
-            found: MicroBatches = micro_batches(graph, analysis, count)
-        except MicroBatchError as e:
-            if wanted is None:
-                break
-            notes.append(f"{count} micro-batches are not possible: {e}")
-        else:
-            counts.append(found.count)
-    return tuple(counts) or (1,), tuple(notes)
+            return batch_size(self.graph, self.analysis)
+        except MicroBatchError:
+            return 1
+
+    def pieces(self, count: int) -> MicroBatches:
+        """How the batch is cut into `count`; raises `MicroBatchError` where it cannot be."""
+        if self._found is None:
+            self._found = micro_batches(self.graph, self.analysis, count)
+        return recounted(self._found, self.graph, self.analysis, count)
+
+    def analyzed(self, count: int) -> tuple[Graph, Analysis]:
+        """The graph of one of `count` micro-batches, with its analysis."""
+        if count == 1:
+            return self.graph, self.analysis
+        return micro_graph(self.graph, self.analysis, self.pieces(count))
+
+    def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The numbers of micro-batches that the graph can have, and why it cannot have others.
+
+        Of `wanted`, or of all powers of two; 1 if none is possible.
+        """
+        counts: list[int] = []
+        notes: list[str] = []
+        for count in sorted(set(wanted)) if wanted is not None else _powers():
+            if count == 1:
+                counts.append(count)
+                continue
+            try:
+                counts.append(self.pieces(count).count)
+            except MicroBatchError as e:
+                if wanted is None:
+                    break
+                notes.append(f"{count} micro-batches are not possible: {e}")
+        return tuple(counts) or (1,), tuple(notes)
 
 
 def _powers() -> list[int]:

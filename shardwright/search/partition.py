@@ -2,8 +2,9 @@
 
 A step of M micro-batches takes as long as M of them in the slowest stage and
 one in each of the others: (M - 1)/M · max + 1/M · sum of what the stages take.
-With the slowest limited to a bound the sum is a shortest path, O(P · C²) for P
-stages and C places to cut; bounds are tried from the smallest that is possible.
+With the slowest limited to a bound the sum is a shortest path, O(P · I) for P
+stages and I intervals that may be one; bounds are tried from the smallest that
+is possible, up to that at which the slowest alone takes as long as what is known.
 
 Paper: the stage partition of Alpa (arXiv 2201.12023), section 5.2.
 Deviation: stages have costs of their own, as those at the front keep more activations; where there
@@ -13,12 +14,40 @@ Oracle: enumeration over all cuts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
 import numpy as np
 
-from shardwright.search.problem import Bools, Floats
+from shardwright.search.problem import Bools, Floats, Ints
 
 _EVERY_BOUND = 200
 _BOUNDS = (1.0, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, np.inf)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Intervals of a chain of `places`, both ends included, that may be stages.
+
+    From place `begin` to place `end`, (I,) each, in order of their ends.
+    """
+
+    begin: Ints
+    end: Ints
+    places: int
+
+    @classmethod
+    def of(cls, may: Bools) -> Intervals:
+        """Those from place a to place b > a with `may[a, b]`."""
+        end, begin = np.nonzero(np.tril(may.T, -1))
+        return cls(begin, end, len(may))
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Of each place that is an end, the first interval that ends there: (E,)."""
+        return np.flatnonzero(np.diff(self.end, prepend=-1))
 
 
 def objective(costs: list[float], micro_batches: int) -> float:
@@ -30,53 +59,64 @@ def objective(costs: list[float], micro_batches: int) -> float:
     return ((micro_batches - 1) * max(costs) + sum(costs)) / micro_batches
 
 
-def partition(costs: Floats, micro_batches: int) -> tuple[int, ...] | None:
-    """Where to cut, C numbers of places without both ends; None if it cannot be.
+def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[int] | None:
+    """The interval of each stage, P numbers; None if there is no way from end to end.
 
-    `costs[s, a, b]` is what stage s takes from place a to place b, (P, C, C),
-    infinite if it may not be.
+    `costs[s, i]` is what stage s takes for interval i, (P, I), infinite if it may not be.
     """
-    count, places, _ = costs.shape
-    costs = np.where(np.triu(np.ones((places, places), bool), 1), costs, np.inf)
-    least = _smallest_bound(costs)
+    least = slowest_at_least(costs, intervals)
     if not np.isfinite(least):
         return None
     bounds = np.unique(costs[np.isfinite(costs) & (costs >= least)])
     if len(bounds) > _EVERY_BOUND:
         bounds = np.array([least * factor for factor in _BOUNDS])
-    best: tuple[float, tuple[int, ...]] | None = None
+    best: tuple[float, list[int]] | None = None
     for bound in bounds.tolist():
         if best is not None and (micro_batches - 1) * bound / micro_batches >= best[0]:
             break
-        found = _shortest(costs, costs <= bound)
+        found = _shortest(np.where(costs <= bound, costs, np.inf), intervals)
         if found is not None:
-            ends = (0, *found, places - 1)
-            taken = [float(costs[s, ends[s], ends[s + 1]]) for s in range(count)]
+            taken = [float(costs[s, i]) for s, i in enumerate(found)]
             value = objective(taken, micro_batches)
             if best is None or value < best[0]:
                 best = value, found
     return best[1] if best else None
 
 
-def _smallest_bound(costs: Floats) -> float:
-    """The least that the slowest stage can take."""
-    reach = costs[0, 0]
-    for stage in costs[1:]:
-        reach = np.maximum(reach[:, None], stage).min(axis=0)
+def slowest_at_least(costs: Floats, intervals: Intervals) -> float:
+    """The least that the slowest stage can take, infinite if there is no way from end to end."""
+    reach = _at_the_begin(intervals)
+    for stage in costs:
+        reach = _ends(np.maximum(reach[intervals.begin], stage), intervals)
     return float(reach[-1])
 
 
-def _shortest(costs: Floats, allowed: Bools) -> tuple[int, ...] | None:
-    """Cuts of the smallest sum, of stages that are allowed."""
-    masked = np.where(allowed, costs, np.inf)
-    reach, steps = masked[0, 0], []
-    for stage in masked[1:]:
-        ways = reach[:, None] + stage
-        steps.append(ways.argmin(axis=0))
-        reach = ways.min(axis=0)
+def _shortest(costs: Floats, intervals: Intervals) -> list[int] | None:
+    """The intervals of the smallest sum."""
+    reach, steps = _at_the_begin(intervals), []
+    for stage in costs:
+        ways = reach[intervals.begin] + stage
+        reach = _ends(ways, intervals)
+        steps.append((ways, reach))
     if not np.isfinite(reach[-1]):
         return None
-    found = [len(reach) - 1]
-    for step in reversed(steps):
-        found.append(int(step[found[-1]]))
-    return tuple(reversed(found[1:]))
+    found: list[int] = []
+    place = len(reach) - 1
+    for ways, reach in reversed(steps):
+        found.append(int(np.flatnonzero((intervals.end == place) & (ways == reach[place]))[0]))
+        place = int(intervals.begin[found[-1]])
+    return found[::-1]
+
+
+def _at_the_begin(intervals: Intervals) -> Floats:
+    reach = np.full(intervals.places, np.inf)
+    reach[0] = 0.0
+    return reach
+
+
+def _ends(ways: Floats, intervals: Intervals) -> Floats:
+    """The least of the ways to each place: (I,) -> (places,)."""
+    found = np.full(intervals.places, np.inf)
+    if ways.size:
+        found[intervals.end[intervals.starts]] = np.minimum.reduceat(ways, intervals.starts)
+    return found

@@ -21,16 +21,19 @@ from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import ASYNC, AXIS
 from shardwright.search.cuts import Cuts
-from shardwright.search.partition import partition
+from shardwright.search.partition import Intervals, partition, slowest_at_least
 from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment, Ints, Point
+from shardwright.search.problem import Assignment, Floats, Ints, Point
 from shardwright.search.stage_costs import Homes, StageCosts
 from shardwright.search.writer import PlanWriter
 
 _POINTS = 12  # of those found on a mesh
 _LIMITS = 10  # of memory
+_SLOWER = 4.0  # than what is fastest, pipelines are looked for at most
 _ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next
+
+_Priced = tuple[Point, Sequence[int]]  # seconds, bytes that add up and choices; cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,13 @@ class Staged:
     mesh: Mesh
 
 
+def schedule_of(groups: int, micro_batches: int, weights: str = "") -> str:
+    """The schedule that takes least: all take as long, and 1F1B keeps less where it can be run."""
+    if weights:
+        return ASYNC + weights
+    return "1F1B" if micro_batches >= groups else "GPipe"
+
+
 @final
 class Pipelines:
     """Pipelines of `groups` stages over the points of `writer`'s space, some of them are enough."""
@@ -54,7 +64,7 @@ class Pipelines:
         cuts: Cuts,
         points: Sequence[Point],
         groups: int,
-        weights: str = "",
+        schedule: str,
     ) -> None:
         self.writer = writer
         self.cuts = cuts
@@ -63,59 +73,90 @@ class Pipelines:
         self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
-        self.schedule = "1F1B" if self.micro_batches >= groups else "GPipe"
-        if weights:
-            self.schedule = ASYNC + weights
+        self.schedule = schedule
         # Without a flush only the slowest stage counts, and of equals the sum.
-        self.rounds = _ENDLESS if weights else self.micro_batches
+        self.rounds = _ENDLESS if schedule.startswith(ASYNC) else self.micro_batches
         # Of the weights beside one copy: predicted ones while a pass runs.
-        self.copies = 1 / (2 + state_tensors(writer.optimizer)) if weights else 0.0
+        self.copies = 0.0
+        if schedule.startswith(ASYNC):
+            self.copies = 1 / (2 + state_tensors(writer.optimizer))
         self.prices = PriceList.of(writer.space.folded)
         self.homes = Homes.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
         self.places = cuts.places(groups)
 
-    def staged(self) -> Iterator[Staged]:
+    def staged(self) -> list[Staged]:
         """The fastest pipeline that is found within each of some limits of memory."""
+        return self._staged(list(self._fastest()))
+
+    def _fastest(self) -> Iterator[_Priced]:
         if len(self.places) <= self.groups or not len(self.points):
             return
         costs = self._costs(self.points, self.places)
-        seconds = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
-        held = [
-            costs.bytes(waiting) + self._weights(costs, s)
-            for s, waiting in enumerate(self._waiting)
-        ]
+        every = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
+        intervals = self._worth(every.min(axis=0))
+        at = np.s_[:, intervals.begin, intervals.end]
+        seconds, once = every[at], costs.bytes(0)[at]
+        each = costs.bytes(1)[at] - once
+        held = np.stack(
+            [
+                once + waiting * each + self._weights(costs, s)[at]
+                for s, waiting in enumerate(self._waiting)
+            ]
+        )  # (stages, points, intervals)
         limit = float("inf")
         for _ in range(_LIMITS):
-            fits = [np.where(bytes_ <= limit, seconds, np.inf) for bytes_ in held]
-            chosen = np.stack([times.argmin(axis=0) for times in fits])
-            best = np.stack([times.min(axis=0) for times in fits])
-            cuts = partition(best, self.rounds)
-            if cuts is None:
+            fits = np.where(held <= limit, seconds, np.inf)
+            stages = partition(fits.min(axis=1), intervals, self.rounds)
+            if stages is None:
                 return
-            ends = (0, *cuts, len(self.places) - 1)
-            spans = list(zip(range(self.groups), ends, ends[1:], strict=False))
-            picked = [int(chosen[s, a, b]) for s, a, b in spans]
-            found = self._joined([int(self.places[cut]) for cut in cuts], picked)
+            picked = [int(fits[s, :, i].argmin()) for s, i in enumerate(stages)]
+            cuts = self.places[intervals.begin[stages[1:]]].tolist()
+            found = self._joined(cuts, picked)
             if found is not None:
                 yield found
-            worst = max(int(held[s][k, a, b]) for (s, a, b), k in zip(spans, picked, strict=True))
+            worst = int(held[np.arange(self.groups), picked, stages].max())
             limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
+
+    def _worth(self, seconds: Floats) -> Intervals:
+        """The intervals that are worth a look, by their least seconds (C, C).
+
+        A pipeline takes at least as long as its slowest stage, so what takes longer than a whole
+        pipeline is of use only in one that is slower, for want of memory.
+        """
+        every = Intervals.of(np.isfinite(seconds))
+        times = seconds[every.begin, every.end]
+        slowest = slowest_at_least(np.stack([times] * self.groups), every)
+        whole = slowest * (self.rounds - 1 + self.groups) / self.rounds
+        return Intervals.of(np.isfinite(seconds) & (seconds <= _SLOWER * whole))
 
     def even(self, assignment: Assignment) -> Staged | None:
         """Stages of about equal time, all of which do what `assignment` says."""
         if len(self.places) <= self.groups:
             return None
         points = np.array([assignment], np.int64)
-        times = np.where(self.cuts.trains(self.places), self._costs(points, self.places).seconds()[0], np.inf)
-        cuts = partition(np.stack([times] * self.groups), self.micro_batches)
-        if cuts is None:
+        may = self.cuts.trains(self.places)
+        intervals = Intervals.of(may)
+        times = self._costs(points, self.places).seconds()[0, intervals.begin, intervals.end]
+        stages = partition(np.stack([times] * self.groups), intervals, self.micro_batches)
+        if stages is None:
             return None
-        return self.priced(assignment, [int(self.places[cut]) for cut in cuts])
+        return self.priced(assignment, self.places[intervals.begin[stages[1:]]].tolist())
 
     def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
         """One pipeline, from scratch; None if its parts do not fit together."""
+        found = self._priced(assignment, cuts)
+        return self._staged([found])[0] if found else None
+
+    def _staged(self, found: Sequence[_Priced]) -> list[Staged]:
+        peaks = self.writer.peaks([point for point, _ in found])
+        return [
+            Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
+            for (point, cuts), peak in zip(found, peaks, strict=True)
+        ]
+
+    def _priced(self, assignment: Assignment, cuts: Sequence[int]) -> _Priced | None:
         ends = np.array([0, *cuts, len(self.writer.graph.ops)], np.int64)
         costs = self._costs(np.array([assignment], np.int64), ends)
         if not costs.feasible.all():
@@ -133,10 +174,7 @@ class Pipelines:
             for s, waiting in enumerate(self._waiting)
         ]
         seconds = step_seconds(self.schedule, times, self.micro_batches)
-        (beside,) = self.writer.peaks([Point(0.0, 0, assignment)])
-        point = Point(seconds, max(held), assignment)
-        peak = Bytes(point.memory + beside)
-        return Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
+        return Point(seconds, max(held), assignment), cuts
 
     def _weights(self, costs: StageCosts, stage: int) -> Ints:
         """Bytes of predicted weights; the last stage predicts none."""
@@ -155,12 +193,12 @@ class Pipelines:
             self.writer, self.prices, self.homes, points, self.cuts, places, self.link
         )
 
-    def _joined(self, cuts: list[int], picked: list[int]) -> Staged | None:
+    def _joined(self, cuts: list[int], picked: list[int]) -> _Priced | None:
         """Every stage with its own point, or all with the one that most of them have."""
         stage = np.searchsorted(np.array(cuts), self.homes.choice, "right")
         mixed = self.points[np.array(picked)[stage], np.arange(self.points.shape[1])]
-        found = self.priced(tuple(mixed.tolist()), cuts)
+        found = self._priced(tuple(mixed.tolist()), cuts)
         if found is None:
             common = max(picked, key=picked.count)
-            found = self.priced(tuple(self.points[common].tolist()), cuts)
+            found = self._priced(tuple(self.points[common].tolist()), cuts)
         return found

@@ -19,7 +19,7 @@ from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
 from shardwright.search.permitted import allowed_meshes, require_one
-from shardwright.search.piping import pipe, stages_of
+from shardwright.search.piping import Piping, stages_of
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
 from shardwright.search.settle import settled
 from shardwright.search.sources import Sources
@@ -30,6 +30,7 @@ Progress = Callable[[str, float], None]  # what is being done, which part of all
 METHODS = ("joint", "kcut")
 
 _PLANS = 48
+_SHARE = 0.3  # of a search with pipelines is spent on plans without
 
 
 class MethodError(ValueError):
@@ -64,8 +65,9 @@ def search(
     `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
     and so on for as long as they save memory. With `stages` other than 1, devices
     form as many groups, and pipelines through them are searched as well
-    (`pipelines.py`); None tries 2, 4, 8 and so on. With `allow_async` so are asynchronous
-    ones, a device a stage, which change the optimisation; if no stages are asked for, as for None.
+    (`pipelines.py`); None tries 2, 4, 8 and so on while they give anything. With `allow_async`
+    so are asynchronous ones, a device a stage, which change the optimisation; if no stages are
+    asked for, as for None.
     `constraints`, texts such as `pin layers.*.mlp=tp:features` (`ir/constraints.py`), leave out of
     it what they rule out; baselines that break one are shown
     and never chosen. With `recompute` pieces of the graph, such as layers, may keep nothing and run
@@ -73,7 +75,8 @@ def search(
     costs; without it the frontier's supported points are exact and what lies
     between them is a mixture, with a lower bound on the time of each plan.
     After `seconds` the meshes that are left have their ends and baselines only,
-    and bounds that are not as tight; the result then depends on this machine.
+    and bounds that are not as tight, and pipelines that are left are not searched; the result then
+    depends on this machine. A plan's bound is of the meshes, stages and micro-batches searched.
 
     Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet.
     """
@@ -101,14 +104,14 @@ def search(
     if allow_async and stages is not None and tuple(stages) == (1,):
         stages = None  # to allow them and to try none would be odd
     groups = stages_of(machine, stages)
+    several = groups[groups[0] == 1 :]
+    share = _SHARE if several else 1.0  # of the bar
+    end = start + seconds
     if 1 in groups:
-        _search_meshes(
-            rounds, chosen, counts, micro_batches is None, not wanted, start + seconds, tell
-        )
-    for group in groups[groups[0] == 1 :]:
-        tell(f"{group} pipeline stages", 1.0)
-        left = start + seconds - time.perf_counter()
-        pipe(rounds, group, micro_batches, wanted, left, allow_async=allow_async)
+        part = _part(tell, 0.0, share)
+        _search_meshes(rounds, chosen, counts, micro_batches is None, not wanted, end, part)
+    every, part = stages is not None, _part(tell, share, 1.0)
+    Piping(rounds, wanted, micro_batches, every, allow_async, end, part).search(several)
     if not rounds.found and not wanted:
         raise PipelineError(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
@@ -148,6 +151,11 @@ def _search_meshes(
         except ConstraintError as e:
             if first:
                 rounds.refuse(e)
+
+
+def _part(tell: Progress, begin: float, end: float) -> Progress:
+    """What tells of the part of a search between `begin` and `end`."""
+    return lambda what, done: tell(what, begin + (end - begin) * done)
 
 
 def _silent(_what: str, _done: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from shardwright.cost.pipelines import least_step_seconds
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -20,12 +21,13 @@ from shardwright.search.constrain import NO_MARKS, Marks
 from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.permitted import broken
-from shardwright.search.pipelines import Pipelines, Staged
+from shardwright.search.pipelines import Pipelines, Staged, schedule_of
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.settle import bound_on_step, most_summed
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
+from shardwright.search.stage_costs import most_updates
 from shardwright.search.sweep import DualBound
 from shardwright.search.writer import PlanWriter
 
@@ -33,6 +35,8 @@ RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users 
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
+_GAIN = 1e-2  # less than this in time or memory is not worth trying more pipelines
+_WEIGHTS_PER_PIPE = 24  # as stages choose from a dozen points
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
 _OTHER_TRAINING = (
@@ -95,6 +99,7 @@ class Rounds:
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, of one group
     # Seconds within any memory, less the bytes that are needed beside what adds up.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
 
@@ -107,6 +112,10 @@ class Rounds:
     def permitted(self) -> list[Candidate]:
         """The well-known plans that break no constraint."""
         return [c for c in self.known if not c.broken]
+
+    def knows(self, name: str) -> bool:
+        """Whether a well-known plan of this name is there."""
+        return any(c.name == name for c in self.known)
 
     def run(self, mesh: Mesh, count: int, seconds: float, *, compare: bool) -> bool:
         """Search one mesh with `count` micro-batches; whether that gave anything new.
@@ -127,6 +136,9 @@ class Rounds:
             for point, peak in zip(points, writer.peaks(points), strict=True)
         ]
         self.found += new
+        if points:
+            fastest = min(Seconds(point.time) for point in points)
+            self.fastest[mesh] = min(fastest, self.fastest.get(mesh, fastest))
         if compare:
             self.known += _baselines(writer)
         return any(_is_new(c.cost, costs) for c in new)
@@ -140,28 +152,30 @@ class Rounds:
         *,
         compare: bool,
         weights: str = "",
-    ) -> bool:
-        """Search pipelines of `groups` stages, each on `mesh`; whether that gave anything new.
+    ) -> int:
+        """Search pipelines of `groups` stages, each on `mesh`; how many that gave that are new.
 
-        With `weights` they are asynchronous.
-
-        The stages together do what one group alone would do in their sum of time
-        and memory, so the slowest takes, and the largest holds, at least the mean:
-        that bounds all pipelines by what is known of one group.
+        With `weights` they are asynchronous. What is known of one group alone bounds them all:
+        together the stages do what it would do in their sum of time and memory.
         """
         writer = self.writer(self.sources, mesh, count)
         costs = [c.cost for c in (*self.found, *self.known)]
-        points, alone, notes = _frontier(writer.space, False, seconds, lambda _: False)
+        points, alone, notes = _frontier(
+            writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
+        )
+        schedule, once = schedule_of(groups, count, weights), most_updates(writer)
 
         def bound(memory: float) -> float:
-            return alone(groups * memory) / groups
+            return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
 
         self.bounds.append((0, bound))
-        pipelines = Pipelines(writer, self.sources.cuts, points, groups, weights)
+        if not (compare or _leaves_room(costs, bound)):
+            return 0
+        pipelines = Pipelines(writer, self.sources.cuts, points, groups, schedule)
         every = (*self.notes, *notes, *((_OTHER_TRAINING,) if weights else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
-            for one in (pipelines.staged() if _leaves_room(costs, bound) else ())
+            for one in pipelines.staged()
         ]
         self.found += new
         if compare:
@@ -171,7 +185,7 @@ class Rounds:
                 self.known.append(
                     Candidate(one.point, one.peak, writer, "even pipeline", (), (), one)
                 )
-        return any(_is_new(c.cost, costs) for c in new)
+        return sum(_is_new(c.cost, costs, _GAIN) for c in new)
 
     def refuse(self, error: ConstraintError) -> None:
         """Remember why a mesh has no plan."""
@@ -240,7 +254,11 @@ def _leaves_room(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float]
 
 
 def _frontier(
-    space: Space, exact: bool, seconds: float, wanted: Callable[[DualBound], bool]
+    space: Space,
+    exact: bool,
+    seconds: float,
+    wanted: Callable[[DualBound], bool],
+    weights: int = _WEIGHTS_PER_MESH,
 ) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
     """Points of one mesh, a lower bound on the seconds within any memory, and what to note."""
     if exact:
@@ -253,7 +271,7 @@ def _frontier(
         return points, best, _pinned(space, result.pinned)
     fast = fast_frontier(
         space.folded,
-        max_weights=_WEIGHTS_PER_MESH,
+        max_weights=weights,
         max_points=_POINTS_PER_MESH,
         seconds=seconds,
         resolution=RESOLUTION,
@@ -265,9 +283,12 @@ def _frontier(
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 
 
-def _is_new(cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]]) -> bool:
-    """Whether nothing known is as fast and as small."""
-    return not any(seconds <= cost[0] and peak <= cost[1] for seconds, peak in known)
+def _is_new(
+    cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]], resolution: float = 0.0
+) -> bool:
+    """Whether nothing known is as fast and as small, or more by no more than `resolution`."""
+    time, memory = cost[0] * (1 + resolution), cost[1] * (1 + resolution)
+    return not any(seconds <= time and peak <= memory for seconds, peak in known)
 
 
 def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:

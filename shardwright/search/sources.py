@@ -9,10 +9,10 @@ from shardwright.cost.memory import bucket_size
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
-from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.analysis import analyze
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.cuts import Cuts
-from shardwright.search.micro import analyzed, possible
+from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short, shorten
 from shardwright.search.space import Space, make_folded_space, make_space
 
@@ -31,7 +31,7 @@ class Sources:
         self.short = shorten(graph, marks.of)
         self.graph = graph
         self.marks = marks
-        self._analyses: dict[bool, Analysis] = {}
+        self._books: dict[bool, MicroBook] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
 
     @cached_property
@@ -41,7 +41,12 @@ class Sources:
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Numbers of micro-batches that the graph can have, and why it cannot have others."""
-        return possible(self.short.graph, self._analysis(whole=False), wanted)
+        return self._book(whole=False).possible(wanted)
+
+    @property
+    def batch(self) -> int:
+        """Samples in the batch; 1 where it cannot be told."""
+        return self._book(whole=False).batch
 
     def space(
         self, machine: Machine, mesh: Mesh, optimizer: str, count: int
@@ -71,12 +76,12 @@ class Sources:
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:
-            graph = self.graph if whole else self.short.graph
-            sized = analyzed(graph, self._analysis(whole=whole), count)
+            sized = self._book(whole=whole).analyzed(count)
             self._limits[count, whole] = Limits(*sized, self.marks)
         return self._limits[count, whole]
 
-    def _analysis(self, *, whole: bool) -> Analysis:
-        if whole not in self._analyses:
-            self._analyses[whole] = analyze(self.graph if whole else self.short.graph)
-        return self._analyses[whole]
+    def _book(self, *, whole: bool) -> MicroBook:
+        if whole not in self._books:
+            graph = self.graph if whole else self.short.graph
+            self._books[whole] = MicroBook(graph, analyze(graph))
+        return self._books[whole]

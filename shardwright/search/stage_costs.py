@@ -61,6 +61,15 @@ class Homes:
         return cls(cost, choice, state)
 
 
+def most_updates(writer: PlanWriter) -> float:
+    """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
+    like, nodes = writer.space.folded.node_tables(), writer.space.problem.nodes
+    return sum(
+        max(float(nodes[like[node]].time.max()) for node in writer.nodes(leaf.name))
+        for leaf in writer.graph.leaves_of(LeafKind.PARAMETER)
+    )
+
+
 @final
 class StageCosts:
     """Costs of intervals between `places`, some of `cuts` with both ends of the graph.

@@ -30,7 +30,7 @@ from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.parallel import build
 from shardwright.runtime.stage import capture_stages
-from shardwright.search.micro import analyzed
+from shardwright.search.micro import MicroBook
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import error, some_pieces, stored_as
@@ -170,7 +170,7 @@ class Subject:
         """Two steps of the pipeline, with any tilings."""
         inner, draw = stage_mesh(mesh), random.Random(f"{mesh} {schedule}")
         cuts = balanced_cuts(self.graph, stages, operator_work(self.graph, self.analysis))
-        small = analyzed(self.graph, self.analysis, count)[1]
+        small = MicroBook(self.graph, self.analysis).analyzed(count)[1]
         chosen = {
             op.name: draw.choice([tiling for tiling, _ in tilings(small.rules[op.name], inner)])
             for op in self.graph.ops

@@ -10,7 +10,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
-from shardwright.search.micro import analyzed, if_tight
+from shardwright.search.micro import MicroBook, if_tight
 from shardwright.search.planner import search
 from tests.unit.search.layers import BATCH, residual_layers
 from tests.unit.search.test_planner import priced_from_scratch
@@ -39,7 +39,7 @@ def test_micro_batches_extend_the_frontier_to_less_memory(frontier):
 
 def test_every_plan_costs_what_it_says(frontier):
     for plan in frontier:
-        graph, analysis = analyzed(GRAPH, ANALYSIS, plan.micro_batches)
+        graph, analysis = MicroBook(GRAPH, ANALYSIS).analyzed(plan.micro_batches)
         seconds, held = priced_from_scratch(plan, graph, analysis, plan.micro_batches)
         assert plan.step_seconds == pytest.approx(seconds, rel=1e-9)
         assert held < plan.peak_bytes
@@ -73,7 +73,7 @@ def test_the_exact_frontier_bounds_the_fast_one():
 
 
 def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time():
-    graph, analysis = analyzed(GRAPH, ANALYSIS, 4)
+    graph, analysis = MicroBook(GRAPH, ANALYSIS).analyzed(4)
     model = CostModel(graph, analysis, MACHINE, MESH, "adamw", micro_batches=4)
     op = next(op for op in graph.ops if op.name == "first")
     k = next(
@@ -113,7 +113,9 @@ def test_terms_of_gradients_are_summed_in_tiles_of_the_parameter():
 
 def test_seconds_and_bytes_of_one_micro_batch_are_those_of_none():
     plain = CostModel(GRAPH, analyze(GRAPH), MACHINE, MESH)
-    same = CostModel(*analyzed(GRAPH, ANALYSIS, 1), MACHINE, MESH, "adamw", micro_batches=1)
+    same = CostModel(
+        *MicroBook(GRAPH, ANALYSIS).analyzed(1), MACHINE, MESH, "adamw", micro_batches=1
+    )
     for op in GRAPH.ops:
         for mine, theirs in zip(plain.operator(op), same.operator(op), strict=True):
             assert np.array_equal(mine, theirs)
@@ -121,7 +123,9 @@ def test_seconds_and_bytes_of_one_micro_batch_are_those_of_none():
 
 def test_operators_take_longer_and_keep_less():
     plain = CostModel(GRAPH, analyze(GRAPH), MACHINE, MESH)
-    model = CostModel(*analyzed(GRAPH, ANALYSIS, 4), MACHINE, MESH, "adamw", micro_batches=4)
+    model = CostModel(
+        *MicroBook(GRAPH, ANALYSIS).analyzed(4), MACHINE, MESH, "adamw", micro_batches=4
+    )
     for op in model.graph.ops:
         one, four = plain.operator(op), model.operator(op)
         assert (four.seconds >= one.seconds * (1 - 1e-12)).all()

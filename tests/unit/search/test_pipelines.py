@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright.capture.capture import capture_call
-from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
+from shardwright.cost.pipelines import StageTime, in_flight, least_step_seconds, step_seconds
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.search.cuts import Cuts
-from shardwright.search.partition import objective, partition
+from shardwright.search.partition import Intervals, objective, partition
 from shardwright.search.pipelines import Pipelines
 from shardwright.search.planner import search
 from shardwright.search.rounds import Rounds
@@ -76,12 +76,14 @@ def test_partitions_are_those_that_enumeration_finds(costs, micro_batches):
         taken = [costs[s, ends[s], ends[s + 1]] for s in range(stages)]
         if np.isfinite(taken).all():
             best = min(best, objective(taken, micro_batches))
-    found = partition(costs, micro_batches)
+    intervals = Intervals.of(np.isfinite(costs).any(axis=0))
+    listed = costs[:, intervals.begin, intervals.end]
+    found = partition(listed, intervals, micro_batches)
     if found is None:
         assert best == np.inf
         return
-    ends = (0, *found, places - 1)
-    taken = [float(costs[s, ends[s], ends[s + 1]]) for s in range(stages)]
+    assert [0, *intervals.end[found]] == [*intervals.begin[found], places - 1]
+    taken = [float(listed[s, i]) for s, i in enumerate(found)]
     assert objective(taken, micro_batches) == pytest.approx(best)
 
 
@@ -103,6 +105,35 @@ def test_a_step_is_as_long_as_its_slowest_stage_and_one_of_each_other(times, pie
     assert step_seconds("1F1B", stages, pieces) >= max(sum(times), pieces * max(times)) - 1e-9
 
 
+@given(
+    st.lists(st.floats(0.0, 5.0), min_size=1, max_size=5),
+    st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
+    st.integers(1, 6),
+    st.sampled_from(["1F1B", "GPipe", "async stale"]),
+)
+@settings(max_examples=60)
+def test_no_pipeline_beats_the_bound_that_one_group_gives(times, once, pieces, schedule):
+    stages = [StageTime(time, done) for time, done in zip(times, once, strict=False)]
+    if schedule.startswith("async"):
+        pieces = 1
+    updates = sum(stage.once for stage in stages)
+    alone = pieces * sum(times) + updates
+    for most in (updates, 2 * updates):  # what is known of the updates is a bound
+        least = least_step_seconds(schedule, alone, most, len(stages), pieces)
+        assert step_seconds(schedule, stages, pieces) >= least * (1 - 1e-12)
+
+
+def test_the_bound_is_reached_where_stages_are_as_it_says():
+    # Each takes a third of what is left: for 3 micro-batches none has to wait but for the first.
+    share = [1.0, 2 / 3, 4 / 9]
+    bound = least_step_seconds("GPipe", 3 * sum(share), 0.0, 3, 3)
+    assert bound == pytest.approx(3.0)
+    assert least_step_seconds("1F1B", 8.0, 0.0, 4, 1) == 8.0
+    assert least_step_seconds("1F1B", float("inf"), 1.0, 4, 2) == float("inf")
+    even = step_seconds("1F1B", [StageTime(1.0)] * 4, 4)
+    assert even / 2 < least_step_seconds("1F1B", 16.0, 0.0, 4, 4) < even
+
+
 def test_the_first_stage_keeps_the_most():
     assert [in_flight("1F1B", s, 4, 3) for s in range(4)] == [3, 3, 2, 1]
     assert [in_flight("GPipe", s, 4, 6) for s in range(4)] == [6, 6, 6, 6]
@@ -110,7 +141,7 @@ def test_the_first_stage_keeps_the_most():
 
 def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
     writer, points = one_group
-    pipelines = Pipelines(writer, Cuts(graph), points, 2)
+    pipelines = Pipelines(writer, Cuts(graph), points, 2, "1F1B")
     choices = np.array([p.choice for p in points], np.int64)
     ends = np.array([0, 3, 5, len(graph.ops)])
     costs = StageCosts(
@@ -135,7 +166,7 @@ def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
 def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_group):
     """Enumeration over all cuts and the points of both stages, each priced from scratch."""
     writer, points = one_group
-    pipelines = Pipelines(writer, Cuts(graph), points, 2)
+    pipelines = Pipelines(writer, Cuts(graph), points, 2, "1F1B")
     fastest = min(one.point.time for one in pipelines.staged())
     best = np.inf
     for cut in pipelines.places[1:-1].tolist():
