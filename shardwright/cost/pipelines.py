@@ -9,9 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.pipeline import ASYNC
+
+Ints = NDArray[np.int64]
 
 _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice as much
 
@@ -54,24 +60,17 @@ def step_seconds(schedule: str, stages: Sequence[StageTime], micro_batches: int)
     if schedule.startswith(ASYNC):
         return Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
     count = len(stages)
-    orders = [list(_order(schedule, s, count, micro_batches)) for s in range(count)]
-    done: dict[tuple[int, int, bool], float] = {}  # stage, micro-batch, whether forward -> when
-    clocks, places = [0.0] * count, [0] * count
-    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
-        moved = False
-        for s in range(count):
-            while places[s] < len(orders[s]):
-                number, forward = orders[s][places[s]]
-                start = _ready(done, stages, s, number, forward)
-                if start is None:
-                    break
-                part = _FORWARD if forward else 1 - _FORWARD
-                clocks[s] = max(clocks[s], start) + part * stages[s].micro_batch
-                done[s, number, forward] = clocks[s]
-                places[s] += 1
-                moved = True
-        assert moved, f"the schedule {schedule} waits for itself"
-    return Seconds(max(c + stage.once for c, stage in zip(clocks, stages, strict=True)))
+    takes = np.outer((_FORWARD, 1 - _FORWARD), [stage.micro_batch for stage in stages])
+    ways = np.zeros((2, count))  # of what a pass needs from the stage before, and from that behind
+    ways[0, 1:] = ways[1, :-1] = [stage.receives for stage in stages[1:]]
+    # When each pass is done, of stages and of what is there from the start at either end.
+    done = np.zeros((2, count + 2, micro_batches))
+    clocks = np.zeros(count)
+    for back, at, number in _waves(schedule, count, micro_batches):
+        ready = done[back, at + 2 * back, number] + ways[back, at]
+        clocks[at] = np.maximum(clocks[at], ready) + takes[back, at]
+        done[back, at + 1, number] = clocks[at]
+    return Seconds(max(c + stage.once for c, stage in zip(clocks.tolist(), stages, strict=True)))
 
 
 def least_step_seconds(
@@ -97,21 +96,32 @@ def least_step_seconds(
     return Seconds(max(mean, (alone - once) / busy))
 
 
-def _ready(
-    done: dict[tuple[int, int, bool], float],
-    stages: Sequence[StageTime],
-    stage: int,
-    number: int,
-    forward: bool,
-) -> float | None:
-    """When what a pass needs of a neighbour is there; None if that is not known yet."""
-    last = len(stages) - 1
-    if (forward and stage == 0) or (not forward and stage == last):
-        return 0.0
-    other = stage - 1 if forward else stage + 1
-    way = stages[max(stage, other)].receives
-    when = done.get((other, number, forward))
-    return None if when is None else when + way
+@lru_cache(maxsize=64)
+def _waves(schedule: str, stages: int, micro_batches: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
+    """The passes in waves, each of passes that depend on earlier waves only.
+
+    Of every pass of a wave whether it is a backward pass (0 or 1), its stage and its micro-batch.
+    """
+    orders = [list(_order(schedule, s, stages, micro_batches)) for s in range(stages)]
+    wave: dict[tuple[int, int, bool], int] = {}  # stage, micro-batch, whether forward
+    last, places = [0] * stages, [0] * stages
+    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        before = sum(places)
+        for s, order in enumerate(orders):
+            while places[s] < len(order):
+                number, forward = order[places[s]]
+                other = s - 1 if forward else s + 1
+                needs = wave.get((other, number, forward)) if 0 <= other < stages else -1
+                if needs is None:
+                    break
+                last[s] = wave[s, number, forward] = max(last[s], needs) + 1
+                places[s] += 1
+        assert sum(places) > before, f"the schedule {schedule} waits for itself"
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for (s, number, forward), when in wave.items():
+        found.setdefault(when, []).append((not forward, s, number))
+    rows = (np.array(found[when], np.int64).T for when in sorted(found))
+    return tuple((back, at, number) for back, at, number in rows)
 
 
 def _order(

@@ -63,10 +63,13 @@ class Homes:
 
 def most_updates(writer: PlanWriter) -> float:
     """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
-    like, nodes = writer.space.folded.node_tables(), writer.space.problem.nodes
+    space = writer.space
+    nodes, twins = space.problem.nodes, space.twofold.twins
+    times = np.bincount(space.folded.node_tables(), minlength=len(nodes))
+    begin = space.first_parameter
     return sum(
-        max(float(nodes[like[node]].time.max()) for node in writer.nodes(leaf.name))
-        for leaf in writer.graph.leaves_of(LeafKind.PARAMETER)
+        float(times[n] * max(nodes[n].time.max(), nodes[twins.get(n, n)].time.max()))
+        for n in range(begin, begin + len(space.parameters))
     )
 
 
