@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, final
 import numpy as np
 
 from shardwright.search.folded import Folded
+from shardwright.search.merged import Merged, merge
 from shardwright.search.minplus import Objectives, Rows, backward, forward, relaxed_minimum
 from shardwright.search.pin import settle
 from shardwright.search.powers import power, ways
@@ -38,12 +39,28 @@ class Solver(Protocol):
 
 
 def make_solver(folded: Folded, max_table: int) -> Solver:
-    """The solver for a problem: folded where it can be."""
+    """The solver for a problem: with nodes merged, and folded where it can be."""
+    merged = merge(folded)
     if folded.runs:
-        solver = _FoldedSolver(folded, max_table)
+        solver = _FoldedSolver(merged.folded, max_table)
         if not solver.too_wide:
-            return solver
-    return _FlatSolver(folded.unfolded(), max_table)
+            return _MergedSolver(merged, solver)
+    return _MergedSolver(merged, _FlatSolver(merged.folded.unfolded(), max_table))
+
+
+@final
+class _MergedSolver:
+    """Solves a problem by one in which some of its nodes are merged."""
+
+    def __init__(self, merged: Merged, solver: Solver) -> None:
+        self.merged = merged
+        self.solver = solver
+        self.pinned = merged.originals(solver.pinned)
+        self.entries = solver.entries
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        values, choice = self.solver.minimise(objectives)
+        return values, self.merged.spread(choice)
 
 
 @final
