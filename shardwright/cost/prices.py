@@ -1,17 +1,18 @@
 """Seconds of many redistributions at once, over codes of layouts.
 
 The same steps as `redistribution.steps_between` takes one by one, taken by all
-pairs of layouts together; that function is the oracle.
+pairs of layouts together; that function is the oracle. Which steps they are does
+not depend on the tensor, so they are worked out once for tensors of one form.
 """
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits, local_elements
+from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits, joined, local_elements
 from shardwright.cost.collectives import StepPrice, step_price
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Atoms, Mesh
@@ -22,12 +23,29 @@ Floats = NDArray[np.float64]
 _TYPES = 3  # of placements: Replicate, Partial, Shard, as digits cut off at 2
 
 
+class _Step(NamedTuple):
+    """What some pairs of layouts do next: numbers of the pairs, and of layouts of the route."""
+
+    rows: Ints  # (n,)
+    before: Ints  # (n,)
+    after: Ints  # (n,)
+    coefficients: Floats  # (prices of a step, n)
+
+
+class _Route(NamedTuple):
+    """The steps between pairs of layouts, whatever tensor they are of."""
+
+    layouts: Ints  # digits, (layouts, axes)
+    steps: tuple[_Step, ...]
+
+
 @final
 class Prices:
     """Prices redistributions on the devices of `machine`, arranged as `mesh`."""
 
     def __init__(self, machine: Machine, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._routes: dict[tuple[bytes, bytes], _Route] = {}
         self._coefficients = np.zeros((len(mesh.axes), _TYPES, _TYPES, len(StepPrice._fields)))
         self._order = np.zeros((_TYPES, _TYPES), np.int64)
         types = {"Replicate": 0, "Partial": 1, "Shard": 2}
@@ -39,23 +57,44 @@ class Prices:
 
     def seconds(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds from each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
-        axes = len(self._mesh.axes)
+        key = src.tobytes(), dst.tobytes()
+        if key not in self._routes:
+            self._routes[key] = self._route(src, dst)
+        route = self._routes[key]
+        size = item_bytes * local_elements(route.layouts, atoms, self._mesh)
         total = np.zeros(len(src))
+        for rows, at, to, (fixed, per_before, per_after, per_larger) in route.steps:
+            before, after = size[at], size[to]
+            moved = per_before * before + per_after * after
+            total[rows] += fixed + moved + per_larger * np.maximum(before, after)
+        return total
+
+    def _route(self, src: Ints, dst: Ints) -> _Route:
+        axes = len(self._mesh.axes)
         row = np.flatnonzero(src != dst)
         now, want = digits(src[row], axes), digits(dst[row], axes)
-        before = item_bytes * local_elements(now, atoms, self._mesh)
+        places, found = [now], []
         while row.size:
             axis, target = self._next(now, want)
             at = np.arange(len(row))
             types = np.minimum(now[at, axis], 2), np.minimum(target, 2)
+            now = now.copy()
             now[at, axis] = target
-            after = item_bytes * local_elements(now, atoms, self._mesh)
-            fixed, per_before, per_after, per_larger = self._coefficients[axis, *types].T
-            moved = per_before * before + per_after * after
-            total[row] += fixed + moved + per_larger * np.maximum(before, after)
+            places.append(now)
+            found.append((row, self._coefficients[axis, *types].T))
             left = np.flatnonzero((now != want).any(axis=1))
-            row, now, want, before = row[left], now[left], want[left], after[left]
-        return total
+            row, now, want = row[left], now[left], want[left]
+            places.append(now)
+        codes, number = np.unique(joined(np.concatenate(places)), return_inverse=True)
+        ends = np.cumsum([len(place) for place in places])[:-1]
+        numbers = np.split(number, ends)
+        steps = (
+            _Step(rows, before, after, prices)
+            for (rows, prices), before, after in zip(
+                found, numbers[::2], numbers[1::2], strict=False
+            )
+        )
+        return _Route(digits(codes, axes), tuple(steps))
 
     def sum_launches(self) -> Floats:
         """Seconds of an all_reduce along each axis that do not depend on its size: (axes,)."""
