@@ -174,7 +174,7 @@ class _Work:
             raise SpentError
         entries = _entries(schedule) * len(region.objectives)
         self.budget.spend(entries // _ENTRIES_PER_SUM + len(schedule.steps) * SUMS_PER_STEP)
-        tables = forward(schedule, lambda leaf: region.objectives.rows(leaf.time, leaf.memory))
+        tables = forward(schedule, region.objectives)
         found = reduced(problem, schedule, tables, region)
         if found is None:
             return None

@@ -135,7 +135,7 @@ class Folded:
             Edge(tail, head, self.problem.edges[e].time, self.problem.edges[e].memory)
             for e, tail, head in ends
         ]
-        return Problem(tuple(nodes), tuple(edges))
+        return Problem.unchecked(nodes, edges)
 
     def template(self, run: Run) -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
         """One copy of a run as a problem, its nodes' numbers, and its nodes that stay.
@@ -150,7 +150,7 @@ class Folded:
         free = outside | {run.entry}
         nodes = tuple(_costless(n) if i in free else n for i, n in self._numbered(numbers))
         edges = tuple(Edge(at[e.tail], at[e.head], e.time, e.memory) for e in inner)
-        return Problem(nodes, edges), numbers, tuple(range(2 + len(hubs)))
+        return Problem.unchecked(nodes, edges), numbers, tuple(range(2 + len(hubs)))
 
     def outer(self) -> tuple[Problem, tuple[int, ...]]:
         """What is left without the copies' insides, and its nodes' numbers; exits cost nothing."""
@@ -165,7 +165,7 @@ class Folded:
             for number, e in enumerate(self.problem.edges)
             if number not in inner
         )
-        return Problem(nodes, edges), numbers
+        return Problem.unchecked(nodes, edges), numbers
 
     def _numbered(self, numbers: Sequence[int]) -> Iterator[tuple[int, Node]]:
         return ((i, self.problem.nodes[i]) for i in numbers)

@@ -136,7 +136,8 @@ class _Groups:
             allowed = np.ones((self.sizes[a], self.sizes[b]), bool)
             for mask, turned, rows, cols in terms:
                 allowed &= (mask.T if turned else mask)[rows[:, None], cols]
-            self._pairs[key] = allowed.nonzero()
+            found = allowed.nonzero()
+            self._pairs[key] = found[0], found[1]
         return self._pairs[key]
 
     def _all(self, size: int) -> Ints:
@@ -178,7 +179,7 @@ class _Groups:
             )
             for run in folded.runs
         )
-        new = Folded(Problem(nodes, tuple(edges)), runs)
+        new = Folded(Problem.unchecked(nodes, edges), runs)
         place = [np.array([number[group] for group in self.group])]
         for i, (run, other) in enumerate(zip(folded.runs, new.runs, strict=True)):
             at = {node: j for j, node in enumerate(other.nodes)}

@@ -75,7 +75,11 @@ def minimise(
     The pinned nodes choose `pins`, (L, pinned). Of equals the lower choice of a node wins.
     """
     chosen = dict(zip(schedule.pinned, pins.T, strict=True))
-    tables = forward(schedule, lambda leaf: _pinned_rows(leaf, objectives, chosen))
+
+    def pinned_rows(leaf: Leaf) -> Rows:
+        return _pinned_rows(leaf, objectives, chosen)
+
+    tables = forward(schedule, objectives, leaf_rows=pinned_rows if chosen else None)
     values = tables[schedule.factors[schedule.root].table]
     choice = np.zeros((len(values), num_nodes), np.int64)
     choice[:, list(schedule.pinned)] = pins
@@ -88,7 +92,7 @@ def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
 
     Every cost that mentions a pinned node takes that node's best choice on its own.
     """
-    tables = forward(schedule, lambda leaf: _relaxed_rows(leaf, objectives))
+    tables = forward(schedule, objectives, leaf_rows=lambda leaf: _relaxed_rows(leaf, objectives))
     return tables[schedule.factors[schedule.root].table]
 
 
@@ -109,20 +113,45 @@ def _relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
 
 def forward(
     schedule: Schedule,
-    leaf_rows: Callable[[Leaf], Rows],
+    objectives: Objectives,
     given: Sequence[Rows] = (),
     done: Sequence[Rows] = (),
+    leaf_rows: Callable[[Leaf], Rows] | None = None,
 ) -> list[Rows]:
-    """All tables of a schedule, the first of which are `done`: (L, axes of the table...)."""
+    """All tables of a schedule, the first of which are `done`: (L, axes of the table...).
+
+    `leaf_rows` weighs cost tables, where that is not just their sum under the objectives.
+    """
     tables = list(done)
+    weigh = leaf_rows or _weighed(schedule, objectives, len(done))
     for table in schedule.tables[len(done) :]:
         if isinstance(table, Leaf):
-            tables.append(leaf_rows(table))
+            tables.append(weigh(table))
         elif isinstance(table, Given):
             tables.append(given[table.number])
         else:
             tables.append(_join(table, tables))
     return tables
+
+
+def _weighed(schedule: Schedule, objectives: Objectives, done: int) -> Callable[[Leaf], Rows]:
+    """The objectives of cost tables, all of which after the first `done` tables are made at once.
+
+    Leaves must be asked for in their order.
+    """
+    leaves = schedule.leaves
+    places = iter([begin for table, begin in leaves.begin.items() if table >= done])
+    first = min((begin for table, begin in leaves.begin.items() if table >= done), default=0)
+    rows = np.multiply.outer(objectives.time, leaves.time[first:])
+    rows += np.multiply.outer(objectives.memory, leaves.memory[first:])
+    rows[:, leaves.forbidden[np.searchsorted(leaves.forbidden, first) :] - first] = np.inf
+
+    def of(leaf: Leaf) -> Rows:
+        begin = next(places) - first
+        own: Rows = rows[:, begin : begin + leaf.time.size]
+        return own.reshape(len(objectives), *leaf.time.shape)
+
+    return of
 
 
 def _join(join: Join, tables: Sequence[Rows]) -> Rows:

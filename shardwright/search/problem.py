@@ -47,8 +47,10 @@ class Node:
     memory: Ints  # (K,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "time", _frozen(self.time, "f", f"time of node {self.name!r}"))
-        object.__setattr__(self, "memory", _frozen(self.memory, "i", f"memory of {self.name!r}"))
+        if not _is_table(self.time, self.memory):
+            time, memory = f"time of node {self.name!r}", f"memory of {self.name!r}"
+            object.__setattr__(self, "time", _frozen(self.time, "f", time))
+            object.__setattr__(self, "memory", _frozen(self.memory, "i", memory))
         if self.time.ndim != 1 or self.time.shape != self.memory.shape or not self.time.size:
             raise ProblemError(
                 f"node {self.name!r} has time of shape {self.time.shape} and memory of shape "
@@ -70,13 +72,14 @@ class Edge:
     memory: Ints  # (K of tail, K of head)
 
     def __post_init__(self) -> None:
-        where = f"edge {self.tail} -> {self.head}"
-        object.__setattr__(self, "time", _frozen(self.time, "f", f"time of {where}"))
-        object.__setattr__(self, "memory", _frozen(self.memory, "i", f"memory of {where}"))
+        if not _is_table(self.time, self.memory):
+            where = f"edge {self.tail} -> {self.head}"
+            object.__setattr__(self, "time", _frozen(self.time, "f", f"time of {where}"))
+            object.__setattr__(self, "memory", _frozen(self.memory, "i", f"memory of {where}"))
         if self.time.ndim != 2 or self.time.shape != self.memory.shape:
             raise ProblemError(
-                f"{where} has time of shape {self.time.shape} and memory of shape "
-                f"{self.memory.shape}; both must be (choices of tail, choices of head)"
+                f"edge {self.tail} -> {self.head} has time of shape {self.time.shape} and memory of"
+                f" shape {self.memory.shape}; both must be (choices of tail, choices of head)"
             )
 
 
@@ -110,6 +113,14 @@ class Problem:
         _, memory = most(self)
         if memory >= LARGEST_MEMORY:
             raise ProblemError(f"memory may reach {memory} bytes, at most {LARGEST_MEMORY} will do")
+
+    @classmethod
+    def unchecked(cls, nodes: Iterable[Node], edges: Iterable[Edge]) -> Problem:
+        """A problem made of another: its parts are that one's, cut, added up or free of charge."""
+        found = object.__new__(cls)
+        object.__setattr__(found, "nodes", tuple(nodes))
+        object.__setattr__(found, "edges", tuple(edges))
+        return found
 
     def _check_ends(self, edge: Edge) -> None:
         num, where = len(self.nodes), f"edge {edge.tail} -> {edge.head}"
@@ -174,6 +185,17 @@ def price(problem: Problem, assignment: Sequence[int]) -> tuple[float, int]:
     return math.fsum(times), memory
 
 
+def _is_table(time: ArrayLike, memory: ArrayLike) -> bool:
+    """Whether both are arrays of the right types that nobody writes to, as shared ones are."""
+    return (
+        type(time) is np.ndarray
+        and type(memory) is np.ndarray
+        and time.dtype is _TYPES["f"]
+        and memory.dtype is _TYPES["i"]
+        and not (time.flags.writeable or memory.flags.writeable)
+    )
+
+
 def _frozen(values: ArrayLike, kind: str, what: str) -> NDArray[np.generic]:
     given = np.asarray(values)
     if given.dtype.kind not in ("iu" if kind == "i" else "iuf"):
@@ -183,7 +205,7 @@ def _frozen(values: ArrayLike, kind: str, what: str) -> NDArray[np.generic]:
     return array
 
 
-_TYPES = {"f": np.float64, "i": np.int64}
+_TYPES = {"f": np.dtype(np.float64), "i": np.dtype(np.int64)}
 _WORDS = {"f": "seconds", "i": "whole bytes"}
 
 

@@ -104,7 +104,7 @@ def assignments_inside(problem: Problem, region: Region, slack: float, budget: B
     if schedule.pinned:
         raise SpentError
     budget.spend(len(schedule.steps) * SUMS_PER_STEP)
-    tables = forward(schedule, lambda leaf: region.objectives.rows(leaf.time, leaf.memory))
+    tables = forward(schedule, region.objectives)
     outside = outsides(schedule, tables)
     each = slack / max(1, len(schedule.steps))
     used = 0.0

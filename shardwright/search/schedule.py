@@ -22,7 +22,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from shardwright.search.problem import Edge, Floats, Ints, Node, Problem
 
@@ -80,7 +83,16 @@ class Step(NamedTuple):
     output: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Leaves(NamedTuple):
+    """The cost tables of a schedule, one after the other; where they forbid, the time is 0."""
+
+    time: Floats  # (entries,)
+    memory: Floats  # (entries,)
+    forbidden: Ints  # entries
+    begin: dict[int, int]  # table -> its first entry
+
+
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """How to eliminate all nodes: distinct tables to compute, and where in the graph they stand."""
 
@@ -90,6 +102,18 @@ class Schedule:
     root: int  # the factor that holds the answer; its scope is that of the kept nodes
     pinned: tuple[int, ...]
     known: dict[object, int]  # what a table is computed from -> the table
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        """All cost tables, so that they can be weighed at once."""
+        leaves = {i: table for i, table in enumerate(self.tables) if isinstance(table, Leaf)}
+        sizes = [leaf.time.size for leaf in leaves.values()]
+        time = np.concatenate([leaf.time.ravel() for leaf in leaves.values()])
+        memory = np.concatenate([leaf.memory.ravel() for leaf in leaves.values()])
+        forbidden = np.flatnonzero(np.isinf(time))
+        time[forbidden] = 0.0
+        begin = dict(zip(leaves, np.cumsum([0, *sizes]).tolist(), strict=False))
+        return Leaves(time, memory.astype(np.float64), forbidden, begin)
 
 
 def make_schedule(

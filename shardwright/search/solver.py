@@ -20,7 +20,7 @@ from shardwright.search.minplus import Objectives, Rows, backward, forward, rela
 from shardwright.search.pin import settle
 from shardwright.search.powers import power, ways
 from shardwright.search.problem import Ints, Problem
-from shardwright.search.schedule import Leaf, Schedule, make_schedule
+from shardwright.search.schedule import Schedule, make_schedule
 
 
 class Solver(Protocol):
@@ -113,17 +113,14 @@ class _FoldedSolver:
         self.entries = _entries(self.schedule)
 
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
-        def rows_of(leaf: Leaf) -> Rows:
-            return objectives.rows(leaf.time, leaf.memory)
-
         tables: list[Rows] = []
         powers = []
         for piece in self.pieces:
-            tables = forward(piece.schedule, rows_of, done=tables)
+            tables = forward(piece.schedule, objectives, done=tables)
             table = tables[piece.schedule.factors[piece.schedule.root].table]
             powers.append(power(np.moveaxis(table, (1, 2), (-2, -1)), piece.copies))
         given = [np.moveaxis(p.table, (-2, -1), (1, 2)) for p in powers]
-        outer = forward(self.schedule, rows_of, given, tables)
+        outer = forward(self.schedule, objectives, given, tables)
         values = outer[self.schedule.factors[self.schedule.root].table]
         rows = np.arange(len(values))
         mine = np.zeros((len(rows), len(self.numbers)), np.int64)

@@ -46,7 +46,7 @@ def twofold(first: Problem, second: Problem, piece: Mapping[int, int]) -> Twofol
     for number, edge in enumerate(first.edges):
         maker.edge(edge, second.edges[number])
     maker.switch()
-    return Twofold(Problem(tuple(maker.nodes), tuple(maker.edges)), maker.twins, maker.switches)
+    return Twofold(Problem.unchecked(maker.nodes, maker.edges), maker.twins, maker.switches)
 
 
 @final

@@ -23,7 +23,7 @@ def value(problem, pick, weight):
 def test_inside_and_outside_are_the_best_of_all_assignments_with_an_entry(problem):
     schedule = make_schedule(problem, 10**6)
     objectives = weighted(WEIGHTS)
-    tables = forward(schedule, lambda leaf: objectives.rows(leaf.time, leaf.memory))
+    tables = forward(schedule, objectives)
     outside = outsides(schedule, tables)
     every = list(product(*map(range, problem.sizes)))
     for row, weight in enumerate(WEIGHTS):
