@@ -2,6 +2,7 @@
 
     python -m benchmarks.spectrain_accuracy.run             # everything, in processes of one thread
     python -m benchmarks.spectrain_accuracy.run --quick     # two seeds, four stages, fewer steps
+    python -m benchmarks.spectrain_accuracy.run --runs FILE # keep finished runs there, go on later
     python -m benchmarks.spectrain_accuracy.run --plot-only # the pictures again, from result.json
 
 Learning rates suit synchronous training and are the same for all. A gap is
@@ -20,6 +21,7 @@ import os
 import statistics
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,9 @@ FURTHEST = 8
 def runs(seeds: int, steps: int, pipelines: tuple[int, ...]) -> list[Run]:
     """Every combination; synchronous training has no stages."""
     found = []
-    for subject in SUBJECTS:
-        for optimizer in OPTIMIZERS:
-            for seed in range(seeds):
+    for seed in range(seeds):
+        for subject in SUBJECTS:
+            for optimizer in OPTIMIZERS:
                 found.append(Run(subject, optimizer, 1, "synchronous", seed, steps))
                 found += [
                     Run(subject, optimizer, stages, weights, seed, steps)
@@ -102,6 +104,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _kept(path: Path | None) -> dict[Run, dict[str, Any]]:
+    """Runs that a file has results of."""
+    if path is None or not path.exists():
+        return {}
+    names = [field.name for field in fields(Run)]
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    return {Run(**{name: result[name] for name in names}): result for result in results}
+
+
+def _keep(path: Path | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
 def _loss(result: dict[str, Any]) -> float:
     return _finite(result["held_out"], result["subject"])
 
@@ -119,6 +136,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--plot-only", action="store_true")
+    parser.add_argument("--runs", type=Path, help="JSON lines of finished runs, kept and read")
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
     if options.plot_only:
@@ -128,8 +146,9 @@ def main() -> None:
     if options.quick:
         options.seeds, options.steps, pipelines = 2, 80, (4,)
     os.environ["OMP_NUM_THREADS"] = "1"
-    todo = runs(options.seeds, options.steps, pipelines)
-    results = []
+    wanted = runs(options.seeds, options.steps, pipelines)
+    done = _kept(options.runs)
+    todo = [run for run in wanted if run not in done]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, context) as pool:
         errors = {
@@ -140,13 +159,16 @@ def main() -> None:
             )
             for optimizer in OPTIMIZERS
         }
-        for number, result in enumerate(pool.map(train, todo), start=1):
-            results.append(result)
+        for number, (run, result) in enumerate(
+            zip(todo, pool.map(train, todo), strict=True), start=1
+        ):
+            done[run] = result
+            _keep(options.runs, result)
             print(f"\r{number} of {len(todo)} runs", end="", flush=True)
         found = {
             "claim": "prediction closes at least half of the gap from stale to synchronous",
             "options": {"seeds": options.seeds, "steps": options.steps},
-            "rows": summary(results),
+            "rows": summary([done[run] for run in wanted]),
             "prediction_errors": {name: error.result() for name, error in errors.items()},
         }
     print("\n" + table(found["rows"]))

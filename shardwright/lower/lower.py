@@ -35,6 +35,7 @@ from shardwright.lower.program import (
 from shardwright.lower.tiles import placed_call
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
+from shardwright.rules.micro import gradient_layout
 from shardwright.rules.placing import Placing, place
 from shardwright.rules.rule import Tiling
 
@@ -231,6 +232,10 @@ class _Writer:
     def result(self, value: str) -> str:
         """Name of what the program returns of `value`."""
         whole = Layout.replicated(self.placed.mesh)
+        if value in self.placed.sent and value in self.parameters:
+            # Its gradient from the next stage is whole, those of its readers here may be parts.
+            lies = self.layouts[value]
+            return self.read(value, lies, gradient_layout(lies))
         if value in self.placed.sent:
             return self.names[value]
         return self.read(value, self.placed.result or whole, whole)
@@ -272,7 +277,7 @@ class _Writer:
             piece,
         )
         self.redistributed[key] = result
-        if value in self.regathered and any(m.collective.moves_data for m in forward):
+        if value in self.regathered and forward:
             self.copies[result] = result
         return result
 

@@ -44,7 +44,8 @@ class StagedGraph:
         self.decisions = decisions
         self.pipeline = decisions.pipeline
         self.pipeline.check(decisions.micro_batches)
-        self.parts = _parts(graph, self.pipeline)
+        # Stages that update their weights on their own cannot have copies of one.
+        self.parts = _parts(graph, self.pipeline, copies=self.pipeline.weights is None)
         count = decisions.micro_batches
         whole = count == 1
         self.micro: MicroBatches = (
@@ -115,7 +116,7 @@ class StagedGraph:
         return {name: tuple(stages) for name, stages in found.items()}
 
 
-def _parts(graph: Graph, pipeline: Pipeline) -> tuple[Stage, ...]:
+def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ...]:
     place = {op.name: i for i, op in enumerate(graph.ops)}
     loss = [graph.tensor[name] for name in graph.outputs]
     if len(loss) != 1 or loss[0].shape or not loss[0].requires_grad:
@@ -127,6 +128,6 @@ def _parts(graph: Graph, pipeline: Pipeline) -> tuple[Stage, ...]:
         if name not in place:
             raise PipelineError(f"the cut before {name} is before no operator of the model")
     try:
-        return split(graph, [place[name] for name in pipeline.cuts], copies=True)
+        return split(graph, [place[name] for name in pipeline.cuts], copies=copies)
     except StageError as e:
         raise PipelineError(str(e)) from e

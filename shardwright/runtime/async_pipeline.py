@@ -1,9 +1,10 @@
-"""An asynchronous pipeline on real ranks: one stage each, over `torch.distributed`.
+"""An asynchronous pipeline on real ranks, over `torch.distributed`.
 
-Rank k runs stage k as `async_stage` says; this file is about neighbours, drains
-and errors. An error in one stage is sent on in place of the next message, both
-ways, so that all ranks end with it; a process that is gone is noticed by its
-neighbours, and one that hangs by the timeout.
+A rank runs its stage as `async_stage` says, alone or with the others of a group
+that shares the stage; this file is about neighbours, drains and errors. An
+error in one stage is sent on in place of the next message, both ways, so that
+all ranks end with it; a process that is gone is noticed by its neighbours, and
+one that hangs by the timeout.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.runtime.async_sim import inputs_of
+from shardwright.ir.pipeline import AXIS
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Update
+from shardwright.runtime.board import Board, is_broken_link
 from shardwright.runtime.channel import StageFailed
 from shardwright.runtime.device import default_device
-from shardwright.runtime.peers import Peers
+from shardwright.runtime.holding import place_in
+from shardwright.runtime.peers import Peers, Seat
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import Weights, weights_named
 
@@ -63,6 +67,9 @@ class AsyncPipeline(StageModule):
 
     Every rank makes an optimizer for them and calls `train_step` with the same
     batches. Drain before looking at weights: evaluation, checkpoints, the end.
+
+    Without a `device_mesh` rank k has stage k to itself; with one, stages lie along
+    its outermost axis, `pp`, and the ranks of a stage share it along the others.
     """
 
     def __init__(
@@ -72,14 +79,18 @@ class AsyncPipeline(StageModule):
         weights: Weights,
         *,
         device: torch.device,
+        device_mesh: DeviceMesh | None = None,
         seed: int = 0,
         timeout: timedelta = TIMEOUT,
     ) -> None:
         _agree([*stages.fingerprints, weights.name])
-        rank, count = dist.get_rank(), len(stages.parts)
-        super().__init__(stages, rank, model, device, seed)
-        self._sw_link = Peers(stages.parts, rank, device, timeout)
-        self._sw_async = AsyncStage(self, rank, count, weights)
+        self._sw_board = Board()
+        seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
+        group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
+        super().__init__(stages, seat.stage, model, device, seed, group)
+        self._sw_seat = seat
+        self._sw_link = Peers(stages.staged, seat, device, timeout)
+        self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
         (loss,) = stages.captured.graph.outputs
         self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
@@ -105,7 +116,7 @@ class AsyncPipeline(StageModule):
         update of this stage; its gradients are clipped to `clip_norm`.
         """
         update = Update(optimizer, scheduler, clip_norm)
-        given = self._sw_here(batch)
+        given = self.part_of(batch)
 
         def work() -> torch.Tensor:
             self._sw_link.open()
@@ -135,7 +146,7 @@ class AsyncPipeline(StageModule):
         """The loss of a batch with the weights as they are, without dropout, on every rank."""
         if self._sw_link.is_open:
             raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
-        given, stage, link = self._sw_here(batch), self._sw_async, self._sw_link
+        given, stage, link = self.part_of(batch), self._sw_async, self._sw_link
 
         def work() -> torch.Tensor:
             received = link.receive_once() if stage.index else ()
@@ -147,13 +158,6 @@ class AsyncPipeline(StageModule):
 
         return self._sw_loss(self._sw_guard(work))
 
-    def _sw_here(self, batch: Any) -> dict[str, torch.Tensor]:
-        """What this stage reads of a batch, on its device."""
-        given = inputs_of(batch)
-        if missing := [key for key in self.inputs if key not in given]:
-            raise PipelineError(f"the batch has no tensor {missing[0]}")
-        return {key: given[key].to(self._sw_device) for key in self.inputs}
-
     def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss.to(self._sw_loss_dtype)
 
@@ -164,13 +168,36 @@ class AsyncPipeline(StageModule):
         try:
             return work()
         except StageFailed as e:
-            self._sw_failure = str(e)
-            self._sw_link.fail(self._sw_failure)
-            raise
+            self._sw_fail(str(e))
+            raise StageFailed(self._sw_failure) from e
         except Exception as e:
-            self._sw_failure = f"stage {self._sw_async.index} failed: {type(e).__name__}: {e}"
-            self._sw_link.fail(self._sw_failure)
+            # One of those that share the stage may be gone; then it is not this rank that fails.
+            said = self._sw_board.read() if is_broken_link(e) else ""
+            if said or (is_broken_link(e) and self._sw_seat.others):
+                self._sw_fail(said or f"{self._sw_seat.company} is gone: {_first_line(e)}")
+                raise StageFailed(self._sw_failure) from e
+            self._sw_fail(f"{self._sw_seat} failed: {type(e).__name__}: {e}")
             raise
+
+    def _sw_fail(self, text: str) -> None:
+        """Tell the others; what is told is what the first to fail has said."""
+        self._sw_failure = self._sw_board.write(text)
+        self._sw_link.fail(self._sw_failure)
+
+
+def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
+    """Where a rank sits; neighbours are at the same place of their groups."""
+    if device_mesh is None:
+        return Seat(rank, 0, tuple(range(stages)))
+    size = device_mesh.size() // stages
+    stage, place = device_mesh.get_local_rank(AXIS), place_in(device_mesh) % size
+    ranks = device_mesh.mesh.reshape(stages, size)
+    others = [other for other in ranks[stage].tolist() if other != rank]
+    return Seat(stage, place, tuple(ranks[:, place].tolist()), tuple(others))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _agree(mine: list[str]) -> None:

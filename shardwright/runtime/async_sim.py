@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.capture.call import flatten
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Tensors, Update
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import weights_named
@@ -91,6 +90,7 @@ class AsyncSimulation:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
+        self._shapes = {key: value.shape for key, value in model.state_dict().items()}
         how, count = weights_named(weights), len(stages.parts)
         device = next(model.parameters()).device
         modules = [StageModule(stages, k, model, device, seed) for k in range(count)]
@@ -105,9 +105,8 @@ class AsyncSimulation:
 
     def train_step(self, batch: Any) -> torch.Tensor:
         """Put one mini-batch (a mapping of keywords or a tuple) into the pipeline; its loss."""
-        given = inputs_of(batch)
         for stage, update, link in zip(self.stages, self.updates, self.links, strict=True):
-            loss = stage.step(update, link, given)
+            loss = stage.step(update, link, stage.module.part_of(batch))
         assert loss is not None  # the last stage does both passes at once
         return loss
 
@@ -118,23 +117,16 @@ class AsyncSimulation:
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of one batch with the weights as they are, without dropout; drain first."""
-        given = inputs_of(batch)
         values: Tensors = ()
         for stage in self.stages:
-            values = stage.evaluate(values, given)
+            values = stage.evaluate(values, stage.module.part_of(batch))
         return values[0]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers of all stages under the module's names; drain first."""
+        """Parameters and persistent buffers of all stages as the module has them; drain first."""
         return {
-            key: value
+            key: value.view(self._shapes.get(key, value.shape))
             for stage in self.stages
             for key, value in stage.module.state_dict().items()
             if isinstance(value, torch.Tensor)
         }
-
-
-def inputs_of(batch: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a batch by their path in the call."""
-    args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {})
-    return {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}

@@ -99,7 +99,6 @@ class AsyncStage:
         self.flying: deque[_InFlight] = deque()
         self.seen = 0  # mini-batches whose forward pass is done
         self.start = 0  # the first one since the pipeline was empty
-        self._due: Tensors = ()  # weights of the backward pass that runs now
 
     @property
     def is_last(self) -> bool:
@@ -156,34 +155,24 @@ class AsyncStage:
             value.detach().requires_grad_(name in with_gradient)
             for name, value in zip(stage.received, received, strict=True)
         ]
-        weights = self._weights(optimizer, self.horizon.forward)
-        numbers = {
-            w.untyped_storage().data_ptr(): number
-            for number, w in enumerate(weights)
-            if w.numel() > 0
-        }
-
-        def pack(tensor: torch.Tensor) -> Any:
-            number = numbers.get(tensor.untyped_storage().data_ptr())
-            if number is None:
-                return tensor
-            return number, tensor.shape, tensor.stride(), tensor.storage_offset()
-
+        weights, swap = self._weights(optimizer, self.horizon.forward), self.module.swap
+        ours = {weight.untyped_storage().data_ptr() for weight in weights}
+        swap.track(() if self.keeps_weights else weights)
         used: list[torch.Tensor] = [
-            _InPlaceOf.apply(parameter, weight)  # type: ignore[no-untyped-call]
-            for parameter, weight in zip(self.module.trained(), weights, strict=True)
+            _InPlaceOf.apply(tile, weight)  # type: ignore[no-untyped-call]
+            for tile, weight in zip(self.module.tiles(), weights, strict=True)
         ]
         if self.keeps_weights:
             outputs = self.module.run(used, taken, batch)
         else:
-            with saved_tensors_hooks(pack, self._unpack):
+            with saved_tensors_hooks(swap.pack, swap.unpack):
                 outputs = self.module.run(used, taken, batch)
         named = dict(zip(stage.graph.outputs, outputs, strict=True))
         roots = [get_gradient_edge(named[n]) for n in stage.returning_gradient(named)]
         self.flying.append(_InFlight(taken, roots))
         # A weight that is handed on must not change on its way.
         return [
-            out.detach().clone() if out.untyped_storage().data_ptr() in numbers else out.detach()
+            out.detach().clone() if out.untyped_storage().data_ptr() in ours else out.detach()
             for out in outputs
         ]
 
@@ -194,15 +183,16 @@ class AsyncStage:
         """
         done = self.flying.popleft()
         taken = [value for value in done.received if value.requires_grad]
-        parameters = self.module.trained()
-        for parameter in parameters:
-            parameter.grad = None
-        leaves = [*parameters, *taken]
+        tiles = self.module.tiles()
+        for tile in tiles:
+            tile.grad = None
+        leaves = [*tiles, *taken]
         if not self.keeps_weights:
-            self._due = self._weights(optimizer, self.horizon.backward)
+            self.module.swap.due = self._weights(optimizer, self.horizon.backward)
         if done.roots and leaves:
             torch.autograd.backward(done.roots, gradients, inputs=leaves)
-        self._due = ()
+        self.module.swap.due = ()
+        self.module.collect_gradients()
         return [v.grad if v.grad is not None else torch.zeros_like(v) for v in taken]
 
     def evaluate(self, received: Tensors, batch: Mapping[str, torch.Tensor]) -> Tensors:
@@ -211,22 +201,14 @@ class AsyncStage:
         self.module.eval()
         try:
             with torch.no_grad():
-                weights = [p.detach() for p in self.module.trained()]
+                weights = [tile.detach() for tile in self.module.tiles()]
                 return self.module.run(weights, received, batch)
         finally:
             self.module.train(was)
 
     def _weights(self, optimizer: torch.optim.Optimizer, updates: int) -> list[torch.Tensor]:
-        parameters = self.module.trained()
         if self.weights.predictor is not None:
-            return predict(optimizer, parameters, updates, self.weights.predictor)
+            return predict(optimizer, self.module.trained(), updates, self.weights.predictor)
         if self.weights.stashes and not self.is_last:
-            return [p.detach().clone() for p in parameters]
-        return [p.detach() for p in parameters]
-
-    def _unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        number, shape, stride, offset = packed
-        weight: torch.Tensor = self._due[number].detach().as_strided(shape, stride, offset)
-        return weight
+            return [tile.detach().clone() for tile in self.module.tiles()]
+        return [tile.detach() for tile in self.module.tiles()]

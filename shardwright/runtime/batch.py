@@ -14,7 +14,10 @@ import torch
 from shardwright.capture.call import flatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
+from shardwright.lower.lower import input_layouts
+from shardwright.lower.pipeline import StagedGraph
 from shardwright.lower.program import Shape, flat, flat_dim
+from shardwright.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
 
 
@@ -98,6 +101,16 @@ def input_parts(
         leaf.keys[0]: InputPart(leaf.keys[0], analysis.atoms[leaf.name], layouts[leaf.name], at)
         for leaf in leaves
     }
+
+
+def stage_inputs(staged: StagedGraph, index: int, rank: int) -> dict[str, InputPart]:
+    """What the device at place `rank` of a group reads of the batch for a stage."""
+    graph, decisions, micro = staged.parts[index].graph, staged.decisions, staged.micro
+    tilings = micro.tilings(decisions.tilings)
+    layouts = input_layouts(graph, staged.analysis, micro.mesh(decisions.mesh), tilings)
+    at = tuple((i, *decisions.mesh.coordinate(rank)) for i in range(micro.count))
+    parts = input_parts(graph, staged.analysis, layouts, at)
+    return {key: part for key, part in parts.items() if not key.startswith(RECEIVED)}
 
 
 def local_inputs(

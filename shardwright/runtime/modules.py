@@ -27,7 +27,7 @@ from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution, reduced_over
-from shardwright.runtime.regather import Regathering
+from shardwright.runtime.regather import Keep, Regathering, as_it_is
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import WholeModule
 
@@ -38,10 +38,12 @@ def module_maker(
     device_mesh: DeviceMesh | None,
     device: torch.device,
     training: bool,
+    keep: Keep = as_it_is,
 ) -> Callable[[Special], nn.Module]:
     """What `to_module` makes an instruction's module with, for one rank of `mesh`.
 
-    An operator that regathers finds the redistributions made before it.
+    An operator that regathers finds the redistributions made before it; `keep` says how it keeps
+    what it makes copies of.
     """
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
@@ -55,7 +57,7 @@ def module_maker(
                 return made[instruction.result]
             case Compute():
                 again = [made[name] for name in instruction.regathers]
-                return Regathering(operator_of(instruction.op.target), again)
+                return Regathering(operator_of(instruction.op.target), again, keep)
             case Fetch():
                 return Loading(instruction)
             case Reduce():

@@ -34,7 +34,7 @@ from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
-from shardwright.runtime.stage import cut_stages
+from shardwright.runtime.stage import Stages
 from shardwright.runtime.stepping import SteppingModule, arguments
 from shardwright.runtime.weights import weights_named
 
@@ -65,7 +65,7 @@ def parallelize(
     decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
     if plan.pipeline is not None and plan.pipeline.weights is not None:
-        return _asynchronous(captured, plan, model, device, seed)
+        return _asynchronous(captured, analysis, decisions, plan, model, device, seed)
     device_mesh = _device_mesh(plan.mesh, device)
     return build(
         captured,
@@ -140,21 +140,29 @@ def build(
 
 
 def _asynchronous(
-    captured: Captured, plan: Plan, model: nn.Module, device: torch.device, seed: int
+    captured: Captured,
+    analysis: Analysis,
+    decisions: Decisions,
+    plan: Plan,
+    model: nn.Module,
+    device: torch.device,
+    seed: int,
 ) -> AsyncPipeline:
     assert plan.pipeline is not None and plan.pipeline.weights is not None
-    if plan.layout_mesh.size > 1:
-        raise PlanError(
-            f"the plan has asynchronous stages of {plan.layout_mesh.size} devices each; they run on"
-            " one device a stage"
-        )
     _check_world(plan.mesh)
-    place = {op.name: i for i, op in enumerate(captured.graph.ops)}
-    if unknown := [name for name in plan.cuts if name not in place]:
-        raise PlanError(f"the plan cuts before {unknown[0]}, which the model does not have")
-    stages = cut_stages(captured, plan.stages, [place[name] for name in plan.cuts])
-    how = weights_named(plan.pipeline.weights)
-    return AsyncPipeline(stages, model, how, device=device, seed=seed)
+    try:
+        stages = Stages.planned(captured, analysis, decisions)
+    except PipelineError as e:
+        raise PlanError(f"the plan cannot run: {e}") from e
+    shared = plan.layout_mesh.size > 1
+    return AsyncPipeline(
+        stages,
+        model,
+        weights_named(plan.pipeline.weights),
+        device=device,
+        device_mesh=_device_mesh(plan.mesh, device) if shared else None,
+        seed=seed,
+    )
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:

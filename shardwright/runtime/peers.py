@@ -3,42 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardwright.lower.stages import Stage
+from shardwright.lower.pipeline import Crossing, StagedGraph
 from shardwright.runtime.async_stage import Tensors
 from shardwright.runtime.channel import Channel, Form
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where this rank sits: its stage, its place in the group of that stage, and its likes.
+
+    `ranks` has, per stage, the rank at the same place; `others` are those that share the stage.
+    """
+
+    stage: int
+    place: int
+    ranks: tuple[int, ...]
+    others: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" (rank {self.ranks[self.stage]})" if self.others else ""
+        return f"stage {self.stage}{where}"
+
+    @property
+    def company(self) -> str:
+        """Those that share the stage."""
+        ranks = ", ".join(map(str, self.others))
+        return f"stage {self.stage} ({'one of ranks' if self.others[1:] else 'rank'} {ranks})"
+
+
 class Peers:
-    """Four channels, to and from the ranks before and behind this one; stage k is on rank k."""
+    """Four channels, to and from the ranks before and behind this one, at the same place."""
 
     def __init__(
-        self, parts: Sequence[Stage], rank: int, device: torch.device, timeout: timedelta
+        self, staged: StagedGraph, seat: Seat, device: torch.device, timeout: timedelta
     ) -> None:
-        self.lag = len(parts) - rank - 1
+        stage, stages = seat.stage, len(staged.parts)
+        self.lag = stages - stage - 1
         self.is_open = False
-        groups = [dist.new_group(list(range(len(parts)))) for _ in range(2)]
+        groups = [dist.new_group() for _ in range(2)]
         for group in groups:
             dist.barrier(group=group)  # connects all ranks, before any of them sends
         values, gradients = groups
 
         def channel(form: Form, peer: int, group: Any) -> Channel:
-            return Channel(form, peer, peer, group, device, timeout)
+            return Channel(form, seat.ranks[peer], peer, group, device, timeout)
 
         self.values_in = self.values_out = self.gradients_in = self.gradients_out = None
-        if rank > 0:
-            forward, backward = _forms(parts[rank - 1])
-            self.values_in = channel(forward, rank - 1, values)
-            self.gradients_out = channel(backward, rank - 1, gradients)
-        if rank < len(parts) - 1:
-            forward, backward = _forms(parts[rank])
-            self.values_out = channel(forward, rank + 1, values)
-            self.gradients_in = channel(backward, rank + 1, gradients)
+        if stage > 0:
+            forward, backward = _forms(staged, stage - 1, seat.place)
+            self.values_in = channel(forward, stage - 1, values)
+            self.gradients_out = channel(backward, stage - 1, gradients)
+        if stage < stages - 1:
+            forward, backward = _forms(staged, stage, seat.place)
+            self.values_out = channel(forward, stage + 1, values)
+            self.gradients_in = channel(backward, stage + 1, gradients)
 
     def open(self) -> None:
         """Begin to receive both ways."""
@@ -106,12 +131,12 @@ class Peers:
         return loss
 
 
-def _forms(stage: Stage) -> tuple[Form, Form]:
-    """Of the messages between `stage` and the one behind it: values, gradients."""
+def _forms(staged: StagedGraph, stage: int, place: int) -> tuple[Form, Form]:
+    """Of the messages from `place` of a stage to the next and back: values, gradients."""
+    values = staged.crossing(stage, 0, place)
+    return _form(values), _form([value for value in values if value.differentiable])
 
-    def form(names: Sequence[str]) -> Form:
-        tensors = [stage.graph.tensor[name] for name in names]
-        dtypes = tuple(getattr(torch, tensor.dtype) for tensor in tensors)
-        return Form(tuple(tensor.shape for tensor in tensors), dtypes)
 
-    return form(stage.sent), form(stage.returning_gradient(stage.sent))
+def _form(values: Sequence[Crossing]) -> Form:
+    dtypes = tuple(getattr(torch, value.dtype) for value in values)
+    return Form(tuple(value.shape for value in values), dtypes)

@@ -19,11 +19,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from shardwright.ir.graph import LeafKind
 from shardwright.lower.fx import Special, to_module
-from shardwright.lower.lower import input_layouts
 from shardwright.lower.passes import STAGE_PASSES, prepared
 from shardwright.lower.pipeline import Crossing, StagedGraph
-from shardwright.lower.stages import RECEIVED
-from shardwright.runtime.batch import InputPart, input_parts
+from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.holding import Holding
 from shardwright.runtime.loading import local
 from shardwright.runtime.message import Form
@@ -66,7 +64,7 @@ class StagePart(nn.Module):
                 )
             self.turns.append(known[form])
         self.reductions = {one.value: make(one) for one in lowered.reductions}
-        self.inputs = _inputs(staged, index, rank)
+        self.inputs = stage_inputs(staged, index, rank)
         numbers = range(len(self.turns))
         before = [staged.crossing(index - 1, i, rank) if index else () for i in numbers]
         behind = [() if self.last else staged.crossing(index, i, rank) for i in numbers]
@@ -176,13 +174,3 @@ def _forms(values: Sequence[Sequence[Crossing]]) -> list[Form]:
     """The forms of all micro-batches' messages, which are equally long."""
     words = max(Form.of(one).words for one in values)
     return [Form.of(one, words) for one in values]
-
-
-def _inputs(staged: StagedGraph, index: int, rank: int) -> dict[str, InputPart]:
-    """What the stage reads of the batch."""
-    graph, decisions, micro = staged.parts[index].graph, staged.decisions, staged.micro
-    tilings = micro.tilings(decisions.tilings)
-    layouts = input_layouts(graph, staged.analysis, micro.mesh(decisions.mesh), tilings)
-    at = tuple((i, *decisions.mesh.coordinate(rank)) for i in range(micro.count))
-    parts = input_parts(graph, staged.analysis, layouts, at)
-    return {key: part for key, part in parts.items() if not key.startswith(RECEIVED)}

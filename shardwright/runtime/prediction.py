@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from shardwright.runtime.loading import local
+
 
 class PredictionError(ValueError):
     """An optimizer whose next updates cannot be told from its state."""
@@ -107,8 +109,13 @@ def check(optimizer: torch.optim.Optimizer) -> None:
 def direction_of(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> Direction | None:
-    """The direction in which `optimizer` will move a parameter of its `group`, None if unknown."""
-    return _reader(optimizer)(parameter.detach(), optimizer.state.get(parameter, {}), group)
+    """The direction in which `optimizer` will move a parameter of its `group`, None if unknown.
+
+    Of a DTensor, that of this rank's tile.
+    """
+    state = optimizer.state.get(parameter, {})
+    tiles = {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+    return _reader(optimizer)(local(parameter).detach(), tiles, group)
 
 
 def predict(
@@ -117,19 +124,19 @@ def predict(
     updates: int,
     predictor: Predictor,
 ) -> list[torch.Tensor]:
-    """The parameters as they will be after `updates` more updates.
+    """The parameters as they will be after `updates` more updates; of DTensors this rank's tiles.
 
     A parameter that has not been updated yet, or that the optimizer does not
     train, is returned as it is, sharing its memory.
     """
     if updates == 0:
-        return [parameter.detach() for parameter in parameters]
+        return [local(parameter).detach() for parameter in parameters]
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     found = []
     for parameter in parameters:
         group = groups.get(parameter)
         direction = None if group is None else direction_of(optimizer, parameter, group)
-        weight = parameter.detach()
+        weight = local(parameter).detach()
         found.append(weight if direction is None else predictor(weight, direction, updates))
     return found
 

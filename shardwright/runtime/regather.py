@@ -19,12 +19,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.runtime.redistribute import Redistribution
 
+Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+
+
+def as_it_is(source: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Keep a parameter's tile for the backward pass as it is in the forward pass."""
+    kept = source.detach()
+    return lambda: kept
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Dropped:
     """A view of a copy that was not kept, and the parameter's tile, of which it is made again."""
 
-    source: torch.Tensor
+    source: Callable[[], torch.Tensor]
     number: int  # of the redistribution that makes the copy
     size: torch.Size
     stride: tuple[int, ...]
@@ -39,9 +47,13 @@ class Regathering(nn.Module):
     """
 
     def __init__(
-        self, operator: Callable[..., Any], redistributions: Sequence[Redistribution]
+        self,
+        operator: Callable[..., Any],
+        redistributions: Sequence[Redistribution],
+        keep: Keep = as_it_is,
     ) -> None:
         super().__init__()
+        self.keep = keep
         self.operator = operator
         self.redistributions = tuple(redistributions)  # not a ModuleList: the program has them
 
@@ -61,7 +73,7 @@ class Regathering(nn.Module):
             number = numbers.get(kept.untyped_storage().data_ptr())
             if number is None:
                 return kept
-            source = sources[number].detach()
+            source = self.keep(sources[number])
             size, stride, offset = kept.size(), kept.stride(), int(kept.storage_offset())
             return _Dropped(source, number, size, stride, offset)
 
@@ -72,5 +84,5 @@ class Regathering(nn.Module):
         if isinstance(kept, torch.Tensor):
             return kept
         with torch.no_grad():
-            copy = self.redistributions[kept.number].run_forward(kept.source)
+            copy = self.redistributions[kept.number].run_forward(kept.source())
         return copy.as_strided(kept.size, kept.stride, kept.offset)

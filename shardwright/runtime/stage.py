@@ -1,44 +1,65 @@
 """One pipeline stage on one device: its parameters, its buffers and its program.
 
-Parameters keep the module's names and shapes. The program takes the weights as
-arguments, so that it can run with others than those that are stored.
+The program takes the weights as arguments, so that it can run with others than
+those that are stored. Where several devices share a stage it is the program of
+one of them, and weights are this device's tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from shardwright.capture.build import Captured
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.pipeline import ASYNC, Pipeline
 from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.decisions import everything_whole
+from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
-from shardwright.lower.fx import Special, to_module
-from shardwright.lower.lower import lower
-from shardwright.lower.masters import with_casts
-from shardwright.lower.program import Dropout, Uniform
-from shardwright.lower.stages import RECEIVED, Stage, StageError, split
+from shardwright.lower.fx import to_module
+from shardwright.lower.passes import STAGE_PASSES, prepared
+from shardwright.lower.pipeline import StagedGraph
+from shardwright.lower.stages import Stage, StageError
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.batch import local_inputs, stage_inputs
+from shardwright.runtime.dropout import random_state
+from shardwright.runtime.holding import Holding, place_in
+from shardwright.runtime.loading import local
+from shardwright.runtime.modules import module_maker
+from shardwright.runtime.stepping import LastingModule, arguments
+from shardwright.runtime.swap import Swap
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A captured call and its stages."""
+    """A captured call, cut into stages whose tensors lie somehow on the mesh of each."""
 
     captured: Captured
-    parts: tuple[Stage, ...]
+    staged: StagedGraph
 
-    @cached_property
+    @classmethod
+    def planned(cls, captured: Captured, analysis: Analysis, decisions: Decisions) -> Stages:
+        """The stages that were decided on. Copies of weights that are stored otherwise than they
+        are read are made anew in the backward pass, of the weights that are due there.
+        """
+        weights = captured.graph.leaves_of(LeafKind.PARAMETER)
+        again = replace(decisions, regathered=frozenset(leaf.name for leaf in weights))
+        return cls(captured, StagedGraph(captured.graph, analysis, again))
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        return self.staged.parts
+
+    @property
     def analysis(self) -> Analysis:
         """Of the whole graph: what an operator draws depends on its place there."""
-        return analyze(self.captured.graph)
+        return self.staged.analysis
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -61,7 +82,7 @@ def capture_stages(
 
 
 def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = None) -> Stages:
-    """The stages of a captured call."""
+    """The stages of a captured call, each on one device."""
     graph = captured.graph
     if len(graph.outputs) != 1 or graph.tensor[graph.outputs[0]].shape:
         raise StageError(
@@ -69,57 +90,95 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
             f" {len(graph.outputs)} tensors, the first of shape"
             f" {graph.tensor[graph.outputs[0]].shape}: compute the loss inside the module"
         )
+    analysis = analyze(graph)
     if cuts is None:
-        cuts = balanced_cuts(graph, stages, operator_work(graph, analyze(graph)))
+        cuts = balanced_cuts(graph, stages, operator_work(graph, analysis))
     elif len(cuts) != stages - 1:
         raise StageError(f"{stages} stages need {stages - 1} cuts; {len(cuts)} were given")
-    return Stages(captured, split(graph, cuts))
+    if wrong := [cut for cut in cuts if not 0 < cut < len(graph.ops)]:
+        raise StageError(f"there is no cut before operator {wrong[0]} of {len(graph.ops)}")
+    names = tuple(graph.ops[cut].name for cut in cuts)
+    pipeline = Pipeline(names, f"{ASYNC}stale", stages)
+    return Stages.planned(captured, analysis, replace(everything_whole(graph), pipeline=pipeline))
 
 
-class StageModule(nn.Module):
-    """The parameters that live on a stage, under the module's names, and what runs there."""
+class StageModule(LastingModule):
+    """The parameters that live on a stage, under the module's names, and what runs there.
+
+    They have their atoms' shape, as those of a `ParallelModule`; with a device
+    mesh, on which the stage is shared, they are DTensors.
+    """
 
     def __init__(
-        self, stages: Stages, index: int, model: nn.Module, device: torch.device, seed: int
+        self,
+        stages: Stages,
+        index: int,
+        model: nn.Module,
+        device: torch.device,
+        seed: int,
+        device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        stage = stages.parts[index]
-        self._sw_stage = stage
+        staged, graph = stages.staged, stages.parts[index].graph
+        captured, decisions = stages.captured, staged.decisions
+        place = place_in(device_mesh)
+        self._sw_stage = stages.parts[index]
         self._sw_device = device
-        self._sw_trained: list[str] = []
-        self._sw_constants: dict[str, torch.Tensor] = {}
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        buffers = dict(model.named_buffers(remove_duplicate=False))
-        persistent = frozenset(model.state_dict())
-        graph = stage.graph
-        for leaf in graph.leaves:
-            if leaf.kind is LeafKind.PARAMETER:
-                trained = graph.tensor[leaf.name].requires_grad
-                whole = _copied(parameters[leaf.keys[0]], device)
-                parameter = nn.Parameter(whole, requires_grad=trained)
-                for key in leaf.keys:
-                    holder, name = _holder(self, key)
-                    holder.register_parameter(name, parameter)
-                if trained:
-                    self._sw_trained.append(leaf.name)
-            elif leaf.kind is LeafKind.BUFFER:
-                buffer = _copied(buffers[leaf.keys[0]], device)
-                for key in leaf.keys:
-                    holder, name = _holder(self, key)
-                    holder.register_buffer(name, buffer, persistent=key in persistent)
-            elif leaf.kind is LeafKind.CONSTANT:
-                self._sw_constants[leaf.name] = stages.captured.constants[leaf.name].to(device)
-        self._sw_program = _program(stage, stages.analysis, device)
-        self.register_buffer("_sw_random", random_state(seed, 0, device), persistent=False)
+        self._sw_swap = Swap()
+        self._sw_holds = Holding(self, captured, staged.analysis, decisions, device_mesh, device)
+        self._sw_holds.take(
+            graph,
+            dict(model.named_parameters(remove_duplicate=False)),
+            dict(model.named_buffers(remove_duplicate=False)),
+            frozenset(model.state_dict()),
+        )
+        make = module_maker(
+            captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
+        )
+        lowered = staged.programs(index, place)
+        (program,) = lowered.programs
+        self._sw_program = to_module(prepared(program, graph, STAGE_PASSES), device, make)
+        self._sw_reductions = {one.value: make(one) for one in lowered.reductions}
+        self._sw_inputs = stage_inputs(staged, index, place)
+        parameters = graph.leaves_of(LeafKind.PARAMETER)
+        self._sw_trained = [
+            leaf.name for leaf in parameters if graph.tensor[leaf.name].requires_grad
+        ]
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
+        self._sw_tiles = [_tile(parameter) for parameter in self.trained()]
+        fast = captured.graph.habits.rng == "fast"
+        state = random_state(seed, 0, torch.device("cpu") if fast else device)
+        self.register_buffer("_sw_random", state, persistent=False)
         self.train(model.training)
 
     @property
     def stage(self) -> Stage:
         return self._sw_stage
 
+    @property
+    def swap(self) -> Swap:
+        """Which weights its passes run with."""
+        return self._sw_swap
+
     def trained(self) -> list[nn.Parameter]:
         """The parameters that get a gradient here, in the order in which `run` takes weights."""
         return [self.get_parameter(name) for name in self._sw_trained]
+
+    def tiles(self) -> list[nn.Parameter]:
+        """This device's tiles of them, in their memory: where gradients come in."""
+        return self._sw_tiles
+
+    def collect_gradients(self) -> None:
+        """Give each parameter, in `grad`, what its tiles got on all devices of the stage."""
+        for name, parameter, tile in zip(
+            self._sw_trained, self.trained(), self._sw_tiles, strict=True
+        ):
+            if not isinstance(parameter, DTensor):
+                continue  # it is its own tile, and whole
+            gradient, tile.grad = tile.grad, None
+            if gradient is not None and name in self._sw_reductions:
+                gradient = self._sw_reductions[name](gradient)
+            parameter.grad = None if gradient is None else _lying_like(parameter, gradient)
 
     def run(
         self,
@@ -134,72 +193,43 @@ class StageModule(nn.Module):
         graph = self._sw_stage.graph
         given = dict(zip(self._sw_trained, weights, strict=True))
         given |= dict(zip(self._sw_stage.received, received, strict=True))
-        updated = [buffer for buffer, _ in graph.updates]
-        leaves = []
-        for leaf in graph.leaves:
-            if leaf.name in given:
-                leaves.append(given[leaf.name])
-            elif leaf.kind is LeafKind.PARAMETER:
-                leaves.append(self.get_parameter(leaf.keys[0]))
-            elif leaf.kind is LeafKind.BUFFER:
-                buffer = self.get_buffer(leaf.keys[0])
-                # Autograd may keep what it read of a buffer that is updated in place below.
-                leaves.append(buffer.clone() if leaf.name in updated else buffer)
-            elif leaf.kind is LeafKind.CONSTANT:
-                leaves.append(self._sw_constants[leaf.name])
-            else:
-                leaves.append(batch[leaf.keys[0]])
+        leaves = (local(leaf) for leaf in self._sw_holds.leaves(graph, batch, given))
         state = self.get_buffer("_sw_random")
         results = self._sw_program(*leaves, state)
         outputs = results[: len(graph.outputs)]
         if self.training:
             with torch.no_grad():
-                for name, value in zip(updated, results[len(outputs) :], strict=True):
-                    self.get_buffer(name).copy_(value)
+                self._sw_holds.update(graph, results[len(outputs) :])
             # Not in place: what autograd keeps of this step may still read the old one.
             self._sw_random = state + state.new_tensor([0, 1])
         return tuple(outputs)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Paths, in the call, of the batch's tensors that the stage reads."""
-        leaves = self._sw_stage.graph.leaves_of(LeafKind.INPUT)
-        return tuple(leaf.keys[0] for leaf in leaves if not leaf.keys[0].startswith(RECEIVED))
+    def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
+        """What this device reads of a global batch, on it; `BatchError` if something is missing."""
+        found = local_inputs(*arguments(batch), self._sw_inputs)
+        return {key: value.to(self._sw_device) for key, value in found.items()}
 
     def get_extra_state(self) -> dict[str, int]:
         """The number of mini-batches seen, which random numbers depend on."""
         return {"minibatches": int(self._sw_random[1])}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        seed = int(self._sw_random[0])
-        self._sw_random = random_state(seed, state["minibatches"], self._sw_device)
+        self.set_random_state((int(self._sw_random[0]), state["minibatches"]))
 
 
-def _program(stage: Stage, analysis: Analysis, device: torch.device) -> nn.Module:
-    """Every operator whole, nothing communicated."""
-    graph = stage.graph
-    program = with_casts(lower(graph, analysis, everything_whole(graph), rank=0), graph)
-
-    def make(instruction: Special) -> nn.Module:
-        if isinstance(instruction, Dropout):
-            return GlobalDropout(instruction, device)
-        assert isinstance(instruction, Uniform)  # on one device nothing is redistributed
-        return GlobalUniform(instruction, device)
-
-    return to_module(program, device, make)
+def _tile(parameter: nn.Parameter) -> nn.Parameter:
+    """This device's tile of a parameter, sharing its memory; a plain one is its own."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(local(parameter).detach())
 
 
-def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A contiguous copy in memory of its own."""
-    whole = tensor.detach().to(device)
-    return whole.clone(memory_format=torch.contiguous_format)
-
-
-def _holder(root: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """The module that holds the tensor `key`, made on the way, and the tensor's name in it."""
-    *path, name = key.split(".")
-    for part in path:
-        if not hasattr(root, part):
-            root.add_module(part, nn.Module())
-        root = getattr(root, part)
-    return root, name
+def _lying_like(parameter: DTensor, tile: torch.Tensor) -> DTensor:
+    return DTensor.from_local(
+        tile,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -10,30 +10,14 @@ import torch
 from torch import nn
 
 
-class SteppingModule(nn.Module, ABC):
-    """A module that can take training steps on global batches.
+class LastingModule(nn.Module):
+    """A module with a state that goes on from step to step.
 
-    A batch is a mapping of keyword arguments or a tuple of positional ones.
     Sub-classes register `_sw_random`, the state that random numbers depend on,
     and set `_sw_updates`, the names of the buffers that a call writes.
     """
 
     _sw_updates: tuple[str, ...]
-
-    @abstractmethod
-    def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch; its gradients are added to `grad`."""
-
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch; its loss."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.forward_backward(batch)
-        optimizer.step()
-        return loss
-
-    @abstractmethod
-    def local_batch(self, batch: Any) -> Any:
-        """This rank's part of a global batch, for loaders that read only their own."""
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
         """What the next step needs of buffers: those of the state dict and those that steps write.
@@ -56,6 +40,28 @@ class SteppingModule(nn.Module, ABC):
     def set_random_state(self, state: tuple[int, int]) -> None:
         """Draw from the next step on what a module in this state would draw."""
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
+
+
+class SteppingModule(LastingModule, ABC):
+    """A module that can take training steps on global batches.
+
+    A batch is a mapping of keyword arguments or a tuple of positional ones.
+    """
+
+    @abstractmethod
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
+
+    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        """One optimizer step on a global batch; its loss."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.forward_backward(batch)
+        optimizer.step()
+        return loss
+
+    @abstractmethod
+    def local_batch(self, batch: Any) -> Any:
+        """This rank's part of a global batch, for loaders that read only their own."""
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

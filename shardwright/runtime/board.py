@@ -1,0 +1,58 @@
+"""Where the first rank to fail says why, for those that only notice that something broke.
+
+Neighbouring stages tell each other (`channel`). Ranks that share a stage wait
+for each other inside of collectives, where no message reaches them: these break
+when a process ends, and say nothing of the reason. The reason is in the store
+that the process group was made with.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+import torch.distributed as dist
+
+_PATIENCE = 15.0  # seconds; who lost its neighbour writes as soon as it looks for a message
+
+
+@final
+class Board:
+    """One text for all ranks; the first that is written stays. Every rank makes one, in turn."""
+
+    def __init__(self) -> None:
+        numbers = [0] * dist.get_world_size()
+        group = dist.group.WORLD
+        assert group is not None, "there is a process group"
+        self.store = group.get_group_store()
+        if dist.get_rank() == 0:
+            numbers[0] = self.store.add("shardwright/boards", 1)
+        dist.broadcast_object_list(numbers, src=0)
+        self.key = f"shardwright/boards/{numbers[0]}"
+
+    def write(self, text: str) -> str:
+        """Say why this rank fails; what the first to fail has said."""
+        try:
+            return str(self.store.compare_set(self.key, "", text).decode())
+        except RuntimeError:  # the process that has the store is gone
+            return text
+
+    def read(self, patience: float = _PATIENCE) -> str:
+        """What the first to fail has said; empty if nobody has after `patience` seconds."""
+        end = time.monotonic() + patience
+        try:
+            while True:
+                if self.store.check([self.key]):
+                    return str(self.store.get(self.key).decode())
+                if time.monotonic() >= end:
+                    return ""
+                time.sleep(0.05)
+        except RuntimeError:
+            return ""
+
+
+def is_broken_link(error: BaseException) -> bool:
+    """Whether a collective failed for want of another process."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error)
+    )
