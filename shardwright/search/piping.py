@@ -61,8 +61,8 @@ class _Tried:
 class Piping:
     """The search for pipelines, up to the moment `end` of the performance counter.
 
-    With `every` all numbers of stages are tried. Asynchronous pipelines, which have one device a
-    stage, are searched with `allow_async`.
+    With `every` all numbers of stages are tried. Asynchronous pipelines are searched with
+    `allow_async`.
     """
 
     rounds: Rounds
@@ -80,9 +80,8 @@ class Piping:
         useless = 0
         for i, groups in enumerate(stages):
             self.done[:] = [i / len(stages)]
-            if self.allow_async and self.rounds.machine.devices == groups:
-                for mesh in self._meshes(groups, None):
-                    self._gained(_Tried(mesh, groups, 1), weights=_WEIGHTS)
+            for mesh in self._meshes(groups, None) if self.allow_async else ():
+                self._gained(_Tried(mesh, groups, 1), weights=_WEIGHTS)
             if self.every or useless < _PATIENCE:
                 found = self._groups(groups, best)
                 useless = 0 if found else useless + 1

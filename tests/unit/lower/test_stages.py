@@ -11,8 +11,7 @@ from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.stages import StageError, split
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.async_sim import inputs_of
-from shardwright.runtime.stage import StageModule, Stages
+from shardwright.runtime.stage import StageModule, cut_stages
 from tests.models import cnn, double, gpt2, mlp, traps, unet
 from tests.oracles import enumerate_cuts
 from tests.zoo.subject import Subject
@@ -36,14 +35,13 @@ def subject(request):
 
 def run_stages(subject, cuts):
     """Loss, gradients and buffers of the stages run one after the other, as `Subject.run`'s."""
-    parts = split(subject.graph, cuts)
-    stages = Stages(subject.captured, parts)
-    device = torch.device("cpu")
-    modules = [StageModule(stages, k, subject.model, device, seed=3) for k in range(len(parts))]
+    count, device = len(cuts) + 1, torch.device("cpu")
+    stages = cut_stages(subject.captured, count, cuts)
+    modules = [StageModule(stages, k, subject.model, device, seed=3) for k in range(count)]
     values = ()
     for module in modules:
         weights = [torch.ones_like(p) * p for p in module.trained()]  # with other memory
-        values = module.run(weights, values, inputs_of(subject.batch))
+        values = module.run(weights, values, module.part_of(subject.batch))
     (loss,) = values
     loss.backward()
     found = {"loss": loss.detach()}

@@ -228,6 +228,8 @@ def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
         assert "this does not train as one device does, see docs/async.md" in text
         with pytest.raises(PipelineError, match="takes the batch as a whole"):
             plan.pipeline.check(2)
+    shared = search(graph, Machine.preset("4xcpu"), stages=(2,), allow_async=True)
+    assert any(p.stages == 2 and p.mesh.size == 4 for p in shared if p.pipeline.weights)
     assert not any("asynchronous" in note for p in allowed if p not in asked for note in p.notes)
 
 
