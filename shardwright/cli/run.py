@@ -24,6 +24,11 @@ from shardwright.report.units import milliseconds, size
 if TYPE_CHECKING:
     from shardwright.train.launch import Training
 
+_OTHER_TRAINING = (
+    "not compared with one device: an asynchronous plan trains otherwise (docs/async.md);"
+    " compare the losses of runs"
+)
+
 
 @click.command("run")
 @options.target
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 @options.habits
 @options.micro_batches
 @options.stages
+@options.allow_async
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's.")
 @click.option(
     "--checkpoint",
@@ -97,6 +103,7 @@ def command(
     habits: Mapping[str, str],
     micro_batches: tuple[int, ...],
     stages: tuple[int, ...],
+    allow_async: bool,
     steps: int | None,
     folder: str | None,
     every: int,
@@ -119,6 +126,7 @@ def command(
         given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
         given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
         given += [f"--stages {','.join(map(str, stages))}"] if stages else []
+        given += ["--async"] if allow_async else []
         if given:
             raise UsageError(
                 f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
@@ -136,7 +144,13 @@ def command(
             machine,
             devices,
             memory_limit,
-            planning.Wishes(constraints, seconds, micro_batches=micro_batches, stages=stages),
+            planning.Wishes(
+                constraints,
+                seconds,
+                micro_batches=micro_batches,
+                stages=stages,
+                allow_async=allow_async,
+            ),
             cache=PlanCache(Path(folder) / "plans") if folder is not None else None,
             quiet=as_json,
         )
@@ -159,14 +173,22 @@ def command(
     if training.status != 0:
         click.echo(f"shardwright: training ended with status {training.status}", err=True)
         sys.exit(training.status)
-    report = verified(captured.job, chosen) if verify else None
+    # An asynchronous plan trains otherwise than one device, so there is nothing to compare.
+    report = verified(captured.job, chosen) if verify and not flows(chosen) else None
     if as_json:
         print_json(_content(chosen, training) | {"verify": content(report) if report else None})
     else:
         click.echo(_comparison(chosen, training))
+        if flows(chosen):
+            click.echo(_OTHER_TRAINING)
         if report:
             click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
+
+
+def flows(plan: Plan) -> bool:
+    """Whether the plan is asynchronous."""
+    return plan.pipeline is not None and plan.pipeline.weights is not None
 
 
 def _planned(

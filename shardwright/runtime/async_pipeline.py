@@ -95,6 +95,11 @@ class AsyncPipeline(StageModule):
         (loss,) = stages.captured.graph.outputs
         self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
 
+    @property
+    def lag(self) -> int:
+        """How many mini-batches later than the last stage this one finishes."""
+        return self._sw_link.lag
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise PipelineError(
             "an asynchronous pipeline has no forward pass to call; use train_step(optimizer,"
@@ -108,14 +113,17 @@ class AsyncPipeline(StageModule):
         *,
         scheduler: Scheduler | None = None,
         clip_norm: float | None = None,
+        check: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Put one mini-batch into the pipeline; the loss of the one that this stage finished.
 
         That is `batch`'s own on the last stage, one of N - k - 1 calls ago on
         stage k, and NaN while the pipeline fills. `scheduler` steps after each
-        update of this stage; its gradients are clipped to `clip_norm`.
+        update of this stage; its gradients are clipped to `clip_norm`. `check` is
+        called with each loss on the last stage, before the backward pass: what it
+        raises ends all ranks.
         """
-        update = Update(optimizer, scheduler, clip_norm)
+        update = Update(optimizer, scheduler, clip_norm, check)
         given = self.part_of(batch)
 
         def work() -> torch.Tensor:

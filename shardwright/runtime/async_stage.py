@@ -9,7 +9,7 @@ backward pass gets the weights that are due by then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class Update:
     optimizer: torch.optim.Optimizer
     scheduler: Scheduler | None = None
     clip_norm: float | None = None
+    check: Callable[[torch.Tensor], None] | None = None  # of the last stage's losses, may raise
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> None:
         if self.clip_norm is not None:
@@ -129,6 +130,8 @@ class AsyncStage:
             self.seen += 1
             if self.is_last:
                 (loss,) = values
+                if update.check is not None:
+                    update.check(loss)
             else:
                 link.send_values(values)
         if call.backward is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.samples import Samples, rows_of
 from shardwright.train.saving import Saving
 from shardwright.train.shapes import fitted
-from shardwright.train.state import Run, Trainable
-from shardwright.train.step import Stepped, Stepper
+from shardwright.train.state import Run, Steppable, Trainable
+from shardwright.train.step import Stepped, Stepper, Steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,18 +96,32 @@ def train(
     saving: Saving | None = None,
     agreement: Agreement | None = None,
     beat: Callable[[int], None] = lambda step: None,
+    steps_of: Steps | None = None,
 ) -> bool:
     """Go on with `run` until `steps` are done; report steps, evaluate and save when it is time.
 
     Every rank calls it. `beat` hears of every step, and batch of evaluation, when it is done.
+    `steps_of` are those of a pipeline that goes on without a break (`flow.py`).
     False if `agreement` stopped it, after a last checkpoint.
     Raises `NonFiniteLossError`, naming step and operator, before a loss that is no
     number changes the weights.
     """
-    step = Stepper.of(run.module, job.clip_norm, job.tokens)
+    step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the first step here whose optimizer has its state from the start
+    given: Sequence[Batch] = ()
+
+    def finished(done: Sequence[Stepped], start: float, tensor_bytes: int = 0) -> None:
+        each = (time.perf_counter() - start) / max(1, len(done))
+        for one in done:
+            units = [count_units(batch) for batch in given]
+            total, unit = sum(number for number, _ in units), units[0][1]
+            peak, norm = peak_bytes(device), one.gradient_norm
+            report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))
+
     while run.step < steps:
         if agreement is not None and not agreement.may_go_on():
+            start = time.perf_counter()
+            finished(step.drain(run), start)
             if saving is not None:
                 saving.now(run)
             return False
@@ -117,17 +131,17 @@ def train(
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
-        if run.step == counted:
+        # Messages that are under way outlive a profiler, which does not survive it.
+        if run.step == counted and (step.whole or device.type == "cuda"):
             done, tensor_bytes = _metered(step, run, batches, device)
         else:
             done = step(run, batches)
-        seconds = time.perf_counter() - start
-        units, unit = [count_units(batch) for batch in given], count_units(given[0])[1]
-        total = sum(number for number, _ in units)
-        peak = peak_bytes(device)
-        norm = done.gradient_norm
-        report(StepRecord(run.step, done.loss, seconds, total, unit, peak, norm, tensor_bytes))
-        if job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps):
+        finished(done, start, tensor_bytes)
+        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps)
+        if evaluates or run.step >= steps or (saving is not None and saving.is_due(run, steps)):
+            start = time.perf_counter()
+            finished(step.drain(run), start)
+        if evaluates:
             beats = partial(beat, run.step)
             report(EvaluationRecord(run.step, evaluate(run.module, job, device, beats)))
         if saving is not None:
@@ -137,8 +151,8 @@ def train(
 
 
 def _metered(
-    step: Stepper, run: Run, batches: Sequence[Batch], device: torch.device
-) -> tuple[Stepped, int]:
+    step: Steps, run: Run, batches: Sequence[Batch], device: torch.device
+) -> tuple[list[Stepped], int]:
     """A step, and the most bytes of tensors in it, on this rank."""
     run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
     held = [*run.module.parameters(), *run.module.lasting_buffers().values()]

@@ -29,9 +29,13 @@ class Saving:
         if self.checkpoints.last != run.step:
             self.checkpoints.save(run)
 
+    def is_due(self, run: Run, steps: int) -> bool:
+        """Whether it is time."""
+        return run.step >= steps or run.step % self.every == 0
+
     def after_step(self, run: Run, steps: int) -> None:
         """Save if it is time. What the disk does not take is told, and tried again next time."""
-        if run.step < steps and run.step % self.every:
+        if not self.is_due(run, steps):
             return
         try:
             if self.background and run.step < steps:

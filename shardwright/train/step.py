@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from shardwright.runtime.clipping import Clipping, scale
 from shardwright.train.job import Batch, JobError
-from shardwright.train.state import Run, Trainable
+from shardwright.train.state import Run, Steppable
 
 _IGNORED = -100  # the label that torch's losses leave out by default
 
@@ -22,10 +22,28 @@ class NonFiniteLossError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What one step gave: the loss before it, and the norm of its gradients if that was asked."""
+    """What step number `step` gave: the loss before it, the norm of its gradients if asked."""
 
     loss: float
     gradient_norm: float | None
+    step: int
+
+
+class Steps(Protocol):
+    """The steps of a run, as many of them under way at once as this rank lags behind, plus one."""
+
+    @property
+    def lag(self) -> int: ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of a step is left to do when it returns."""
+
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+        """Begin a step; those that are finished."""
+
+    def drain(self, run: Run) -> list[Stepped]:
+        """Finish all that are under way."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +54,29 @@ class Stepper:
     much a batch counts among them. `clip_norm` bounds the norm of all gradients.
     """
 
+    module: Steppable
     clipping: Clipping | None = None
     clip_norm: float = math.inf
     tokens: Callable[[Batch], float] | None = None
+    lag: int = 0
+    whole: bool = True
 
     @classmethod
     def of(
         cls,
-        module: Trainable,
+        module: Steppable,
         clip_norm: float | None,
         tokens: Callable[[Batch], float] | None = None,
     ) -> Stepper:
         """For the parameters of `module`; every rank calls it, at one time."""
         if clip_norm is None:
-            return cls(tokens=tokens)
-        return cls(Clipping(dict(module.named_parameters())), clip_norm, tokens)
+            return cls(module, tokens=tokens)
+        return cls(module, Clipping(dict(module.named_parameters())), clip_norm, tokens)
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> Stepped:
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
         """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
         run.optimizer.zero_grad(set_to_none=True)
-        loss = accumulate(run.module, batches, weights(batches, self.tokens), run.step + 1)
+        loss = accumulate(self.module, batches, weights(batches, self.tokens), run.step + 1)
         norm = self.clipping.clip(self.clip_norm).item() if self.clipping is not None else None
         if norm is not None and not math.isfinite(norm):
             raise NonFiniteLossError(
@@ -66,11 +87,15 @@ class Stepper:
         if run.schedule is not None:
             run.schedule.step()
         run.step += 1
-        return Stepped(loss, norm)
+        return [Stepped(loss, norm, run.step)]
+
+    def drain(self, run: Run) -> list[Stepped]:
+        """Nothing is left to finish after a step."""
+        return []
 
 
 def accumulate(
-    module: Trainable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
+    module: Steppable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
 ) -> float:
     """Mean loss of `batches`, each counting for its weight; `grad` is that mean's gradient.
 

@@ -15,13 +15,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import BatchError
+from shardwright.runtime.channel import StageFailed
+from shardwright.runtime.parallel import parallelize
+from shardwright.runtime.prediction import PredictionError
 from shardwright.runtime.shapes import ManyShapes
 from shardwright.train.agreement import Agreement, check_alike
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import export_pretrained, export_safetensors
+from shardwright.train.flow import Flow, Flowing
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import (
     EvaluationRecord,
@@ -46,6 +52,7 @@ _MISTAKES = (
     JobError,
     NonFiniteLossError,
     PlanError,
+    PredictionError,
     ValueFormatError,
 )
 
@@ -65,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _train(job, plan, device, options, watchdog)
     except _MISTAKES as e:
         sys.exit(f"shardwright: {e}" if dist.get_rank() == 0 else 1)
+    except StageFailed as e:  # said by every rank: any of them may be the one that is gone
+        sys.exit(f"shardwright: rank {dist.get_rank()} stops: {e}")
     finally:
         watchdog.close()
         dist.destroy_process_group()
@@ -73,10 +82,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _train(
     job: Job, plan: Plan, device: torch.device, options: argparse.Namespace, watchdog: Watchdog
 ) -> None:
-    others = job.other_calls()
     model = build_model(job)
     check_alike(plan, model)
-    module = ManyShapes(model, plan, others, seed=job.seed, device=device)
+    module, steps, ahead = _module(job, model, plan, device)
     if job.evaluation is not None:
         module.check_evaluation()
     seed_all(job.seed)
@@ -92,7 +100,9 @@ def _train(
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
         beat = watchdog.beat
-        if not train(run, job, options.steps, device, report, saving, Agreement(), beat):
+        if not train(
+            run, job, options.steps, device, report, saving, Agreement(ahead), beat, steps
+        ):
             _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
         elif options.export:
             write = (
@@ -100,6 +110,19 @@ def _train(
             )
             write(module, model, options.export)
             _say(f"weights written to {options.export}")
+
+
+def _module(
+    job: Job, model: nn.Module, plan: Plan, device: torch.device
+) -> tuple[ManyShapes | Flowing, Flow | None, int]:
+    """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
+    others = job.other_calls()
+    if plan.pipeline is None or plan.pipeline.weights is None:
+        return ManyShapes(model, plan, others, seed=job.seed, device=device), None, 0
+    pipeline = parallelize(model, plan, seed=job.seed, device=device)
+    assert isinstance(pipeline, AsyncPipeline), "the plan is asynchronous"
+    module = Flowing(pipeline, plan, others)
+    return module, Flow(module, job.clip_norm, job.accumulate), 4 * plan.stages
 
 
 def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:

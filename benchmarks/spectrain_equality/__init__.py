@@ -1,0 +1,1 @@
+"""Asynchronous pipelines on ranks are bit for bit what is simulated in one process."""

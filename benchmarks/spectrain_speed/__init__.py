@@ -1,0 +1,1 @@
+"""How fast asynchronous pipelines are beside data parallelism and flushing pipelines."""

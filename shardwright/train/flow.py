@@ -1,0 +1,118 @@
+"""Training in an asynchronous pipeline: steps follow each other without a break.
+
+A step that has begun is finished a few steps later, on each stage at its own
+time. Where the weights are looked at, for a checkpoint, an evaluation or at the
+end, the pipeline is drained: then all stages have made equally many updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.shapes import Shapes
+from shardwright.train.job import Batch, JobError
+from shardwright.train.state import Run
+from shardwright.train.step import NonFiniteLossError, Stepped
+
+
+@final
+class Flowing:
+    """An asynchronous pipeline as training sees it; it takes batches of the planned shape only."""
+
+    def __init__(self, pipeline: AsyncPipeline, plan: Plan, others: Sequence[Any]) -> None:
+        if others:
+            raise PlanError(
+                "an asynchronous pipeline takes batches of the planned shape only; drop the last"
+                " batch, leave Job.shapes out, or choose a plan without --async"
+            )
+        self.pipeline = pipeline
+        self.known: tuple[Shapes, ...] = (tuple((spec.key, spec.shape) for spec in plan.inputs),)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.pipeline.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.pipeline.named_parameters()
+
+    def lasting_buffers(self) -> Mapping[str, torch.Tensor]:
+        return self.pipeline.lasting_buffers()
+
+    def random_state(self) -> tuple[int, int]:
+        return self.pipeline.random_state()
+
+    def set_random_state(self, state: tuple[int, int]) -> None:
+        self.pipeline.set_random_state(state)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch, without dropout, on every rank; of a drained pipeline."""
+        return self.pipeline.evaluate(batch)
+
+    def local_batch(self, batch: Any) -> Any:
+        """The batch as it is: every rank passes the global batch, and a stage takes its part."""
+        return batch
+
+    def check_evaluation(self) -> None:
+        """Raise `PlanError` for a model that cannot be evaluated by the graph that trains it."""
+        if updated := self.pipeline.updated_buffers:
+            raise PlanError(
+                f"the model writes its buffer {updated[0]} while it trains, so the graph that was"
+                " captured cannot evaluate it; leave Job.evaluation out and evaluate what is saved"
+            )
+
+    def train(self, mode: bool = True) -> Flowing:
+        self.pipeline.train(mode)
+        return self
+
+
+@final
+class Flow:
+    """Steps of a run through a `Flowing` module; raises `JobError` for jobs that it cannot do."""
+
+    whole = False
+
+    def __init__(self, module: Flowing, clip_norm: float | None, accumulate: int) -> None:
+        if accumulate != 1:
+            raise JobError(
+                f"Job.accumulate is {accumulate}, and stages of an asynchronous pipeline make an"
+                " update after every mini-batch; leave it out, or choose a plan without --async"
+            )
+        self.module, self.clip_norm = module, clip_norm
+        self.lag = module.pipeline.lag  # steps by which this stage knows of a loss later
+        self.under_way: deque[int] = deque()
+
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+        """Begin a step; the one that this stage has finished, if any."""
+        (batch,) = batches
+        number = run.step + 1
+        self.under_way.append(number)
+
+        def check(loss: torch.Tensor) -> None:
+            if not math.isfinite(value := loss.item()):
+                raise NonFiniteLossError(
+                    f"the loss of step {number} is {value}; go on from the last checkpoint with a"
+                    " smaller learning rate, or clip gradients"
+                )
+
+        loss = self.module.pipeline.train_step(
+            run.optimizer, batch, scheduler=run.schedule, clip_norm=self.clip_norm, check=check
+        )
+        run.step = number
+        return [] if len(self.under_way) <= self.lag else [self._finished(loss)]
+
+    def drain(self, run: Run) -> list[Stepped]:
+        """Finish all that is under way."""
+        losses = self.module.pipeline.drain(
+            run.optimizer, scheduler=run.schedule, clip_norm=self.clip_norm
+        )
+        return [self._finished(loss) for loss in losses]
+
+    def _finished(self, loss: torch.Tensor) -> Stepped:
+        return Stepped(loss.item(), None, self.under_way.popleft())
