@@ -7,61 +7,90 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _HEAD = """# Estimates
 
-What the cost model predicts, and what two local ranks measured: every plan's steps are taken in
-turn with the others of its model, and the machine is measured right before (`shardwright profile`).
-Errors are of the prediction, relative to the measurement; the spread is how far the middle half of
-the steps are apart. Memory is that of tensors, counted during a step.
+What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn with
+the others of its model, and the machine is measured before (`shardwright profile`). Errors are of
+the prediction, relative to the measurement; the spread is how far the middle half of the steps are
+apart; computing compares the sum of all operators and updates with the CPU time of a rank's main
+thread. Memory is that of tensors, counted during a step.
 """
 
 
 def written(result: Path) -> str:
     """The page, in Markdown."""
     data: dict[str, Any] = json.loads(result.read_text())
-    found, host = data["summary"], data["machine"]
-    order = found["mean_spearman"]
-    lines = [
-        _HEAD,
-        f"* Step time: mean error {found['mean_time_error']:.1%}, worst"
-        f" {found['worst_time_error']:.1%}; spread of the steps {found['mean_spread']:.1%}.",
-        f"* Order of a model's plans: Spearman {order:.2f} on average."
-        if order is not None
-        else "",
-        f"* Peak memory: mean error {found['mean_memory_error']:.1%}, worst"
-        f" {found['worst_memory_error']:.1%}.",
-        f"* The chosen plan is the fastest measured one, or within 5 % of it, for"
-        f" {found['chosen_within_5_percent']} of {len(found['chosen_over_fastest'])} models.",
-        "",
-        "| model | plan | predicted ms | measured ms | error | spread | predicted MiB |"
-        " measured MiB | error |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-        *map(_row, data["rows"]),
-        "",
+    host = data["machine"]
+    lines = [_HEAD]
+    for place, found in data["summary"].items():
+        rows = [row for row in data["rows"] if row["place"] == place]
+        lines += [f"## On {place}", "", *_summary(found), "", *_table(rows), ""]
+    if data["failures"]:
+        lines += ["## Not measured", "", *(f"* {failure}" for failure in data["failures"]), ""]
+    lines += [
         f"`{data['command']}`, commit {data['commit'][:12]}, {data['date']}, on"
         f" {host['cores']} cores of {host['processor']}; seed {data['seed']}.",
         "",
-        "The machine as it was measured last:",
-        "",
-        "```toml",
-        data["measured_machine"].strip(),
-        "```",
     ]
-    return "\n".join(lines) + "\n"
+    for place, machine in data["machines"].items():
+        peaks = ", ".join(f"{peak / 1e9:.1f}" for peak in data["peaks_measured"][place])
+        lines += [
+            f"The machine on {place} (float32 peak, each time it was measured: {peaks} GFLOP/s):",
+            "",
+            "```toml",
+            machine.strip(),
+            "```",
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(row: dict[str, Any]) -> str:
-    time = row["predicted_seconds"] / row["measured_seconds"] - 1
-    memory = row["predicted_bytes"] / row["measured_bytes"] - 1
-    return (
-        f"| {row['model']} | {row['plan']} | {row['predicted_seconds'] * 1e3:.1f} |"
-        f" {row['measured_seconds'] * 1e3:.1f} | {time:+.0%} | {row['spread']:.0%} |"
-        f" {row['predicted_bytes'] / 2**20:.1f} | {row['measured_bytes'] / 2**20:.1f} |"
-        f" {memory:+.0%} |"
+def _summary(found: dict[str, Any]) -> Iterator[str]:
+    models = found["chosen_over_fastest"]
+    yield (
+        f"* Step time: mean error {found['mean_time_error']:.1%}, worst"
+        f" {found['worst_time_error']:.1%} (asked: 10 %, 25 %); computing alone"
+        f" {found['mean_compute_error']:.1%}."
     )
+    yield (
+        f"* Noise: the middle half of the steps spread by {found['mean_spread']:.1%}; other"
+        f" programs took {found['mean_busy']:.0%} of the cores."
+    )
+    if found["mean_spearman"] is not None:
+        yield (
+            f"* Order of a model's plans: Spearman {found['mean_spearman']:.2f} on average"
+            " (asked: 0.9)."
+        )
+    yield (
+        f"* Peak memory: mean error {found['mean_memory_error']:.1%}, worst"
+        f" {found['worst_memory_error']:.1%} (asked: 3 %)."
+    )
+    yield (
+        "* The chosen plan is the fastest measured one, or within 5 % of it, for"
+        f" {found['chosen_within_5_percent']} of {len(models)} models (asked: 9 of 10)."
+    )
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield (
+        "| model | plan | predicted ms | measured ms | error | spread | computing |"
+        " predicted MiB | measured MiB | error |"
+    )
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    for row in rows:
+        time = row["predicted_seconds"] / row["measured_seconds"] - 1
+        compute = row["predicted_compute"] / row["measured_compute"] - 1
+        memory = row["predicted_bytes"] / row["measured_bytes"] - 1
+        yield (
+            f"| {row['model']} | {row['plan']} | {row['predicted_seconds'] * 1e3:.1f} |"
+            f" {row['measured_seconds'] * 1e3:.1f} | {time:+.0%} | {row['spread']:.0%} |"
+            f" {compute:+.0%} | {row['predicted_bytes'] / 2**20:.1f} |"
+            f" {row['measured_bytes'] / 2**20:.1f} | {memory:+.0%} |"
+        )
 
 
 if __name__ == "__main__":

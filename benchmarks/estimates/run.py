@@ -1,171 +1,181 @@
 """Predicted against measured: step time and peak memory of four plans for each of ten models.
 
     python -m benchmarks.estimates.run -o benchmarks/estimates/result.json --page docs/estimates.md
-    python -m benchmarks.estimates.run -o /tmp/some.json --models mlp vgg --rounds 5 --seconds 5
+    python -m benchmarks.estimates.run -o some.json --quick
 
-Two local processes of one thread each; the machine is measured right before each model, and
-again at the end: what changes between is noise that no estimate can know. Steps of a model's plans
-are taken in turn. A row's time is the median of the slower rank's steps, its memory the larger of
-the ranks'.
+On two local processes of one thread each, and for three models on two hosts that a link of
+1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
+turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks'.
+The machine is measured at the start and once more at the end: what changed is noise that no
+estimate can know.
+
+Every row is written as it comes, to RESULT.rows; started again on the same commit, the run goes on
+where it was (`--fresh`: from the start). What fails is noted and passed over. About 12 minutes on
+an idle machine of two cores; after `--minutes` no new model is begun.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import subprocess
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
-from scipy.stats import spearmanr
 
 import shardwright as sw
 from benchmarks import record
-from benchmarks.estimates import page, worker
+from benchmarks.estimates import page
 from benchmarks.estimates.models import MODELS
+from benchmarks.estimates.places import Local, Place, two_hosts
+from benchmarks.estimates.rows import Row, row, summary
+from benchmarks.estimates.worker import SEED
+from benchmarks.hosts import HostsUnavailableError
 from shardwright.ir.machine import Machine
+from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.plan import Plan
 
-SEED, RANKS = 0, 2
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
+REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
+QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One plan of one model. `spread` is how far the middle half of the steps are apart."""
+class Log:
+    """What was found so far, a JSON object a line; those of another commit do not count."""
 
-    model: str
-    plan: str
-    mesh: str
-    predicted_seconds: float
-    measured_seconds: float
-    spread: float
-    predicted_bytes: int
-    measured_bytes: int
+    def __init__(self, file: Path, fresh: bool) -> None:
+        self._file = file
+        commit = record.provenance(SEED)["commit"]
+        lines = [] if fresh or not file.exists() else file.read_text().splitlines()
+        self._found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        if not self._found or self._found[0] != {"commit": commit}:
+            self._found = []
+            file.write_text("")
+            self.add({"commit": commit})
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Keep it, also if the next model should take all with it."""
+        self._found.append(found)
+        with self._file.open("a") as out:
+            out.write(json.dumps(found) + "\n")
 
     @property
-    def time_error(self) -> float:
-        return self.predicted_seconds / self.measured_seconds - 1
+    def rows(self) -> list[Row]:
+        return [Row(**found["row"]) for found in self._found if "row" in found]
 
     @property
-    def memory_error(self) -> float:
-        return self.predicted_bytes / self.measured_bytes - 1
+    def failures(self) -> list[str]:
+        done = {(one.place, one.model) for one in self.rows}
+        return [
+            found["failure"]
+            for found in self._found
+            if "failure" in found and tuple(found["of"]) not in done
+        ]
+
+    def machines(self, place: str) -> list[Machine]:
+        """As often as it was measured."""
+        return [parse_toml(found["machine"]) for found in self._found if found.get("at") == place]
 
 
-def measured(folder: Path, seconds: float) -> Machine:
-    """This host, as `shardwright profile` sees it in a process of its own."""
-    file = folder / "machine.toml"
-    cli = "from shardwright.cli import main; main()"
-    given = ["--devices", str(RANKS), "--seconds", str(seconds), "--json"]
-    command = [sys.executable, "-c", cli, "profile", "-o", str(file), *given]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return Machine.load(file)
-
-
-def plans_of(name: str, machine: Machine) -> list[Plan]:
+def plans_of(name: str, machine: Machine) -> dict[str, Plan]:
     """The chosen plan and the baselines of `BASELINES`."""
     torch.manual_seed(SEED)
     model, batch = MODELS[name]()
     frontier = sw.search(sw.capture(model, (), batch), machine)
     known = {plan.name: plan for plan in frontier.baselines}
-    return [frontier.fastest(), *(known[name] for name in BASELINES if name in known)]
+    return {"chosen": frontier.fastest(), **{n: known[n] for n in BASELINES if n in known}}
 
 
-def rows_of(name: str, plans: Sequence[Plan], rounds: int) -> list[Row]:
-    """Take the steps and compare."""
+def rows_of(place: Place, name: str, machine: Machine, rounds: int, seconds: float) -> list[Row]:
+    """Plan, take the steps and compare."""
+    plans = plans_of(name, machine)
     with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        texts = [plan.to_json() for plan in plans]
-        mp.spawn(worker.run, (RANKS, store, name, texts, rounds), nprocs=RANKS)
-        ranks = torch.load(f"{store}.measured", weights_only=False)  # our own, a moment old
-    rows = []
-    for place, plan in enumerate(plans):
-        measured = [found[place] for found in ranks]
-        seconds = [max(step) for step in zip(*(m.seconds for m in measured), strict=True)]
-        low, middle, high = statistics.quantiles(seconds, n=4)
-        rows.append(
-            Row(
-                model=name,
-                plan="chosen" if place == 0 else plan.name,
-                mesh=str(plan.mesh),
-                predicted_seconds=plan.step_seconds,
-                measured_seconds=middle,
-                spread=(high - low) / middle,
-                predicted_bytes=plan.peak_bytes,
-                measured_bytes=max(m.bytes for m in measured),
-            )
-        )
-    return rows
-
-
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures that the estimates are held to."""
-    by_model: dict[str, list[Row]] = {}
-    for row in rows:
-        by_model.setdefault(row.model, []).append(row)
-    times = [abs(row.time_error) for row in rows]
-    memory = [abs(row.memory_error) for row in rows]
-    orders = [_order(found) for found in by_model.values() if len(found) > 1]
-    fastest = [
-        found[0].measured_seconds / min(row.measured_seconds for row in found)
-        for found in by_model.values()
+        given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
+        given.write_text(json.dumps([plan.to_json() for plan in plans.values()]))
+        options = ["--model", name, "--plans", str(given), "--out", str(out)]
+        options += ["--rounds", str(rounds), "--seconds", str(seconds)]
+        place.run("benchmarks.estimates.worker", *options, seconds=4 * seconds)
+        ranks = json.loads(out.read_text())
+    return [
+        row(place.name, name, title, plan, [rank[number] for rank in ranks])
+        for number, (title, plan) in enumerate(plans.items())
     ]
-    return {
-        "mean_time_error": statistics.mean(times),
-        "worst_time_error": max(times),
-        "mean_spearman": statistics.mean(orders) if orders else None,
-        "mean_memory_error": statistics.mean(memory),
-        "worst_memory_error": max(memory),
-        "chosen_over_fastest": dict(zip(by_model, fastest, strict=True)),
-        "chosen_within_5_percent": sum(ratio <= 1.05 for ratio in fastest),
-        "mean_spread": statistics.mean(row.spread for row in rows),
+
+
+def take(place: Place, models: list[str], log: Log, options: argparse.Namespace) -> None:
+    """All rows of one place that are not there yet."""
+    if not log.machines(place.name):
+        _measure(place, log, options.seconds)
+    machine = log.machines(place.name)[0]
+    for name in models:
+        if any((one.place, one.model) == (place.name, name) for one in log.rows):
+            continue
+        if time.monotonic() > options.end:
+            _fail(log, place, name, f"no time was left of {options.minutes:g} minutes")
+            continue
+        try:
+            found = rows_of(place, name, machine, options.rounds, options.steps_seconds)
+        except Exception as e:  # noted, and the next one may do better
+            _fail(log, place, name, f"{type(e).__name__}: {e}".splitlines()[0])
+            continue
+        for one in found:
+            print(one, flush=True)
+            log.add({"row": asdict(one)})
+    if time.monotonic() < options.end:
+        _measure(place, log, options.seconds)
+
+
+def _measure(place: Place, log: Log, seconds: float) -> None:
+    machine = place.machine(seconds)
+    for doubt in machine.measured.doubts if machine.measured else ():
+        print(f"warning: {place.name}: {doubt}", file=sys.stderr, flush=True)
+    log.add({"at": place.name, "machine": machine.to_toml()})
+
+
+def _fail(log: Log, place: Place, name: str, why: str) -> None:
+    print(f"{name} on {place.name}: {why}", file=sys.stderr, flush=True)
+    log.add({"failure": f"{name} on {place.name}: {why}", "of": [place.name, name]})
+
+
+def result(log: Log) -> dict[str, Any]:
+    """All that is known, for the page and the record."""
+    places = list(dict.fromkeys(one.place for one in log.rows))
+    by_place = {name: [one for one in log.rows if one.place == name] for name in places}
+    peaks = {
+        name: [machine.device.peak_flop_per_s("float32") for machine in log.machines(name)]
+        for name in places
     }
-
-
-def _order(rows: Sequence[Row]) -> float:
-    """Spearman's correlation of predicted and measured times; plans that are one plan agree."""
-    predicted = [row.predicted_seconds for row in rows]
-    if len(set(predicted)) == 1:
-        return 1.0
-    return float(spearmanr(predicted, [row.measured_seconds for row in rows]).statistic)
+    return {
+        "rows": [asdict(one) for one in log.rows],
+        "summary": {name: summary(rows) for name, rows in by_place.items()},
+        "failures": log.failures,
+        "machines": {name: log.machines(name)[0].to_toml() for name in places},
+        "peaks_measured": peaks,
+    }
 
 
 def main() -> None:
     """Measure, compare, write."""
     options = _options()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    rows: list[Row] = []
-    machines = []
-    with tempfile.TemporaryDirectory() as cache:
-        for name in options.models:
-            machine = measured(Path(cache), options.seconds)
-            machines.append(machine)
-            found = rows_of(name, plans_of(name, machine), options.rounds)
-            for row in found:
-                print(
-                    f"{row.model:9} {row.plan:16} {row.predicted_seconds * 1e3:8.1f} ms predicted,"
-                    f" {row.measured_seconds * 1e3:8.1f} measured ({row.time_error:+.0%}, spread"
-                    f" {row.spread:.0%}); {row.predicted_bytes / 2**20:7.1f} MiB,"
-                    f" {row.measured_bytes / 2**20:7.1f} ({row.memory_error:+.0%})",
-                    flush=True,
-                )
-            rows += found
-    peaks = [machine.device.peak_flop_per_s("float32") for machine in machines]
-    result = {
-        "rows": [asdict(row) for row in rows],
-        "summary": summary(rows),
-        "measured_machine": machines[-1].to_toml(),
-        "peak_over_all_measurements": {"least": min(peaks), "most": max(peaks)},
-    }
-    record.write(result, options.output, SEED)
+    log = Log(options.output.with_suffix(".rows"), options.fresh)
+    take(Local(), options.models, log, options)
+    remote = [name for name in options.models if name in REMOTE]
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(two_hosts(REMOTE_BIT_PER_S)) if remote else None
+        except HostsUnavailableError as e:
+            log.add({"failure": f"two hosts: {e}", "of": ["two hosts", ""]})
+            place = None
+        if place is not None and not options.quick:
+            take(place, remote, log, options)
+    if not log.rows:
+        sys.exit(f"nothing could be measured: {'; '.join(log.failures)}")
+    record.write(result(log), options.output, SEED)
     if options.page:
         options.page.write_text(page.written(options.output))
 
@@ -174,10 +184,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--page", type=Path, help="also write the table as Markdown")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for one measurement")
-    return parser.parse_args()
+    parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to measure a machine")
+    parser.add_argument("--steps-seconds", type=float, default=20.0, help="for a model's steps")
+    parser.add_argument("--minutes", type=float, default=13.0, help="then no model is begun")
+    parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
+    parser.add_argument("--fresh", action="store_true", help="measure all again")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = min(options.rounds, 5)
+        options.seconds = options.steps_seconds = 6.0
+    options.models = options.models or list(QUICK if options.quick else MODELS)
+    options.end = time.monotonic() + 60 * options.minutes
+    return options
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""One of the ranks that take the steps: all plans of a model in turn, so that noise hits all."""
+"""One of the ranks that take the steps: all plans of a model in turn, so that noise hits all.
+
+torchrun starts it; rank 0 writes what was measured, in the order of the plans.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,47 +18,77 @@ import torch.distributed as dist
 import shardwright as sw
 from benchmarks.estimates.models import MODELS
 from shardwright.runtime.meter import metered, tensors_of
+from shardwright.runtime.neighbours import Neighbours
+from shardwright.runtime.timing import of_these_cores
+
+SEED = 0
+LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan as one rank ran it: seconds of each step, bytes of tensors in one of them."""
+    """A plan as one rank ran it.
+
+    Wall seconds of each step, CPU seconds of its main thread, and bytes of tensors in one; `busy`
+    is the part of this rank's cores that other programs than the ranks took meanwhile.
+    """
 
     seconds: tuple[float, ...]
+    thread_seconds: tuple[float, ...]
     bytes: int
+    busy: float
 
 
-def run(rank: int, ranks: int, store: str, model: str, plans: list[str], rounds: int) -> None:
-    """Take `rounds` steps of each plan, in turn; rank 0 writes what was measured beside `store`."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+def main() -> None:
+    """Take steps of all plans in turn, as many rounds as fit."""
+    options = _options()
+    dist.init_process_group("gloo")
     try:
-        measured = [None] * ranks
-        dist.all_gather_object(measured, _measured(model, plans, rounds))
-        if rank == 0:
-            torch.save(measured, f"{store}.measured")
+        plans = [sw.Plan.from_json(text) for text in json.loads(options.plans.read_text())]
+        mine = _measured(options.model, plans, options.rounds, options.seconds)
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, [asdict(one) for one in mine])
+        if dist.get_rank() == 0:
+            options.out.write_text(json.dumps(every))
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _measured(name: str, plans: list[str], rounds: int) -> list[Measured]:
-    torch.manual_seed(0)
+def _measured(name: str, plans: list[sw.Plan], rounds: int, limit: float) -> list[Measured]:
+    torch.manual_seed(SEED)
     model, batch = MODELS[name]()
     subjects = []
-    for text in plans:
-        module = sw.parallelize(model, sw.Plan.from_json(text))
+    for plan in plans:
+        module = sw.parallelize(model, plan)
         optimizer = torch.optim.AdamW(module.parameters())
         module.train_step(optimizer, batch)  # makes the optimizer's state
         subjects.append((module, optimizer))
     held = [_metered(*subject, batch) for subject in subjects]
-    seconds: list[list[float]] = [[] for _ in subjects]
-    for _ in range(rounds):
+    wall: list[list[float]] = [[] for _ in subjects]
+    thread: list[list[float]] = [[] for _ in subjects]
+    watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + limit
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and _late(end):
+            break
         for place, (module, optimizer) in enumerate(subjects):
             dist.barrier()
-            start = time.perf_counter()
+            start, computed = time.perf_counter(), time.thread_time()
             module.train_step(optimizer, batch).item()
-            seconds[place].append(time.perf_counter() - start)
-    return [Measured(tuple(s), b) for s, b in zip(seconds, held, strict=True)]
+            wall[place].append(time.perf_counter() - start)
+            thread[place].append(time.thread_time() - computed)
+    busy = watched.taken(of_these_cores(time.process_time() - ours))
+    return [
+        Measured(tuple(seconds), tuple(cpu), size, busy)
+        for seconds, cpu, size in zip(wall, thread, held, strict=True)
+    ]
+
+
+def _late(end: float) -> bool:
+    """Whether rank 0's time is up."""
+    late = torch.tensor([float(time.monotonic() > end)])
+    dist.broadcast(late, 0)
+    return bool(late.item())
 
 
 def _metered(module: Any, optimizer: torch.optim.Optimizer, batch: dict[str, Any]) -> int:
@@ -60,3 +96,17 @@ def _metered(module: Any, optimizer: torch.optim.Optimizer, batch: dict[str, Any
     given = [value for value in batch.values() if isinstance(value, torch.Tensor)]
     held = [*module.parameters(), *module.buffers(), *tensors_of(optimizer), *given]
     return metered(lambda: module.train_step(optimizer, batch), held, torch.device("cpu"))[1]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--plans", type=Path, required=True, help="JSON list of plans' texts")
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="for all steps")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

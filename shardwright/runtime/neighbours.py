@@ -11,6 +11,11 @@ _TICKS_OF_WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal (
 _STAT = Path("/proc/stat")
 
 
+def cores() -> set[int]:
+    """Those that this process may run on, where the system tells."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
 @final
 class Neighbours:
     """Watches the cores that this process may run on, from its construction on.
@@ -20,7 +25,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._since = time.monotonic()
-        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._cores = cores()
         self._before = self._worked()
 
     def taken(self, ours: float) -> float:

@@ -8,6 +8,7 @@ thread's own clock, which stands still while another program has the core.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime.neighbours import Neighbours
+from shardwright.runtime.neighbours import Neighbours, cores
 
 ROUNDS = 6
 _LEAST_ROUNDS = 2  # even where time is up
@@ -75,8 +76,7 @@ class Stopwatch:
             self._tell("round " + str(len(rounds) + 1), 0.25 + 0.75 * len(rounds) / ROUNDS)
             neighbours, ours = Neighbours(), time.process_time()
             rounds.append([self._round(*one) for one in zip(self._probes, repeats, strict=True)])
-            taken = self._summed(time.process_time() - ours)
-            busy.append(neighbours.taken(taken))
+            busy.append(neighbours.taken(of_these_cores(time.process_time() - ours)))
         return self._agreed(rounds, busy)
 
     def once(self, run: Callable[[], object], *, alone: bool = False) -> float:
@@ -130,14 +130,17 @@ class Stopwatch:
         dist.broadcast(late, 0)
         return bool(late.item())
 
-    def _summed(self, seconds: float) -> float:
-        total = torch.tensor([seconds], device=self.device)
-        dist.all_reduce(total)
-        return float(total.item())
-
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def of_these_cores(seconds: float) -> float:
+    """CPU seconds of all ranks that share cores with this one, of which it took `seconds`."""
+    mine = (socket.gethostname(), frozenset(cores()), seconds)
+    every = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return sum(took for host, where, took in every if host == mine[0] and where & mine[1])
 
 
 def quietest(busy: Sequence[float]) -> list[int]:

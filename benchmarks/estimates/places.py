@@ -1,0 +1,105 @@
+"""Where plans run: on two ranks of this host, or on two hosts that a slow link joins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.hosts import Cluster, Link, hosts
+from benchmarks.hosts.measured import measured
+from benchmarks.record import ROOT
+from shardwright.ir.machine import Machine
+
+RANKS = 2
+_START_SECONDS = 240.0  # on top of what is asked for; a busy machine needs some of it
+
+
+class Place(Protocol):
+    """Two ranks somewhere."""
+
+    name: str
+
+    def machine(self, seconds: float) -> Machine:
+        """What they reach, measured for about `seconds`."""
+
+    def run(self, module: str, *arguments: str, seconds: float) -> None:
+        """Run `module` on both; raises an `Exception` if it fails or takes far longer."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Two processes of one thread on this host."""
+
+    name: str = "one host"
+
+    def machine(self, seconds: float) -> Machine:
+        """As `shardwright profile` sees it."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = str(Path(folder) / "machine.toml")
+            given = ["--devices", str(RANKS), "--seconds", str(seconds), "-o", file, "--json"]
+            self._python("-m", "shardwright", "profile", *given, seconds=3 * seconds)
+            return Machine.load(file)
+
+    def run(self, module: str, *arguments: str, seconds: float) -> None:
+        """By torchrun."""
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        self._python("-m", *torchrun, "-m", module, *arguments, seconds=seconds)
+
+    def _python(self, *arguments: str, seconds: float) -> None:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(seconds + _START_SECONDS)
+            except subprocess.TimeoutExpired:
+                # torchrun ends its ranks when it is asked to, which it could not if it were killed.
+                process.terminate()
+                process.wait(60)
+                raise
+            if status:
+                said.seek(0)
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                last = next((line for line in reversed(lines) if "Error" in line), lines[-1:])
+                raise RuntimeError(f"{arguments[1]} ended with status {status}: {last}")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Two hosts of one core each."""
+
+    cluster: Cluster
+
+    @property
+    def name(self) -> str:
+        """With the link's speed."""
+        return f"two hosts, {self.cluster.link}"
+
+    def machine(self, seconds: float) -> Machine:
+        """As `shardwright profile` under torchrun sees it."""
+        return measured(self.cluster, seconds)
+
+    def run(self, module: str, *arguments: str, seconds: float) -> None:
+        """By torchrun on both."""
+        limit = seconds + _START_SECONDS
+        self.cluster.torchrun(module, *arguments, timeout_seconds=limit)
+
+
+@contextmanager
+def two_hosts(bit_per_s: float) -> Iterator[Place]:
+    """Two hosts, while it lasts; raises `HostsUnavailableError` where there can be none."""
+    with hosts(2, Link(bit_per_s=bit_per_s)) as cluster:
+        yield Remote(cluster)

@@ -1,0 +1,114 @@
+"""What is compared, row by row, and the figures that all rows are held to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from shardwright.ir.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan of one model at one place.
+
+    `spread` is how far the middle half of the steps are apart; `compute` is what of the
+    step the slower rank computes (measured: CPU time of its main thread), and `busy` the part
+    of the cores that other programs took.
+    """
+
+    place: str
+    model: str
+    plan: str
+    mesh: str
+    predicted_seconds: float
+    measured_seconds: float
+    spread: float
+    predicted_compute: float
+    measured_compute: float
+    predicted_bytes: int
+    measured_bytes: int
+    steps: int
+    busy: float
+
+    @property
+    def time_error(self) -> float:
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def compute_error(self) -> float:
+        return self.predicted_compute / self.measured_compute - 1
+
+    @property
+    def memory_error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model:9} {self.plan:16} {self.predicted_seconds * 1e3:8.1f} ms predicted,"
+            f" {self.measured_seconds * 1e3:8.1f} measured ({self.time_error:+.0%}, spread"
+            f" {self.spread:.0%}, others {self.busy:.0%}); computing {self.compute_error:+.0%};"
+            f" {self.predicted_bytes / 2**20:7.1f} MiB, {self.measured_bytes / 2**20:7.1f}"
+            f" ({self.memory_error:+.0%})"
+        )
+
+
+def row(place: str, model: str, name: str, plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Row:
+    """A plan against what its ranks measured: of every step the slower one counts."""
+    seconds = [max(step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return Row(
+        place=place,
+        model=model,
+        plan=name,
+        mesh=str(plan.mesh),
+        predicted_seconds=plan.step_seconds,
+        measured_seconds=middle,
+        spread=(high - low) / middle,
+        predicted_compute=sum(op.seconds for op in plan.ops)
+        + sum(parameter.seconds for parameter in plan.parameters),
+        measured_compute=max(statistics.median(rank["thread_seconds"]) for rank in ranks),
+        predicted_bytes=plan.peak_bytes,
+        measured_bytes=max(rank["bytes"] for rank in ranks),
+        steps=len(seconds),
+        busy=max(rank["busy"] for rank in ranks),
+    )
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The figures that the estimates are held to, of at least one row."""
+    by_model: dict[tuple[str, str], list[Row]] = {}
+    for one in rows:
+        by_model.setdefault((one.place, one.model), []).append(one)
+    times = [abs(one.time_error) for one in rows]
+    memory = [abs(one.memory_error) for one in rows]
+    orders = [order(found) for found in by_model.values() if len(found) > 1]
+    fastest = {
+        f"{model}, {place}": found[0].measured_seconds / min(r.measured_seconds for r in found)
+        for (place, model), found in by_model.items()
+        if found[0].plan == "chosen"
+    }
+    return {
+        "mean_time_error": statistics.mean(times),
+        "worst_time_error": max(times),
+        "mean_compute_error": statistics.mean(abs(one.compute_error) for one in rows),
+        "mean_spearman": statistics.mean(orders) if orders else None,
+        "mean_memory_error": statistics.mean(memory),
+        "worst_memory_error": max(memory),
+        "chosen_over_fastest": fastest,
+        "chosen_within_5_percent": sum(ratio <= 1.05 for ratio in fastest.values()),
+        "mean_spread": statistics.mean(one.spread for one in rows),
+        "mean_busy": statistics.mean(one.busy for one in rows),
+    }
+
+
+def order(rows: Sequence[Row]) -> float:
+    """Spearman's correlation of predicted and measured times; plans that are one plan agree."""
+    predicted = [one.predicted_seconds for one in rows]
+    if len(set(predicted)) == 1:
+        return 1.0
+    return float(spearmanr(predicted, [one.measured_seconds for one in rows]).statistic)
