@@ -36,9 +36,14 @@ from benchmarks.estimates.places import Local, Place, two_hosts
 from benchmarks.estimates.rows import Row, row, summary
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
+from shardwright.cost.dominating import dominating
 from shardwright.ir.machine import Machine
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.plan import Plan
+from shardwright.rules.analysis import analyze
+from shardwright.runtime.local_ranks import silent
+from shardwright.runtime.operators import with_remembered, with_timings
+from shardwright.runtime.remembered import Remembered
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
@@ -50,12 +55,14 @@ class Log:
 
     def __init__(self, file: Path, fresh: bool) -> None:
         self._file = file
+        self.timings = Remembered(file.with_suffix(".sqlite"), _warn)
         commit = record.provenance(SEED)["commit"]
         lines = [] if fresh or not file.exists() else file.read_text().splitlines()
         self._found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         if not self._found or self._found[0] != {"commit": commit}:
             self._found = []
             file.write_text("")
+            self.timings.file.unlink(missing_ok=True)
             self.add({"commit": commit})
 
     def add(self, found: dict[str, Any]) -> None:
@@ -82,18 +89,30 @@ class Log:
         return [parse_toml(found["machine"]) for found in self._found if found.get("at") == place]
 
 
-def plans_of(name: str, machine: Machine) -> dict[str, Plan]:
-    """The chosen plan and the baselines of `BASELINES`."""
+def plans_of(name: str, machine: Machine, seconds: float, timings: Remembered) -> dict[str, Plan]:
+    """The chosen plan and the baselines of `BASELINES`, as `plan --machine here` makes them.
+
+    Operators that dominate are timed at their local sizes, for about `seconds` in all.
+    """
     torch.manual_seed(SEED)
     model, batch = MODELS[name]()
-    frontier = sw.search(sw.capture(model, (), batch), machine)
+    graph = sw.capture(model, (), batch)
+    machine = with_remembered(machine, timings)
+    frontier = sw.search(graph, machine)
+    if seconds:
+        calls = dominating(graph, analyze(graph), (*frontier, *frontier.baselines))
+        machine = with_timings(machine, calls, seconds, timings, silent)
+        frontier = sw.search(graph, machine)
     known = {plan.name: plan for plan in frontier.baselines}
     return {"chosen": frontier.fastest(), **{n: known[n] for n in BASELINES if n in known}}
 
 
-def rows_of(place: Place, name: str, machine: Machine, rounds: int, seconds: float) -> list[Row]:
+def rows_of(
+    place: Place, name: str, machine: Machine, log: Log, options: argparse.Namespace
+) -> list[Row]:
     """Plan, take the steps and compare."""
-    plans = plans_of(name, machine)
+    plans = plans_of(name, machine, options.operators_seconds, log.timings)
+    rounds, seconds = options.rounds, options.steps_seconds
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
         given.write_text(json.dumps([plan.to_json() for plan in plans.values()]))
@@ -109,8 +128,8 @@ def rows_of(place: Place, name: str, machine: Machine, rounds: int, seconds: flo
 
 def take(place: Place, models: list[str], log: Log, options: argparse.Namespace) -> None:
     """All rows of one place that are not there yet."""
-    if not log.machines(place.name):
-        _measure(place, log, options.seconds)
+    if not log.machines(place.name) and not _measure(place, log, options.seconds):
+        return
     machine = log.machines(place.name)[0]
     for name in models:
         if any((one.place, one.model) == (place.name, name) for one in log.rows):
@@ -119,7 +138,7 @@ def take(place: Place, models: list[str], log: Log, options: argparse.Namespace)
             _fail(log, place, name, f"no time was left of {options.minutes:g} minutes")
             continue
         try:
-            found = rows_of(place, name, machine, options.rounds, options.steps_seconds)
+            found = rows_of(place, name, machine, log, options)
         except Exception as e:  # noted, and the next one may do better
             _fail(log, place, name, f"{type(e).__name__}: {e}".splitlines()[0])
             continue
@@ -130,11 +149,21 @@ def take(place: Place, models: list[str], log: Log, options: argparse.Namespace)
         _measure(place, log, options.seconds)
 
 
-def _measure(place: Place, log: Log, seconds: float) -> None:
-    machine = place.machine(seconds)
+def _measure(place: Place, log: Log, seconds: float) -> bool:
+    """Whether the machine could be measured."""
+    try:
+        machine = place.machine(seconds)
+    except Exception as e:  # noted: what was measured before stays
+        _fail(log, place, "the machine", f"{type(e).__name__}: {e}".splitlines()[0])
+        return False
     for doubt in machine.measured.doubts if machine.measured else ():
-        print(f"warning: {place.name}: {doubt}", file=sys.stderr, flush=True)
+        _warn(f"{place.name}: {doubt}")
     log.add({"at": place.name, "machine": machine.to_toml()})
+    return True
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _fail(log: Log, place: Place, name: str, why: str) -> None:
@@ -164,14 +193,14 @@ def main() -> None:
     options = _options()
     log = Log(options.output.with_suffix(".rows"), options.fresh)
     take(Local(), options.models, log, options)
-    remote = [name for name in options.models if name in REMOTE]
+    remote = [name for name in options.models if name in REMOTE and not options.quick]
     with ExitStack() as stack:
         try:
             place = stack.enter_context(two_hosts(REMOTE_BIT_PER_S)) if remote else None
         except HostsUnavailableError as e:
             log.add({"failure": f"two hosts: {e}", "of": ["two hosts", ""]})
             place = None
-        if place is not None and not options.quick:
+        if place is not None:
             take(place, remote, log, options)
     if not log.rows:
         sys.exit(f"nothing could be measured: {'; '.join(log.failures)}")
@@ -188,6 +217,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure a machine")
     parser.add_argument("--steps-seconds", type=float, default=20.0, help="for a model's steps")
+    parser.add_argument(
+        "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
+    )
     parser.add_argument("--minutes", type=float, default=13.0, help="then no model is begun")
     parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
     parser.add_argument("--fresh", action="store_true", help="measure all again")
@@ -195,6 +227,7 @@ def _options() -> argparse.Namespace:
     if options.quick:
         options.rounds = min(options.rounds, 5)
         options.seconds = options.steps_seconds = 6.0
+        options.operators_seconds = min(options.operators_seconds, 5.0)
     options.models = options.models or list(QUICK if options.quick else MODELS)
     options.end = time.monotonic() + 60 * options.minutes
     return options

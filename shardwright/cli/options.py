@@ -135,6 +135,15 @@ seconds = click.option(
     default=math.inf,
     help="Search about so long at most, and take the best so far.",
 )
+time_operators = click.option(
+    "--time-operators",
+    type=click.FloatRange(min=0, max=600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --machine here: time operators that dominate and are not remembered yet; 0: go"
+    " without timings.",
+)
 machine = click.option(
     "--machine", callback=chosen_machine, help="Preset such as 8xH100, TOML file, or `here`."
 )

@@ -21,6 +21,7 @@ from shardwright.report.summary import summary
 @click.command("plan")
 @options.target
 @options.machine
+@options.time_operators
 @options.memory_limit
 @options.constraints
 @options.seconds
@@ -45,6 +46,7 @@ def command(
     seq: int | None,
     settings: tuple[str, ...],
     machine: str,
+    time_operators: float,
     memory_limit: int | None,
     constraints: tuple[str, ...],
     seconds: float,
@@ -62,7 +64,10 @@ def command(
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     limit = known.device.memory_bytes if memory_limit is None else memory_limit
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
+    timing = time_operators if machine == "here" else 0.0
+    wishes = planning.Wishes(
+        constraints, seconds, method, micro_batches, stages, allow_async, timing
+    )
     plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)

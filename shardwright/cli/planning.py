@@ -16,6 +16,7 @@ import click
 
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.timings import by_timings
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
@@ -42,6 +43,7 @@ class Wishes:
     micro_batches: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
     allow_async: bool = False
+    timing_seconds: float = 0.0  # for single operators of this host, if it is planned for
 
     def shares(self, searches: int) -> Iterator[Wishes]:
         """The same for each of several searches, which share the time that is left."""
@@ -194,6 +196,17 @@ def choose(
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
 
+    def chosen(machine: Machine) -> tuple[Plan, Frontier]:
+        return _choose(captured, machine, objective, memory_limit, wishes)
+
+    if wishes.timing_seconds and machine.measured is not None:
+        return by_timings(captured.graph, machine, wishes.timing_seconds, chosen)
+    return chosen(machine)
+
+
+def _choose(
+    captured: Captured, machine: Machine, objective: str, memory_limit: int, wishes: Wishes
+) -> tuple[Plan, Frontier]:
     def run(micro_batches: Sequence[int] | None) -> Frontier:
         return search(captured, machine, wishes, micro_batches)
 

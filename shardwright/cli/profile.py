@@ -150,7 +150,8 @@ def _these_ranks(seconds: float) -> Machine | None:
     import torch
     import torch.distributed as dist
 
-    from shardwright.runtime.measure import measure_ranks, silent
+    from shardwright.runtime.local_ranks import silent
+    from shardwright.runtime.measure import measure_ranks
 
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
         os.environ["LOCAL_WORLD_SIZE"]

@@ -41,6 +41,7 @@ _OTHER_TRAINING = (
     callback=options.chosen_machine,
     help="Machine to plan for.",
 )
+@options.time_operators
 @options.memory_limit
 @options.constraints
 @options.seconds
@@ -97,6 +98,7 @@ def command(
     plan: str | None,
     devices: int | None,
     machine: str,
+    time_operators: float,
     memory_limit: int | None,
     constraints: tuple[str, ...],
     seconds: float,
@@ -150,6 +152,7 @@ def command(
                 micro_batches=micro_batches,
                 stages=stages,
                 allow_async=allow_async,
+                timing_seconds=time_operators if machine == "here" else 0.0,
             ),
             cache=PlanCache(Path(folder) / "plans") if folder is not None else None,
             quiet=as_json,

@@ -8,13 +8,14 @@ every contracted operand that needs a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.calls import Form, form_of, timed
 from shardwright.ir.curve import Curve
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.ir.machine import Device
@@ -81,6 +82,7 @@ class Workload:
     causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
     repeats: int = 1  # of the contraction
     experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
+    form: Form | None = None  # of operators that the device has timings of
 
     @property
     def has_backward(self) -> bool:
@@ -88,8 +90,8 @@ class Workload:
         return results and any(port.requires_grad for port in self.operands)
 
 
-def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
-    """The workload of `op`."""
+def workload(op: Op, rule: Rule, graph: Graph, known: Collection[str] = ()) -> Workload:
+    """The workload of `op`; `known` are the operators that the device has timings of."""
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 
     def port(name: str, dims: Dims) -> Port:
@@ -121,6 +123,7 @@ def workload(op: Op, rule: Rule, graph: Graph) -> Workload:
         causal=_causal(op, rule, index, graph),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
+        form=form_of(op, rule, graph) if op.target in known else None,
     )
 
 
@@ -132,6 +135,11 @@ def operator_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
+    found = _forward(work, sizes, device)
+    return found if work.form is None else timed(found, work.form, sizes, device.timings)
+
+
+def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
         return np.zeros(sizes.shape[1])
     written = _bytes(work.results, sizes)
@@ -144,6 +152,13 @@ def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """Seconds of the backward kernels, of those operands only that need a gradient: (K,)."""
+    found = _backward(work, sizes, device)
+    if work.form is None:
+        return found
+    return timed(found, work.form, sizes, device.timings, backward=True)
+
+
+def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
     given = _bytes((port for port in work.results if port.requires_grad), sizes)
     made = _bytes((work.operands[i] for i in needed), sizes)

@@ -30,6 +30,7 @@ from shardwright.cost.memory import (
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
+from shardwright.ir.calls import targets
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -346,7 +347,7 @@ class CostModel:
         """Equal ones are the very same, so that tables are known by them."""
         if op.name not in self._workloads:
             rule = self.analysis.rules[op.name]
-            found = workload(op, rule, self.graph)
+            found = workload(op, rule, self.graph, targets(self.machine.device.timings))
             self._workloads[op.name] = self._equal_workloads.setdefault(found, found)
         return self._workloads[op.name]
 

@@ -171,7 +171,7 @@ class Op:
         return self.target.split(".")[1]
 
     def __str__(self) -> str:
-        given = [_text(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.kwargs]
+        given = [text_of(a) for a in self.args] + [f"{k}={text_of(v)}" for k, v in self.kwargs]
         outputs = ", ".join(f"%{name}" for name in self.outputs)
         return f"{outputs} = {self.target}({', '.join(given)})"
 
@@ -295,9 +295,10 @@ def _refs(args: tuple[Arg, ...]) -> Iterator[str]:
             yield from _refs(arg)
 
 
-def _text(arg: Arg) -> str:
+def text_of(arg: Arg) -> str:
+    """An argument as a graph prints it."""
     if isinstance(arg, tuple):
-        return "[" + ", ".join(_text(a) for a in arg) + "]"
+        return "[" + ", ".join(text_of(a) for a in arg) + "]"
     return str(arg)
 
 

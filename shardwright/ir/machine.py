@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 
+from shardwright.ir.calls import Timing
 from shardwright.ir.curve import Curve
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.measured import Measured
@@ -93,7 +94,9 @@ class Device:
     * `launch_seconds`: what an operator costs however small it is;
     * `dispatch_seconds`: what one costs on a parameter as it is stored, in an optimizer's update;
       None: the update is one kernel;
-    * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back.
+    * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back;
+    * `timings`: of single operators at the sizes that plans have; no part of machine files, as
+      they are remembered elsewhere (`runtime/remembered.py`).
     """
 
     kind: str
@@ -104,6 +107,7 @@ class Device:
     efficiency: Efficiency = Efficiency()
     dispatch_seconds: Seconds | None = None
     parameter_seconds: Seconds = NO_TIME
+    timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.flop_per_s:

@@ -10,33 +10,24 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.files import write_whole
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Level, Machine, MachineError
+from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.measured import Measured
 from shardwright.runtime import link_probes, probes, update_probes
 from shardwright.runtime.fit import Compute, Links, fit_compute, fit_links, fit_overlap
+from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
 from shardwright.runtime.timing import Sample, Stopwatch
-
-START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
-_GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
-Tell = Callable[[str, float], None]  # what is being measured, which part of all is done
-
-
-def silent(_what: str, _part: float) -> None:
-    """Nobody is told."""
 
 
 def measure_host(
@@ -57,7 +48,7 @@ def measure_host(
     """
     if devices < 1:
         raise MachineError(f"{devices} devices to measure; ask for at least one")
-    file = (cache_dir or _cache_dir()) / _cache_name(devices)
+    file = (cache_dir or user_cache()) / _cache_name(devices)
     if not anew:
         with suppress(MachineError):  # not there, damaged, or of an older form
             kept = Machine.load(file)
@@ -99,88 +90,12 @@ def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
 
 
 def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
-    """Start the processes, wait for them within bounds, and leave none behind."""
-    context = mp.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=_rank, args=(rank, devices, folder, seconds_budget), daemon=True)
-            for rank in range(devices)
-        ]
-        result, error = Path(folder) / "machine.toml", Path(folder) / "error.txt"
-        try:
-            for process in processes:
-                process.start()
-            deadline, progress = time.monotonic() + START_SECONDS, ""
-            while any(process.exitcode is None for process in processes):
-                if time.monotonic() > deadline or error.exists():
-                    break
-                if any(process.exitcode for process in processes):  # without a word
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                if (now := _read(Path(folder) / "progress.txt")) != progress:
-                    part, what = now.split("\n")
-                    tell(what, float(part))
-                    # However slow a busy host is, who goes on is waited for.
-                    deadline, progress = time.monotonic() + START_SECONDS, now
-                time.sleep(0.05)
-        finally:
-            for process in processes:
-                if process.pid is not None:
-                    process.kill()  # without effect on those that have ended
-                    process.join()
-        if not result.exists():
-            ends = [process.exitcode for process in processes]
-            at = progress.partition("\n")[2] or "their start"
-            silent_end = f"the processes did not get beyond {at} in time (they ended with {ends})"
-            why = error.read_text() if error.exists() else silent_end
-            raise MachineError(
-                f"measuring {devices} devices on this host failed: {why}; ask for fewer devices or"
-                f" name a preset such as {devices}xcpu"
-            )
-        return Machine.load(result)
+    """On processes of their own."""
+    return parse_toml(result_of(devices, _rank, (seconds_budget,), tell, START_SECONDS))
 
 
 def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
-    """One process: join the others, measure with them, and on rank 0 write what was found."""
-    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= devices
-    if gpu:
-        torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // devices))
-    try:
-        dist.init_process_group(
-            "nccl" if gpu else "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=devices,
-            timeout=timedelta(seconds=START_SECONDS),
-        )
-        try:
-            machine = measure_ranks(seconds_budget, _teller(folder) if rank == 0 else silent)
-        finally:
-            dist.destroy_process_group()
-        if rank == 0:
-            write_whole(Path(folder) / "machine.toml", machine.to_toml())
-    except Exception as e:
-        if not isinstance(e, RuntimeError) or not (Path(folder) / "error.txt").exists():
-            # What a rank says that lost another one is no reason.
-            write_whole(Path(folder) / "error.txt", f"{type(e).__name__}: {e}".splitlines()[0])
-        raise SystemExit(1) from e
-
-
-def _teller(folder: str) -> Tell:
-    """Tells the process that started this one."""
-
-    def tell(what: str, part: float) -> None:
-        write_whole(Path(folder) / "progress.txt", f"{part}\n{what}")
-
-    return tell
-
-
-def _read(progress: Path) -> str:
-    try:
-        return progress.read_text()
-    except OSError:  # nothing is told yet
-        return ""
+    join(rank, devices, folder, lambda tell: measure_ranks(seconds_budget, tell).to_toml())
 
 
 def _machine(
@@ -255,7 +170,8 @@ def _memory_bytes(kind: str, processes: int) -> float:
     return float(total // processes)
 
 
-def _cache_dir() -> Path:
+def user_cache() -> Path:
+    """Where what was measured is kept."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "shardwright"
 

@@ -43,6 +43,7 @@ class _Probe:
     work: float
     run: Callable[[], object]
     alone: bool  # it waits for no other rank
+    warm: bool  # it has run before
 
 
 @final
@@ -61,10 +62,16 @@ class Stopwatch:
         self._probes: list[_Probe] = []
 
     def add(
-        self, kind: str, work: float, run: Callable[[], object], *, alone: bool = False
+        self,
+        kind: str,
+        work: float,
+        run: Callable[[], object],
+        *,
+        alone: bool = False,
+        warm: bool = False,
     ) -> None:
-        """Time `run` too; `alone` if it only computes and waits for no other rank."""
-        self._probes.append(_Probe(kind, work, run, alone))
+        """Time `run` too; `alone`: it only computes, and waits for no other; `warm`: it has run."""
+        self._probes.append(_Probe(kind, work, run, alone, warm))
 
     def samples(self) -> list[Sample]:
         """One sample of everything, as the slowest rank took it; equal on every rank."""
@@ -72,7 +79,7 @@ class Stopwatch:
         repeats = self._repeats()
         rounds: list[list[Figures]] = []
         busy: list[float] = []
-        while len(rounds) < ROUNDS and not (len(rounds) >= _LEAST_ROUNDS and self._late(end)):
+        while len(rounds) < ROUNDS and not (len(rounds) >= _LEAST_ROUNDS and self.late(end)):
             self._tell("round " + str(len(rounds) + 1), 0.25 + 0.75 * len(rounds) / ROUNDS)
             neighbours, ours = Neighbours(), time.process_time()
             rounds.append([self._round(*one) for one in zip(self._probes, repeats, strict=True)])
@@ -94,7 +101,8 @@ class Stopwatch:
         found = []
         for place, probe in enumerate(self._probes):
             self._tell(probe.kind, 0.25 * place / len(self._probes))
-            probe.run()  # the first time does not count
+            if not probe.warm:
+                probe.run()  # the first time does not count
             found.append(int(share / max(self.once(probe.run, alone=probe.alone), 1e-7)))
         counts = torch.tensor(found, device=self.device)
         dist.broadcast(counts, 0)
@@ -125,7 +133,8 @@ class Stopwatch:
         thread = alone and self.device.type == "cpu" and torch.get_num_threads() == 1
         return time.thread_time if thread else time.perf_counter
 
-    def _late(self, end: float) -> bool:
+    def late(self, end: float) -> bool:
+        """Whether rank 0 is beyond `end`, of `time.monotonic`."""
         late = torch.tensor([float(time.monotonic() > end)], device=self.device)
         dist.broadcast(late, 0)
         return bool(late.item())

@@ -1,0 +1,53 @@
+"""Operators of this host timed at the sizes that plans have, and plans made again with that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from shardwright.cli.console import working
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import Graph
+from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
+
+_ROUNDS = 2  # a plan that timings favour may have operators of other sizes
+Choice = tuple[Plan, Frontier]
+
+
+def by_timings(
+    graph: Graph, machine: Machine, seconds: float, choose: Callable[[Machine], Choice]
+) -> Choice:
+    """What is chosen when the operators that dominate plans cost what they were timed at.
+
+    Those that are not remembered are timed, all in all for about `seconds`.
+    """
+    from shardwright.cost.dominating import dominating
+    from shardwright.ir.calls import targets
+    from shardwright.rules.analysis import analyze
+    from shardwright.runtime.operators import database, with_remembered, with_timings
+
+    known = database(lambda text: click.echo(f"warning: {text}", err=True))
+    machine = with_remembered(machine, known)
+    chosen, frontier = choose(machine)
+    analysis, end = analyze(graph), time.monotonic() + seconds
+    for _ in range(_ROUNDS):
+        calls = dominating(graph, analysis, (chosen, *frontier.baselines, *frontier))
+        before, left = machine, end - time.monotonic()
+        if left <= 0:
+            break
+        with working("timing operators") as tell:
+            machine = with_timings(machine, calls, left, known, tell)
+        if machine is before:
+            break
+        new = len(machine.device.timings) - len(before.device.timings)
+        kinds = len(targets(machine.device.timings))
+        click.echo(
+            f"timed {new} operators of these plans on this host, remembered in {known.file}"
+            f" ({kinds} kinds); --time-operators 0 goes without",
+            err=True,
+        )
+        chosen, frontier = choose(machine)
+    return chosen, frontier

@@ -1,0 +1,121 @@
+"""Processes of this host that measure something together, started and ended here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from shardwright.ir.files import write_whole
+from shardwright.ir.machine import MachineError
+
+START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
+_GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
+Tell = Callable[[str, float], None]  # what is being measured, which part of all is done
+Rank = Callable[..., None]  # its number, how many there are, their folder, and what it is given
+
+
+def silent(_what: str, _part: float) -> None:
+    """Nobody is told."""
+
+
+def result_of(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limit: float) -> str:
+    """What rank 0 of `devices` processes wrote to `result` in their folder, running `rank`.
+
+    None of them is left behind. However slow a busy host is, who tells of progress is waited for:
+    raises `MachineError` when nothing is heard for `limit` seconds, or one fails.
+    """
+    context = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=rank, args=(number, devices, folder, *given), daemon=True)
+            for number in range(devices)
+        ]
+        result, error = Path(folder) / "result", Path(folder) / "error.txt"
+        try:
+            for process in processes:
+                process.start()
+            deadline, progress = time.monotonic() + limit, ""
+            while any(process.exitcode is None for process in processes):
+                if time.monotonic() > deadline or error.exists():
+                    break
+                if any(process.exitcode for process in processes):  # without a word
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                elif (now := _read(Path(folder) / "progress.txt")) != progress:
+                    part, what = now.split("\n")
+                    tell(what, float(part))
+                    deadline, progress = time.monotonic() + limit, now
+                time.sleep(0.05)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()  # without effect on those that have ended
+                    process.join()
+        if not result.exists():
+            ends = [process.exitcode for process in processes]
+            at = progress.partition("\n")[2] or "their start"
+            silent_end = f"the processes did not get beyond {at} in time (they ended with {ends})"
+            why = error.read_text() if error.exists() else silent_end
+            raise MachineError(
+                f"measuring {devices} devices on this host failed: {why}; ask for fewer devices or"
+                f" name a preset such as {devices}xcpu"
+            )
+        return result.read_text()
+
+
+def join(rank: int, devices: int, folder: str, measured: Callable[[Tell], str]) -> None:
+    """One process: join the others, measure with them, and on rank 0 write what was found."""
+    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= devices
+    if gpu:
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(threads_of(devices))
+    try:
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=devices,
+            timeout=timedelta(seconds=START_SECONDS),
+        )
+        try:
+            found = measured(_teller(folder) if rank == 0 else silent)
+        finally:
+            dist.destroy_process_group()
+        if rank == 0:
+            write_whole(Path(folder) / "result", found)
+    except Exception as e:
+        if not isinstance(e, RuntimeError) or not (Path(folder) / "error.txt").exists():
+            # What a rank says that lost another one is no reason.
+            write_whole(Path(folder) / "error.txt", f"{type(e).__name__}: {e}".splitlines()[0])
+        raise SystemExit(1) from e
+
+
+def threads_of(devices: int) -> int:
+    """Threads of each of so many processes that share this host's cores, as in training."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // devices)
+
+
+def _teller(folder: str) -> Tell:
+    """Tells the process that started this one."""
+
+    def tell(what: str, part: float) -> None:
+        write_whole(Path(folder) / "progress.txt", f"{part}\n{what}")
+
+    return tell
+
+
+def _read(progress: Path) -> str:
+    try:
+        return progress.read_text()
+    except OSError:  # nothing is told yet
+        return ""

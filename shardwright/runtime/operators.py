@@ -1,0 +1,167 @@
+"""Single operators timed on the ranks at the sizes that plans have, all ranks at once.
+
+As every rank runs the same call at the same time, cores and memory are shared as in training.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardwright.capture.operators import operator_of, to_torch
+from shardwright.ir.calls import Call, Given, Timing
+from shardwright.ir.layout import Seconds
+from shardwright.ir.machine import Machine
+from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
+from shardwright.runtime.measure import user_cache
+from shardwright.runtime.remembered import Remembered
+from shardwright.runtime.timing import Stopwatch
+
+_TOGETHER = 6  # calls whose tensors are there at once
+
+
+def database(warn: Callable[[str], None]) -> Remembered:
+    """The user's."""
+    return Remembered(user_cache() / "operators.sqlite", warn)
+
+
+def with_remembered(machine: Machine, known: Remembered) -> Machine:
+    """This host with all timings that are remembered of it."""
+    return _with(machine, known.find(device_key(machine.devices)))
+
+
+def with_timings(
+    machine: Machine, calls: Sequence[Call], seconds: float, known: Remembered, tell: Tell
+) -> Machine:
+    """This host with timings of `calls` too; those not remembered are measured, for `seconds`.
+
+    The same machine if all are known already. Raises `MachineError` if the ranks fail.
+    """
+    key = device_key(machine.devices)
+    before = known.find(key)
+    new = [call for call in calls if str(call) not in before]
+    if not new:
+        return machine
+    found = measured(machine.devices, new, seconds, tell)
+    known.keep(key, found)
+    return _with(machine, {**before, **found})
+
+
+def _with(machine: Machine, found: Mapping[str, Timing | None]) -> Machine:
+    timings = tuple(found[call] for call in sorted(found))
+    device = replace(machine.device, timings=tuple(t for t in timings if t is not None))
+    return replace(machine, device=device)
+
+
+def device_key(devices: int) -> str:
+    """What timings hold for: the kind of device, how many share the host, and torch's version."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= devices:
+        what = f"{torch.cuda.get_device_name()}, {devices} of them"
+    else:
+        what = f"{_processor()}, {devices} ranks of {threads_of(devices)} threads"
+    return f"{what}, torch {torch.__version__}"
+
+
+def measured(
+    devices: int, calls: Sequence[Call], seconds: float, tell: Tell
+) -> dict[str, Timing | None]:
+    """Timings of `calls`, by their texts, in the order given and as many as `seconds` are for.
+
+    None is said of a call that cannot be run by itself.
+    """
+    given = (list(calls), seconds)
+    found = json.loads(result_of(devices, _rank, given, tell, START_SECONDS))
+    return {
+        text: None if times is None else Timing(text, Seconds(times[0]), Seconds(times[1]))
+        for text, times in found.items()
+    }
+
+
+def _rank(rank: int, devices: int, folder: str, calls: Sequence[Call], seconds: float) -> None:
+    join(rank, devices, folder, lambda tell: json.dumps(time_calls(calls, seconds, tell)))
+
+
+def time_calls(
+    calls: Sequence[Call], seconds: float, tell: Tell
+) -> dict[str, tuple[float, float] | None]:
+    """Seconds forward and backward of each call, on the ranks of the process group."""
+    found: dict[str, tuple[float, float] | None] = {}
+    kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    end = time.monotonic() + seconds
+    for start in range(0, len(calls), _TOGETHER):
+        some = calls[start : start + _TOGETHER]
+
+        def part(_what: str, done: float, before: int = start) -> None:
+            tell("operators", min(1.0, (before + done * _TOGETHER) / len(calls)))
+
+        watch = Stopwatch(kind, seconds * len(some) / len(calls), part)
+        if start and watch.late(end):
+            break
+        runs = {str(call): _prepared(call, watch.device) for call in some}
+        for text, run in runs.items():
+            if run is not None:
+                watch.add(f"{text} forward", 1, run[0], alone=True, warm=True)
+                watch.add(f"{text} both", 1, run[1], alone=True, warm=True)
+        times = {sample.kind: sample.seconds for sample in watch.samples()}
+        for text, run in runs.items():
+            found[text] = None
+            if run is not None:
+                forward, both = times[f"{text} forward"], times[f"{text} both"]
+                found[text] = forward, max(0.0, both - forward)
+    return found
+
+
+def _prepared(
+    call: Call, device: torch.device
+) -> tuple[Callable[[], object], Callable[[], object]] | None:
+    """What runs the call forward, and what runs it both ways; None if it cannot be run."""
+    values = {str(i): _tensor(given, device) for i, given in enumerate(call.given)}
+    function = operator_of(call.target)
+    args = [to_torch(arg, values, device) for arg in call.args]
+    kwargs = {key: to_torch(value, values, device) for key, value in call.kwargs}
+
+    def forward() -> list[torch.Tensor]:
+        returned = function(*args, **kwargs)
+        return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+
+    trained = [value for value in values.values() if value.requires_grad]
+    try:
+        results = [r for r in forward() if r.requires_grad]
+        gradients = [torch.ones_like(result) for result in results]
+
+        def both() -> object:
+            outputs = [r for r in forward() if r.requires_grad]
+            if not outputs:
+                return outputs
+            return torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
+
+        both()
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return None  # its arguments belong to other sizes, or it needs what only a program has
+    return forward, both
+
+
+def _tensor(given: Given, device: torch.device) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, given.dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        count = torch.Size(given.shape).numel()  # indices, that every size allows
+        return (torch.arange(count, device=device) % 2).to(dtype).reshape(given.shape)
+    made = torch.rand(given.shape, device=device, dtype=torch.float32) + 0.5
+    return made.to(dtype).requires_grad_(given.requires_grad)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return re.sub(r"\s+", " ", names[0]) if names else platform.machine()

@@ -1,0 +1,93 @@
+"""Timings of single operators, remembered between runs in a database of the user's.
+
+A row holds for one call (operator, local sizes, dtypes, arguments) on one kind of device, so many
+ranks of so many threads beside each other, one version of torch. A database that cannot be read is
+set aside and begun anew; one that cannot be written is only read. Both are said in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import final
+
+from shardwright.ir.calls import Timing
+from shardwright.ir.layout import Seconds
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS timings (
+    device TEXT NOT NULL, call TEXT NOT NULL, forward REAL, backward REAL,
+    measured_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (device, call)
+)
+"""
+_WAIT_SECONDS = 5.0  # for another process that writes
+
+
+@final
+class Remembered:
+    """The database in `file`. `warn` is told what is wrong with it."""
+
+    def __init__(self, file: Path, warn: Callable[[str], None]) -> None:
+        self.file = file
+        self._warn = warn
+
+    def find(self, device: str) -> dict[str, Timing | None]:
+        """All calls that were timed on `device`; None is one that could not be run by itself."""
+        if not self.file.exists():
+            return {}
+        try:
+            with self._open() as database:
+                query = "SELECT call, forward, backward FROM timings WHERE device = ?"
+                rows = database.execute(query, (device,)).fetchall()
+        except sqlite3.OperationalError as e:  # busy, or no rights
+            self._warn(f"cannot read the timings of operators in {self.file}: {e}; without them")
+            return {}
+        except sqlite3.DatabaseError as e:
+            self._set_aside(e)
+            return {}
+        return {call: _timing(call, forward, backward) for call, forward, backward in rows}
+
+    def keep(self, device: str, found: Mapping[str, Timing | None]) -> None:
+        """Add what was found, or put it in the place of what was there."""
+        rows = [(device, call, *_columns(timing)) for call, timing in found.items()]
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self._open() as database:
+                database.execute(_SCHEMA)
+                database.executemany(
+                    "INSERT OR REPLACE INTO timings (device, call, forward, backward)"
+                    " VALUES (?, ?, ?, ?)",
+                    rows,
+                )
+        except (OSError, sqlite3.OperationalError) as e:
+            self._warn(
+                f"cannot remember timings of operators in {self.file}: {e}; they are measured again"
+                " the next time"
+            )
+        except sqlite3.DatabaseError as e:
+            self._set_aside(e)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        opened = contextlib.closing(sqlite3.connect(self.file, timeout=_WAIT_SECONDS))
+        with opened as database, database:  # the inner one commits, or takes back
+            yield database
+
+    def _set_aside(self, error: Exception) -> None:
+        aside = self.file.with_suffix(".damaged")
+        self._warn(f"{self.file} is no database of timings ({error}); it is kept as {aside.name}")
+        with contextlib.suppress(OSError):  # it is read, and found damaged, again
+            self.file.replace(aside)
+
+
+def _timing(call: str, forward: float | None, backward: float | None) -> Timing | None:
+    if forward is None or backward is None:
+        return None
+    return Timing(call, Seconds(forward), Seconds(backward))
+
+
+def _columns(timing: Timing | None) -> Iterable[float | None]:
+    return (None, None) if timing is None else (timing.forward, timing.backward)

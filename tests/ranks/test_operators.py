@@ -1,0 +1,67 @@
+"""Operators timed on two ranks, as plans have them."""
+
+import pytest
+import torch
+
+from shardwright.ir.calls import Call, Given
+from shardwright.ir.graph import Ref
+from shardwright.ir.machine import Machine
+from shardwright.runtime import operators
+from shardwright.runtime.local_ranks import silent
+from shardwright.runtime.operators import with_remembered, with_timings
+from shardwright.runtime.remembered import Remembered
+
+
+def linear(rows, trained=True):
+    given = (Given((rows, 64), "float32", trained), Given((32, 64), "float32", trained))
+    return Call("aten.linear.default", (Ref("0"), Ref("1")), (), given)
+
+
+EMBEDDING = Call(
+    "aten.embedding.default",
+    (Ref("0"), Ref("1")),
+    (),
+    (Given((8, 4), "float32", True), Given((3, 5), "int64", False)),
+)
+LSTM = Call(
+    "aten.lstm.input",
+    (
+        Ref("0"),
+        (Ref("1"), Ref("2")),
+        (Ref("3"), Ref("4"), Ref("5"), Ref("6")),
+        True, 1, 0.0, True, False, True,
+    ),
+    (),
+    (
+        Given((2, 3, 4), "float32", True),
+        *(Given((1, 2, 5), "float32", False) for _ in range(2)),
+        *(Given(shape, "float32", True) for shape in ((20, 4), (20, 5), (20,), (20,))),
+    ),
+)  # fmt: skip
+ODD = Call("aten.view.default", (Ref("0"), (7,)), (), (Given((4, 2), "float32", True),))
+
+
+@pytest.mark.ranks
+def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
+    known = Remembered(tmp_path / "operators.sqlite", pytest.fail)
+    machine = Machine.preset("2xcpu")
+    calls = [linear(4096), linear(64), linear(4096, trained=False), EMBEDDING, LSTM, ODD]
+    found = with_timings(machine, calls, 0.5, known, silent)
+    times = {timing.call: timing for timing in found.device.timings}
+    assert times.keys() == {str(call) for call in calls} - {str(ODD)}
+    assert all(timing.forward > 0 for timing in times.values())
+    large, small = times[str(linear(4096))], times[str(linear(64))]
+    assert large.forward > 2 * small.forward and large.backward > 2 * small.backward
+    assert times[str(linear(4096, trained=False))].backward < large.backward / 4
+    assert times[str(LSTM)].backward > 0
+
+    monkeypatch.setattr(operators, "measured", None)  # nothing is measured any more
+    assert with_timings(found, calls, 0.5, known, silent) is found
+    assert with_remembered(machine, known) == found
+
+
+def test_timings_hold_for_so_many_ranks_and_threads(monkeypatch):
+    two, four = operators.device_key(2), operators.device_key(4)
+    assert two != four and f"torch {torch.__version__}" in two
+    monkeypatch.setattr(operators, "threads_of", lambda devices: 7)
+    assert "2 ranks of 7 threads" in operators.device_key(2)
