@@ -37,6 +37,10 @@ class Cuts:
             may = may[np.unique(np.linspace(0, len(may) - 1, _PLACES).round().astype(int))]
         return np.concatenate(([0], may, [len(self.graph.ops)])).astype(np.int64)
 
+    def allow(self, groups: int) -> bool:
+        """Whether there may be so many stages, each with parameters of its own."""
+        return len(np.unique(self._births[self.places(groups)])) > groups
+
     def trains(self, places: Ints) -> Bools:
         """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
         births = self._births[places]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from shardwright.ir.constraints import Constraint, ConstraintError
@@ -57,7 +57,7 @@ class _Tried:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Piping:
     """The search for pipelines, up to the moment `end` of the performance counter.
 
@@ -72,14 +72,16 @@ class Piping:
     allow_async: bool
     end: float
     tell: Callable[[str, float], None]
-    done: list[float] = field(default_factory=lambda: [0.0])  # the part that is, as told
+    done: float = 0.0  # the part that is
 
     def search(self, stages: Sequence[int]) -> None:
         """Add the pipelines of each of these numbers of stages, while they give anything new."""
         best: _Tried | None = None
         useless = 0
         for i, groups in enumerate(stages):
-            self.done[:] = [i / len(stages)]
+            self.done = i / len(stages)
+            if not self.rounds.sources.cuts.allow(groups):
+                break
             for mesh in self._meshes(groups, None) if self.allow_async else ():
                 self._gained(_Tried(mesh, groups, 1), weights=_WEIGHTS)
             if self.every or useless < _PATIENCE:
@@ -138,7 +140,7 @@ class Piping:
             return 0
         best = self.rounds.best
         so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
-        self.tell(f"{tried}{so_far}", self.done[0])
+        self.tell(f"{tried}{so_far}", self.done)
         compare = len(tried.mesh.axes) == 1 and not self.wanted and not weights
         try:
             return self.rounds.pipe(

@@ -1,6 +1,7 @@
 """Pipelines in the search: cuts against enumeration, prices from scratch, bounds that hold."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from shardwright.capture.capture import capture_call
 from shardwright.cost.pipelines import StageTime, in_flight, least_step_seconds, step_seconds
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
@@ -195,6 +197,33 @@ def test_pipelines_are_on_the_frontier_and_read_back(graph):
             plan.pipeline.check(plan.micro_batches)
     peaks = [plan.peak_bytes for plan in frontier]
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_every_device_of_the_outer_axis_has_a_sample_of_a_first_try(graph):
+    told = []
+    machine = Machine.preset("8xcpu")
+    found = search(graph, machine, stages=None, progress=lambda what, done: told.append(what))
+    tried = [re.match(r"(\d+) stages on (.*), (\d+) micro-batches", what) for what in told]
+    tries = [(int(t[1]), Mesh.parse(t[2]), int(t[3])) for t in tried if t]
+    assert {groups for groups, _, _ in tries} == {2, 4}  # the model has parameters for five stages
+    assert len(set(tries)) == len(tries), "nothing is searched twice"
+    first = {}
+    for groups, mesh, count in tries:
+        first.setdefault((groups, mesh), count)
+    for (groups, mesh), count in first.items():
+        assert count == max(groups, min(4 * groups, 32 // mesh.shape[0])), (groups, mesh)
+    assert any(plan.stages > 1 for plan in found)
+
+
+def test_without_time_only_what_must_be_is_searched(graph):
+    machine = Machine.preset("4xcpu")
+    plain = search(graph, machine, seconds=0)
+    hurried = search(graph, machine, stages=None, seconds=0)
+    assert [p.to_json() for p in hurried] == [p.to_json() for p in plain]
+    told = []
+    piped = search(graph, machine, stages=(2,), seconds=0, progress=lambda w, _: told.append(w))
+    assert {plan.stages for plan in piped} == {2}
+    assert sum("micro-batches" in what for what in told) == 1
 
 
 def test_batch_norm_leaves_one_micro_batch():
