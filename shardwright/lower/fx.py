@@ -16,9 +16,11 @@ from shardwright.lower.program import (
     Compute,
     Dropout,
     Fetch,
+    Gather,
     Instruction,
     Joint,
     Load,
+    Prefetch,
     Program,
     Recompute,
     Redistribute,
@@ -31,7 +33,7 @@ from shardwright.lower.program import (
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
 # Those that need a module each; of `Compute` only those that regather.
-Special = Draws | Redistribute | Fetch | Reduce | Compute | Joint
+Special = Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint
 
 _RANDOM_STATE = "random state"
 
@@ -45,7 +47,7 @@ def to_module(
     `Fetch`: as local tiles), everything else whole. It returns the outputs,
     then the new contents of updated buffers. `make` gives the modules of the
     instructions that are no operators, and of operators that regather: these
-    are called with the values to redistribute again, the results of the first
+    are called with the values, or flights, to redistribute again, the results of the first
     time, and the operator's arguments.
     """
     results = [*program.outputs, *(value for _, value in program.updates)]
@@ -76,7 +78,7 @@ class _Writer:
         self.root, self.graph = nn.Module(), fx.Graph()
         self.nodes = {name: self.graph.placeholder(f"leaf_{i}") for i, name in enumerate(inputs)}
         self.nodes[_RANDOM_STATE] = self.graph.placeholder("random_state")
-        self.sources: dict[str, str] = {}  # result of a redistribution -> what was redistributed
+        self.sources: dict[str, str] = {}  # copy of a parameter -> what it is made of again
 
     def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
         for number, instruction in enumerate(instructions):
@@ -105,6 +107,8 @@ class _Writer:
             module = self.make(instruction)
         if isinstance(instruction, Redistribute):
             self.sources[instruction.result] = instruction.value
+        elif isinstance(instruction, Gather):
+            self.sources.update((part.result, instruction.flight) for part in instruction.parts)
         if isinstance(instruction, Draws | Recompute):
             given.append(self.nodes[_RANDOM_STATE])
         name = f"{type(instruction).__name__.lower()}_{number}"
@@ -129,7 +133,7 @@ class _Writer:
     def name(self, node: fx.Node, instruction: Instruction) -> None:
         """Note which node has which of the values that an instruction defines."""
         names = writes(instruction)
-        together = isinstance(instruction, Fetch | Reduce | RunModule | Recompute)
+        together = isinstance(instruction, Fetch | Reduce | Gather | RunModule | Recompute)
         if isinstance(instruction, Compute):
             together = names != (instruction.op.name,)
         if not together:

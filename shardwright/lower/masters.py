@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol
+from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol, VerifyError
 from shardwright.ir.masters import MASTER, NARROW, masters
 from shardwright.lower.lower import with_operands
 from shardwright.lower.program import (
     Compute,
     Fetch,
+    Gather,
     Instruction,
     Load,
+    Prefetch,
     Program,
     Recompute,
     Redistribute,
@@ -94,6 +96,8 @@ class _Writer:
                 inner.write(one.instructions)
                 self.wide.update((n, inner.wide[n]) for n in one.gives if n in inner.wide)
                 return replace(one, instructions=tuple(inner.instructions))
+            case Prefetch() | Gather():
+                raise VerifyError(f"{one}: gathers are put into buckets after casts")
             case _ if not any(name in self.wide for name in reads(one)):
                 return one
         # One whose operands are named in its call.

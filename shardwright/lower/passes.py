@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shardwright.ir.graph import Graph, VerifyError
 from shardwright.lower.buckets import bucketed
+from shardwright.lower.gathers import gathered
 from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import verify
 from shardwright.lower.masters import with_casts
@@ -14,6 +15,8 @@ from shardwright.lower.program import Program
 # A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
 STAGE_PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, with_casts)
 PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed, with_casts)
+# Of a program that takes its batch as a whole: one of micro-batches runs more than once a step.
+RANK_PASSES = (*PASSES, gathered)
 
 
 def prepared(

@@ -199,6 +199,40 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Tiles of several sharded parameters set out to all devices along `axis`, in one buffer.
+
+    `flight` names what is on its way, `before` the one that set out before it, or nothing.
+    """
+
+    parts: tuple[Redistribute, ...]
+    flight: str
+    before: str
+    axis: str
+
+    def __str__(self) -> str:
+        return "\n".join(f"prefetch %{part.value} over {self.axis}" for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The copies that a `Prefetch` has sent for; their gradients are reduced in one buffer.
+
+    These are on their way when the backward pass goes on; `works` as in `Fetch`. They are
+    scattered over `axis`, and summed over `summed`.
+    """
+
+    parts: tuple[Redistribute, ...]
+    flight: str
+    works: str
+    axis: str
+    summed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Recompute:
     """Instructions of which nothing is kept for the backward pass: there they run again.
 
@@ -225,6 +259,8 @@ Instruction = (
     | Load
     | Fetch
     | Reduce
+    | Prefetch
+    | Gather
     | Recompute
 )
 
@@ -258,6 +294,12 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
         return tuple(part.leaf for part in instruction.parts)
     if isinstance(instruction, Reduce):
         return (*(part.value for part in instruction.parts), instruction.works)
+    if isinstance(instruction, Prefetch):
+        before = (instruction.before,) if instruction.before else ()
+        return (*(part.value for part in instruction.parts), *before)
+    if isinstance(instruction, Gather):
+        tiles = (part.value for part in instruction.parts)
+        return (*tiles, instruction.works, instruction.flight)
     if isinstance(instruction, Recompute):
         return instruction.takes
     return instruction.op.operands
@@ -269,8 +311,10 @@ def writes(instruction: Instruction) -> tuple[str, ...]:
         return (instruction.result,)
     if isinstance(instruction, Fetch):
         return (*(part.result for part in instruction.parts), instruction.works)
-    if isinstance(instruction, Reduce):
+    if isinstance(instruction, Reduce | Gather):
         return tuple(part.result for part in instruction.parts)
+    if isinstance(instruction, Prefetch):
+        return (instruction.flight,)
     if isinstance(instruction, Recompute):
         return instruction.gives
     return instruction.op.outputs

@@ -17,7 +17,9 @@ from shardwright.lower.program import (
     Compute,
     Dropout,
     Fetch,
+    Gather,
     Joint,
+    Prefetch,
     Redistribute,
     Reduce,
     RunModule,
@@ -25,9 +27,10 @@ from shardwright.lower.program import (
 )
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.gathering import Arrival, Departure, Remade
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution, reduced_over
-from shardwright.runtime.regather import Keep, Regathering, as_it_is
+from shardwright.runtime.regather import Keep, Regathering, Source, as_it_is
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import WholeModule
 
@@ -47,14 +50,14 @@ def module_maker(
     """
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
-    made: dict[str, Redistribution] = {}
+    made: dict[str, Source] = {}
     fast = captured.graph.habits.rng == "fast"
 
     def make(instruction: Special) -> nn.Module:
         match instruction:
             case Redistribute():
-                made[instruction.result] = Redistribution(instruction, axes)
-                return made[instruction.result]
+                redistribution = made[instruction.result] = Redistribution(instruction, axes)
+                return redistribution
             case Compute():
                 again = [made[name] for name in instruction.regathers]
                 return Regathering(operator_of(instruction.op.target), again, keep)
@@ -62,6 +65,11 @@ def module_maker(
                 return Loading(instruction)
             case Reduce():
                 return Reduction(instruction, axes)
+            case Prefetch():
+                return Departure(instruction, axes)
+            case Gather():
+                made.update((one.result, Remade(i)) for i, one in enumerate(instruction.parts))
+                return Arrival(instruction, axes)
             case Dropout():
                 return (FastDropout if fast else GlobalDropout)(instruction, device)
             case Attention():

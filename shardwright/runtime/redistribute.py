@@ -51,6 +51,12 @@ class Redistribution(nn.Module):
         x = x if self.narrow is None else x.to(self.narrow)
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
+    def keep(
+        self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+    ) -> Callable[[], torch.Tensor]:
+        """`x` as `run_forward` will be given it to make the same again, in the backward pass."""
+        return how(x)
+
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradient's tile in the layout in which the value's producer wants it."""
         grad = grad if self.wide is None else grad.to(self.wide)

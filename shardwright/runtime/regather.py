@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-
-from shardwright.runtime.redistribute import Redistribution
 
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
 
@@ -28,19 +26,29 @@ def as_it_is(source: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: kept
 
 
+class Source(Protocol):
+    """A way to make a copy of a parameter anew."""
+
+    def keep(self, source: Any, how: Keep, /) -> Callable[[], Any]:
+        """What is kept instead of the copy that was made of `source`; tiles are kept as `how` says."""
+
+    def run_forward(self, source: Any, /) -> torch.Tensor:
+        """The copy, of what was kept."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Dropped:
-    """A view of a copy that was not kept, and the parameter's tile, of which it is made again."""
+    """A view of a copy that was not kept, and of what it is made again."""
 
-    source: Callable[[], torch.Tensor]
-    number: int  # of the redistribution that makes the copy
+    source: Callable[[], Any]
+    number: int  # of the source that makes the copy
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
 class Regathering(nn.Module):
-    """One operator that keeps nothing of the copies made by `redistributions`.
+    """One operator that keeps nothing of the copies that `again` makes.
 
     The program's order is the same on every rank, and so is autograd's on the
     way back: all ranks gather the same copy at the same time.
@@ -49,22 +57,22 @@ class Regathering(nn.Module):
     def __init__(
         self,
         operator: Callable[..., Any],
-        redistributions: Sequence[Redistribution],
+        again: Sequence[Source],
         keep: Keep = as_it_is,
     ) -> None:
         super().__init__()
         self.keep = keep
         self.operator = operator
-        self.redistributions = tuple(redistributions)  # not a ModuleList: the program has them
+        self.again = tuple(again)  # not a ModuleList: the program has them
 
     def forward(
         self,
-        sources: Sequence[torch.Tensor],
+        sources: Sequence[Any],
         copies: Sequence[torch.Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """The operator's result. `copies[i]` is `sources[i]`, redistributed."""
+        """The operator's result. `again[i]` has made `copies[i]` of `sources[i]`."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.operator(*args, **kwargs)  # a compiler decides itself what is kept
         numbers = {copy.untyped_storage().data_ptr(): i for i, copy in enumerate(copies)}
@@ -73,7 +81,7 @@ class Regathering(nn.Module):
             number = numbers.get(kept.untyped_storage().data_ptr())
             if number is None:
                 return kept
-            source = self.keep(sources[number])
+            source = self.again[number].keep(sources[number], self.keep)
             size, stride, offset = kept.size(), kept.stride(), int(kept.storage_offset())
             return _Dropped(source, number, size, stride, offset)
 
@@ -84,5 +92,5 @@ class Regathering(nn.Module):
         if isinstance(kept, torch.Tensor):
             return kept
         with torch.no_grad():
-            copy = self.redistributions[kept.number].run_forward(kept.source())
+            copy = self.again[kept.number].run_forward(kept.source())
         return copy.as_strided(kept.size, kept.stride, kept.offset)

@@ -1,0 +1,284 @@
+"""Sharded parameters on their way to all devices, in buckets, and their gradients on the way back.
+
+A bucket's buffer holds, rank by rank, the rank's tiles one after the other,
+each padded to the size of the largest. Under `torch.compile` each
+parameter goes its own way, and so it does where the backward pass is differentiated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.lower.program import Gather, Prefetch, Redistribute
+from shardwright.runtime.loading import Works
+from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.regather import Keep
+
+# Their names from torch 2.13 on, then those before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A parameter that is sharded along dimension `dim` of its atoms, `ranks` ways."""
+
+    before: tuple[int, ...]  # shape of this rank's tile
+    after: tuple[int, ...]  # of the copy
+    whole: tuple[int, ...]  # of the copy as its atoms
+    dim: int
+    ranks: int
+    narrow: torch.dtype | None  # that it is sent in
+    wide: torch.dtype | None  # that its gradient is sent in
+
+    @property
+    def step(self) -> int:
+        """Length of the largest tile along `dim`."""
+        return -(-self.whole[self.dim] // self.ranks)
+
+    @property
+    def inner(self) -> int:
+        """Elements of the copy for each index along `dim`."""
+        return prod(self.whole) // self.whole[self.dim]
+
+    @property
+    def room(self) -> int:
+        """Elements of the largest tile."""
+        return self.step * self.inner
+
+    def length(self, rank: int) -> int:
+        """Length of a rank's tile along `dim`."""
+        return min(self.step, max(0, self.whole[self.dim] - rank * self.step))
+
+    @property
+    def as_sent(self) -> bool:
+        """Whether the ranks' tiles, one after the other, are the copy."""
+        return self.whole[self.dim] % self.ranks == 0 and prod(self.whole[: self.dim]) == 1
+
+    def copy(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The copy, of each rank's tile with its padding."""
+        tiles = []
+        for rank, row in enumerate(rows):
+            shape = list(self.whole)
+            shape[self.dim] = self.length(rank)
+            tiles.append(row[: prod(shape)].view(shape))
+        return torch.cat(tiles, self.dim).view(self.after)
+
+    def rows(self, grad: torch.Tensor) -> list[list[torch.Tensor]]:
+        """For each rank its tile of the copy's gradient, and padding."""
+        grad = (grad if self.wide is None else grad.to(self.wide)).reshape(self.whole)
+        found = []
+        for rank in range(self.ranks):
+            length = self.length(rank)
+            start = min(rank * self.step, self.whole[self.dim])
+            found.append(_padded(grad.narrow(self.dim, start, length), self.room))
+        return found
+
+
+class _Flight:
+    """One call's gather of a bucket, and what the backward pass needs to make it again."""
+
+    def __init__(
+        self, how: Departure, tiles: Sequence[torch.Tensor], before: _Flight | None
+    ) -> None:
+        self.how, self.before = how, before
+        self.tiles = [tile.detach() for tile in tiles]
+        self.users: Counter[int] = Counter()  # operators that will want a copy again, by number
+        self._sent: tuple[list[int], dist.Work, torch.Tensor] | None = None
+        self._again: dict[int, torch.Tensor] = {}
+
+    def start(self) -> None:
+        """Send for all copies."""
+        numbers = list(range(len(self.tiles)))
+        self._sent = numbers, *self.how.send(self.tiles, numbers)
+
+    def arrive(self) -> dict[int, torch.Tensor]:
+        """The copies that were sent for, waited for; they are the caller's alone."""
+        assert self._sent is not None
+        numbers, work, buffer = self._sent
+        self._sent = None
+        work.wait()
+        return dict(zip(numbers, self.how.opened(buffer, numbers), strict=True))
+
+    def again(self, number: int) -> torch.Tensor:
+        """A copy that is wanted again; the first that is gathers all, each goes with its last."""
+        if number not in self._again and self._sent is not None:
+            self._again.update(self.arrive())
+        if number not in self._again:
+            self.users[number] = max(1, self.users[number])  # also in a second backward pass
+            self.start_again()
+            self._again.update(self.arrive())
+        if self.before is not None:
+            self.before.start_again()  # which the backward pass wants next
+        copy = self._again[number]
+        self.users[number] -= 1
+        if self.users[number] <= 0:
+            del self._again[number]
+        return copy
+
+    def start_again(self) -> None:
+        """Send for the copies that are wanted again and not there, if any is."""
+        wanted = [n for n, users in self.users.items() if users > 0 and n not in self._again]
+        if wanted and self._sent is None:
+            numbers = sorted(wanted)
+            self._sent = numbers, *self.how.send(self.tiles, numbers)
+
+
+class Departure(nn.Module):
+    """One `Prefetch` instruction on a device mesh, given axis by axis."""
+
+    def __init__(self, instruction: Prefetch, axes: Mapping[str, DeviceMesh]) -> None:
+        super().__init__()
+        mesh = axes[instruction.axis]
+        self.group, self.ranks = mesh.get_group(), mesh.size()
+        self.parts = [_part(one, self.ranks) for one in instruction.parts]
+        self.text = str(instruction)
+
+    def forward(self, *given: Any) -> _Flight | None:
+        """The copies on their way; a compiler finds its own."""
+        if torch.compiler.is_compiling():
+            return None
+        count = len(self.parts)
+        flight = _Flight(self, given[:count], given[count] if len(given) > count else None)
+        flight.start()
+        return flight
+
+    @torch.no_grad()
+    def send(
+        self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]
+    ) -> tuple[dist.Work, torch.Tensor]:
+        """Those tiles in one buffer, and the buffer in which all ranks' arrive."""
+        given: list[torch.Tensor] = []
+        for number in numbers:
+            part, tile = self.parts[number], tiles[number]
+            given += _padded(tile if part.narrow is None else tile.to(part.narrow), part.room)
+        own = given[0] if len(given) == 1 else torch.cat(given)
+        buffer = own.new_empty(own.numel() * self.ranks)
+        work = _all_gather(buffer, own, group=self.group, async_op=True)
+        assert work is not None
+        return work, buffer
+
+    @torch.no_grad()
+    def opened(self, buffer: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """The copies that have arrived, each in memory of its own."""
+        parts = [self.parts[number] for number in numbers]
+        if len(parts) == 1 and parts[0].as_sent:
+            return [buffer.view(parts[0].after)]
+        rows = [row.split([part.room for part in parts]) for row in buffer.chunk(self.ranks)]
+        return [part.copy(tiles) for part, *tiles in zip(parts, *rows, strict=True)]
+
+    def extra_repr(self) -> str:
+        return self.text
+
+
+class Arrival(nn.Module):
+    """One `Gather` instruction on a device mesh, given axis by axis."""
+
+    def __init__(self, instruction: Gather, axes: Mapping[str, DeviceMesh]) -> None:
+        super().__init__()
+        mesh = axes[instruction.axis]
+        self.group, self.ranks = mesh.get_group(), mesh.size()
+        self.rank = mesh.get_local_rank()
+        self.summed = [axes[axis].get_group() for axis in instruction.summed]
+        self.parts = [_part(one, self.ranks) for one in instruction.parts]
+        self.alone = nn.ModuleList(Redistribution(one, axes) for one in instruction.parts)
+        self.text = str(instruction)
+
+    def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
+        """The copies, of their tiles, the list of works and the flight."""
+        *tiles, works, flight = given
+        if torch.compiler.is_compiling():
+            return tuple(one(tile) for one, tile in zip(self.alone, tiles, strict=True))
+        if not torch.is_grad_enabled():
+            return tuple(flight.arrive().values())
+        copies: tuple[torch.Tensor, ...] = _Gathered.apply(self, works, flight, *tiles)  # type: ignore[no-untyped-call]
+        return copies
+
+    def reduced(self, grads: Sequence[torch.Tensor | None], works: Works) -> list[Any]:
+        """This rank's tiles of the gradients of the copies; true once `works` are done."""
+        found: list[torch.Tensor | None] = [None] * len(grads)
+        known = [
+            (i, part, grad)
+            for i, (part, grad) in enumerate(zip(self.parts, grads, strict=True))
+            if grad is not None
+        ]
+        if not known:
+            return found
+        rows = zip(*(part.rows(grad) for _, part, grad in known), strict=True)
+        given = torch.cat([piece for row in rows for pieces in row for piece in pieces])
+        own = given.new_empty(given.numel() // self.ranks)
+        wait = bool(self.summed)
+        work = _reduce_scatter(own, given, group=self.group, async_op=not wait)
+        for number, group in enumerate(self.summed, 1):
+            work = dist.all_reduce(own, group=group, async_op=number == len(self.summed))
+        assert work is not None
+        works.append(work)
+        rooms = own.split([part.room for _, part, _ in known])
+        for (i, part, _), tile in zip(known, rooms, strict=True):
+            found[i] = tile[: prod(part.before)].view(part.before)
+        return found
+
+    def extra_repr(self) -> str:
+        return self.text
+
+
+class Remade:
+    """How a `Regathering` makes one of a bucket's copies again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def keep(self, flight: _Flight, _how: Keep) -> Callable[[], _Flight]:
+        """The bucket's flight, which one operator more will ask."""
+        flight.users[self.number] += 1
+        return lambda: flight
+
+    def run_forward(self, flight: _Flight) -> torch.Tensor:
+        """The copy."""
+        return flight.again(self.number)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, how: Arrival, works: Works, flight: _Flight, *_tiles: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.how, ctx.works = how, works
+        return tuple(flight.arrive().values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            alone = zip(ctx.how.alone, grads, strict=True)
+            return (None, None, None, *(None if g is None else r.sent_back(g) for r, g in alone))
+        return (None, None, None, *ctx.how.reduced(grads, ctx.works))
+
+
+def _part(one: Redistribute, ranks: int) -> _Part:
+    (move,) = one.forward
+    narrow, wide = one.cast or ("", "")
+    return _Part(
+        one.before,
+        one.after,
+        move.whole,
+        move.src,
+        ranks,
+        getattr(torch, narrow, None),
+        getattr(torch, wide, None),
+    )
+
+
+def _padded(tile: torch.Tensor, room: int) -> list[torch.Tensor]:
+    """The elements of a tile, and zeros up to `room` of them."""
+    flat = tile.reshape(-1)
+    return [flat] if flat.numel() == room else [flat, flat.new_zeros(room - flat.numel())]

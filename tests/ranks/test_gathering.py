@@ -1,0 +1,102 @@
+"""Sharded parameters gathered in buckets, one ahead: the same gradients, with fewer collectives."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import profile
+
+import shardwright as sw
+from tests.ranks.harness import run_ranks, whole
+
+pytestmark = pytest.mark.ranks
+WIDTH, LAYERS = 363, 4  # a layer is more than the 1 MiB of a bucket in float64, and odd
+
+
+class Net(nn.Module):
+    """Odd sizes, biases that share a bucket, and a parameter that is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale
+        return x.square().mean()
+
+
+def subject():
+    torch.manual_seed(0)
+    return Net().double(), {"x": torch.randn(6, WIDTH, dtype=torch.float64)}
+
+
+@pytest.fixture(scope="module")
+def plans():
+    model, batch = subject()
+    frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
+    known = {plan.name: plan.to_json() for plan in frontier.baselines}
+    return [known["ZeRO-2"], known["fully sharded"]]
+
+
+def test_gathering_in_buckets_equals_one_device(plans):
+    run_ranks(2, _compare, plans)
+
+
+def _compare(texts):
+    model, batch = subject()
+    loss = model(**batch)
+    loss.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    for text in texts:
+        plan = sw.Plan.from_json(text)
+        module = sw.parallelize(model, plan)
+        _two_steps_in_one(module, batch, loss, expected)
+        counted = _collectives(lambda module=module: module(**batch).backward())
+        # A bucket for each layer, and all hold what the backward pass needs.
+        regathered = any(p.regathered for p in plan.parameters)
+        assert counted["all_gather"] == LAYERS * (1 + regathered)
+        # Gloo reduces all and scatters; the loss is reduced too.
+        assert counted["all_reduce"] + counted["reduce_scatter"] == LAYERS + 1
+        with torch.no_grad():
+            torch.testing.assert_close(module(**batch), loss, rtol=1e-12, atol=0)
+        _twice_backward(module, batch, expected)
+        _twice_differentiated(module, batch)
+
+
+def _two_steps_in_one(module, batch, loss, expected):
+    """Two calls are alive at once; gradients of both add up."""
+    first, second = module(**batch), module(**batch)
+    torch.testing.assert_close(first, loss, rtol=1e-12, atol=0)
+    (first + second).backward()
+    for name, parameter in module.named_parameters():
+        found = whole(parameter.grad).reshape(expected[name].shape)
+        torch.testing.assert_close(found, 2 * expected[name], rtol=1e-10, atol=1e-14)
+        parameter.grad = None
+
+
+def _twice_backward(module, batch, expected):
+    module.zero_grad(set_to_none=True)
+    loss = module(**batch)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for name, parameter in module.named_parameters():
+        found = whole(parameter.grad).reshape(expected[name].shape)
+        torch.testing.assert_close(found, 2 * expected[name], rtol=1e-10, atol=1e-14)
+
+
+def _twice_differentiated(module, batch):
+    parameters = list(module.parameters())
+    grads = torch.autograd.grad(module(**batch), parameters, create_graph=True)
+    sum(grad.square().sum() for grad in grads).backward()
+    assert all(parameter.grad is not None for parameter in parameters)
+
+
+def _collectives(call):
+    """How often each collective is called, DTensor's included."""
+    with profile() as seen:
+        call()
+    names = Counter(event.name for event in seen.events() if event.name.startswith("gloo:"))
+    return Counter({name.removeprefix("gloo:"): count for name, count in names.items()})
