@@ -1,0 +1,1 @@
+"""The lowered program against hand-written parallelism of the same strategy, on local ranks."""

@@ -1,0 +1,152 @@
+"""Step time of our program against hand-written parallelism of the same strategy, on local ranks.
+
+    python -m benchmarks.efficiency.run -o benchmarks/efficiency/result.json
+
+Baselines of ours (data parallel, fully sharded, tensor parallel) run beside DDP, FSDP2 and
+`parallelize_module` on two gloo ranks, a step of each in turn, in pairs whose order changes.
+Both begin with the same weights and must end with the same losses. Reported are medians and
+quartiles of the ratios of neighbouring steps, by the wall and by the CPU time of a rank, which
+counts what is copied or dispatched in vain even on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+import shardwright as sw
+from benchmarks import record
+from benchmarks.efficiency.strategies import BY_HAND, MODELS, step_by_hand
+
+SEED, RANKS, TARGET = 0, 2, 1.02
+_ALIKE = 1e-4  # how far losses may be apart, relatively
+PAIRS = tuple(
+    (model, strategy)
+    for model in MODELS
+    for strategy in BY_HAND
+    if (model, strategy) != ("vgg", "tensor parallel")  # no styles split convolutions
+)
+
+
+def plan_of(model: str, strategy: str) -> sw.Plan:
+    """Our baseline of that name."""
+    module, batch = _made(model)
+    frontier = sw.search(
+        sw.capture(module, (), batch), sw.Machine.preset(f"{RANKS}xcpu"), optimizer="momentum"
+    )
+    known = {plan.name: plan for plan in frontier.baselines}
+    return known[strategy]
+
+
+def compare(model: str, strategy: str, rounds: int) -> dict[str, Any]:
+    """Medians and quartiles of both and of their ratio."""
+    plan = plan_of(model, strategy).to_json()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        mp.spawn(_rank, (str(store), model, strategy, plan, rounds), nprocs=RANKS)
+        found = torch.load(store.with_suffix(".measured"), weights_only=True)  # a moment old
+    return {
+        "model": model,
+        "strategy": strategy,
+        "rounds": rounds,
+        **{clock: _summary(*found[clock]) for clock in ("wall", "cpu")},
+    }
+
+
+def _summary(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {
+        "ours_seconds": statistics.median(ours),
+        "by_hand_seconds": statistics.median(theirs),
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+    }
+
+
+def _made(model: str) -> Any:
+    torch.manual_seed(SEED)
+    return MODELS[model]()
+
+
+def _rank(rank: int, store: str, model: str, strategy: str, plan: str, rounds: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    try:
+        module, batch = _made(model)
+        parallel = sw.parallelize(module, sw.Plan.from_json(plan))
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, foreach=True)
+        ours: Callable[[], Tensor] = lambda: parallel.train_step(optimizer, batch)  # noqa: E731
+        by_hand = step_by_hand(strategy, *_made(model))
+        for _ in range(3):
+            _compare(ours(), by_hand())
+        measured = _measured((ours, by_hand), rounds)
+        if rank == 0:
+            torch.save(measured, Path(store).with_suffix(".measured"))
+        dist.barrier()  # none leaves while another still sends
+    finally:
+        dist.destroy_process_group()
+
+
+def _measured(steps: Sequence[Callable[[], Tensor]], rounds: int) -> dict[str, list[list[float]]]:
+    """Wall seconds of the slower rank and CPU seconds of the mean one: by clock, step and round."""
+    found = torch.zeros(2, len(steps), rounds, dtype=torch.float64)
+    for number in range(rounds):
+        order = range(len(steps)) if number % 2 else reversed(range(len(steps)))
+        for place in order:
+            dist.barrier()
+            start, busy = time.perf_counter(), time.process_time()
+            steps[place]()
+            found[0, place, number] = time.perf_counter() - start
+            found[1, place, number] = time.process_time() - busy
+    wall, cpu = found
+    dist.all_reduce(wall, dist.ReduceOp.MAX)
+    dist.all_reduce(cpu)
+    return {"wall": wall.tolist(), "cpu": (cpu / RANKS).tolist()}
+
+
+def _compare(ours: Tensor, theirs: Tensor) -> None:
+    """Raise unless the losses agree: ours is the global one, theirs the mean of the ranks'."""
+    mean = theirs.clone()
+    dist.all_reduce(mean)
+    mean /= RANKS
+    if abs(float(ours - mean)) > _ALIKE * abs(float(mean)):
+        raise RuntimeError(f"losses differ: ours {float(ours)}, by hand {float(mean)}")
+
+
+def main() -> None:
+    """Measure all pairs, print a line each, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--strategies", nargs="+", choices=BY_HAND, default=list(BY_HAND))
+    options = parser.parse_args()
+    rows = []
+    for model, strategy in PAIRS:
+        if model in options.models and strategy in options.strategies:
+            row = compare(model, strategy, options.rounds)
+            rows.append(row)
+            wall, cpu = row["wall"], row["cpu"]
+            low, high = wall["ratio_quartiles"]
+            print(
+                f"{model:6} {strategy:16} ours {wall['ours_seconds'] * 1e3:7.1f} ms, by hand"
+                f" {wall['by_hand_seconds'] * 1e3:7.1f}: {wall['ratio']:.3f} ({low:.3f} to"
+                f" {high:.3f}); CPU {cpu['ratio']:.3f}",
+                flush=True,
+            )
+    record.write({"target": TARGET, "rows": rows}, options.output, SEED)
+
+
+if __name__ == "__main__":
+    main()
