@@ -80,20 +80,29 @@ def least_step_seconds(
 
     At most `once` of them are spent once a step, the others on micro-batches.
 
-    A stage waits for the first forward pass of all before it, makes its own passes over M
-    micro-batches, and all before it make the last backward pass after it. Let R be what the stages
-    before it take for one micro-batch: it can take (T - R) / M of a step of T seconds, so each
-    stage leaves at most the part 1 - 1/M of T - R, and P stages take at most
-    T (1 - (1 - 1/M)^P) for one micro-batch. And one of them takes the mean of all.
+    Let S be what all stages take for one micro-batch, f and b of one stage the forward and backward
+    pass. In 1F1B a stage makes its first backward pass when the micro-batch has gone forward
+    through all stages and come back. After that it makes M - 1 backward passes and the forward
+    passes that are left, which are all but the w before; then the last goes back through the stages
+    before it. So a step takes T >= S + (M - 1) b + (M - w) f = S + c (f + b), with c known for each
+    stage. Together the stages make S, which is thus at most (T - S) times the sum of all 1 / c.
+    In GPipe they first wait for the slowest forward, then for the slowest backward pass, which
+    are at least the mean: T >= S + (M - 1) S / P.
 
-    >>> least_step_seconds("1F1B", 8.0, 0.0, 2, 1), least_step_seconds("1F1B", 8.0, 0.0, 2, 4)
-    (8.0, 4.571428571428571)
+    >>> round(least_step_seconds("1F1B", 8.0, 0.0, 2, 4), 6)  # even stages take 5.0
+    4.823529
     """
     mean = alone / stages
     if schedule.startswith(ASYNC) or math.isinf(alone):
         return Seconds(mean)
-    busy = micro_batches * (1 - (1 - 1 / micro_batches) ** stages)
-    return Seconds(max(mean, (alone - once) / busy))
+    waits = (micro_batches - 1) / stages
+    if schedule != "GPipe" and micro_batches > 1:
+        ahead = (in_flight(schedule, s, stages, micro_batches) for s in range(stages))
+        left = (
+            (micro_batches - 1) * (1 - _FORWARD) + (micro_batches - w) * _FORWARD for w in ahead
+        )
+        waits = 1 / sum(1 / c for c in left)
+    return Seconds(max(mean, (alone - once) / micro_batches * (1 + waits)))
 
 
 @lru_cache(maxsize=64)

@@ -169,13 +169,14 @@ class Rounds:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
 
         self.bounds.append((0, bound))
-        if not (compare or _leaves_room(costs, bound)):
+        room = _leaves_room(costs, bound)
+        if not (compare or room):
             return 0
         pipelines = Pipelines(writer, self.sources.cuts, points, groups, schedule)
         every = (*self.notes, *notes, *((_OTHER_TRAINING,) if weights else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
-            for one in pipelines.staged()
+            for one in (pipelines.staged() if room else ())
         ]
         self.found += new
         if compare:
