@@ -9,11 +9,13 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
+from shardwright.cost.pipeline_step import mini_batches, pipeline_timeline
 from shardwright.cost.step import timeline
 from shardwright.cost.timeline import Stream, Timeline
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.files import write_whole
 from shardwright.ir.layout import Seconds
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
@@ -25,30 +27,28 @@ from shardwright.report.units import milliseconds
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Trace file to write.")
 @options.as_json
 def command(plan: str, output: str | None, as_json: bool) -> None:
-    """Show when everything of the step planned in PLAN runs, on a rank's streams."""
+    """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
     loaded = Plan.load(plan)
-    if loaded.pipeline is not None:
-        raise UsageError(
-            f"the plan has {loaded.stages} pipeline stages, whose ranks do different things at one"
-            " time; simulate shows plans without stages, explain what each stage takes"
-        )
-    found = timeline(loaded)
+    try:
+        found = timeline(loaded) if loaded.pipeline is None else pipeline_timeline(loaded)
+    except PipelineError as e:
+        raise UsageError(str(e)) from e
     if output:
         try:
             write_whole(output, chrome_trace(found, loaded))
         except OSError as e:
             raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
     if as_json:
-        print_json(content(found, output))
+        print_json(content(found, output) | {"mini_batches": mini_batches(loaded)})
         return
     click.echo(summary(loaded))
-    click.echo(textwrap.fill(_in_words(found), WIDTH))
+    click.echo(textwrap.fill(_in_words(found, mini_batches(loaded)), WIDTH))
     if output:
         click.echo(f"wrote {output}; open it in https://ui.perfetto.dev or chrome://tracing")
 
 
 def content(found: Timeline, output: str | None) -> dict[str, object]:
-    """What `simulate --json` prints; all seconds are of one step."""
+    """What `simulate --json` prints; seconds are of one step, or of `mini_batches`."""
     return {
         "step_seconds": found.seconds,
         "tracks": [
@@ -71,10 +71,11 @@ def _tracks(found: Timeline) -> list[tuple[str, str, Seconds, Seconds]]:
     return rows
 
 
-def _in_words(found: Timeline) -> str:
+def _in_words(found: Timeline, steps: int) -> str:
     parts = [
         f"{ranks}: {milliseconds(busy)} of {stream}"
         + (f", {milliseconds(alone)} of it exposed" if stream == Stream.COMMUNICATION else "")
         for ranks, stream, busy, alone in _tracks(found)
     ]
-    return f"{milliseconds(found.seconds)} a step; " + "; ".join(parts)
+    what = "a step" if steps == 1 else f"for {steps} mini-batches from an empty pipeline on"
+    return f"{milliseconds(found.seconds)} {what}; " + "; ".join(parts)

@@ -111,7 +111,7 @@ def _waves(schedule: str, stages: int, micro_batches: int) -> tuple[tuple[Ints, 
 
     Of every pass of a wave whether it is a backward pass (0 or 1), its stage and its micro-batch.
     """
-    orders = [list(_order(schedule, s, stages, micro_batches)) for s in range(stages)]
+    orders = [list(order_of(schedule, s, stages, micro_batches)) for s in range(stages)]
     wave: dict[tuple[int, int, bool], int] = {}  # stage, micro-batch, whether forward
     last, places = [0] * stages, [0] * stages
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
@@ -133,7 +133,7 @@ def _waves(schedule: str, stages: int, micro_batches: int) -> tuple[tuple[Ints, 
     return tuple((back, at, number) for back, at, number in rows)
 
 
-def _order(
+def order_of(
     schedule: str, stage: int, stages: int, micro_batches: int
 ) -> Iterator[tuple[int, bool]]:
     """The passes of a stage: number of the micro-batch, and whether it is a forward pass."""

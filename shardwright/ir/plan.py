@@ -141,6 +141,7 @@ class Plan:
     stages: int = 1
     schedule: str = NONE
     cuts: tuple[str, ...] = ()  # the operators that later stages begin with
+    ways: tuple[Seconds, ...] = ()  # of a micro-batch's values into these, or gradients back
     micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
     overlap: float = 0.0
     notes: tuple[str, ...] = field(default=())

@@ -43,6 +43,7 @@ def write(plan: Plan) -> str:
             "stages": plan.stages,
             "schedule": plan.schedule,
             "cuts": list(plan.cuts),
+            "ways": list(plan.ways),
             "micro_batches": plan.micro_batches,
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
@@ -125,6 +126,9 @@ def _read(data: dict[str, Any]) -> Plan:
     cuts = tuple(_is(name, str) for name in data.get("cuts", ()))
     if _is(data["stages"], int) != len(cuts) + 1:
         raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
+    ways = tuple(Seconds(_number(way)) for way in data.get("ways", ()))
+    if len(ways) not in (0, len(cuts)):
+        raise ValueError(f"{len(ways)} ways into the stages behind {len(cuts)} cuts")
     constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
     reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
@@ -135,6 +139,7 @@ def _read(data: dict[str, Any]) -> Plan:
         stages=len(cuts) + 1,
         schedule=schedule,
         cuts=cuts,
+        ways=ways,
         micro_batches=_at_least_one(data.get("micro_batches", 1)),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),

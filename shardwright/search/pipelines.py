@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.cost.memory import state_tensors
 from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
 from shardwright.cost.topology import links
-from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.pipeline import ASYNC, AXIS
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, partition, slowest_at_least
@@ -33,7 +33,8 @@ _SLOWER = 4.0  # than what is fastest, pipelines are looked for at most
 _ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next
 
-_Priced = tuple[Point, Sequence[int]]  # seconds, bytes that add up and choices; cuts
+# Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
+_Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Staged:
     cuts: tuple[int, ...]
     schedule: str
     mesh: Mesh
+    ways: tuple[Seconds, ...]  # into every stage but the first, of one micro-batch
 
 
 def schedule_of(groups: int, micro_batches: int, weights: str = "") -> str:
@@ -150,10 +152,10 @@ class Pipelines:
         return self._staged([found])[0] if found else None
 
     def _staged(self, found: Sequence[_Priced]) -> list[Staged]:
-        peaks = self.writer.peaks([point for point, _ in found])
+        peaks = self.writer.peaks([point for point, _, _ in found])
         return [
-            Staged(point, peak, tuple(cuts), self.schedule, self.mesh)
-            for (point, cuts), peak in zip(found, peaks, strict=True)
+            Staged(point, peak, tuple(cuts), self.schedule, self.mesh, ways)
+            for (point, cuts, ways), peak in zip(found, peaks, strict=True)
         ]
 
     def _priced(self, assignment: Assignment, cuts: Sequence[int]) -> _Priced | None:
@@ -174,7 +176,8 @@ class Pipelines:
             for s, waiting in enumerate(self._waiting)
         ]
         seconds = step_seconds(self.schedule, times, self.micro_batches)
-        return Point(seconds, max(held), assignment), cuts
+        ways = tuple(Seconds(time.receives) for time in times[1:])
+        return Point(seconds, max(held), assignment), cuts, ways
 
     def _weights(self, costs: StageCosts, stage: int) -> Ints:
         """Bytes of predicted weights; the last stage predicts none."""

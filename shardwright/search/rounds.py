@@ -79,6 +79,7 @@ class Candidate:
             mesh=self.staged.mesh,
             stages=len(names) + 1,
             schedule=self.staged.schedule,
+            ways=self.staged.ways,
             cuts=names,
         )
 

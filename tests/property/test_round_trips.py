@@ -110,6 +110,7 @@ def plans(draw):
             stages=st.just(len(cuts) + 1),
             schedule=st.just(schedule),
             cuts=st.just(cuts),
+            ways=st.tuples(*[seconds] * len(cuts)),
             optimizer=text,
             step_seconds=seconds,
             peak_bytes=st.integers(),

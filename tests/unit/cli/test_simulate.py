@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 
 from shardwright.cost.step import timeline
 from shardwright.ir.plan import Plan
 from tests import plans
+from tests.unit.cost.test_pipeline_step import pipeline
 
 
 def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shardwright_command):
@@ -37,3 +39,31 @@ def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
 def test_a_trace_that_cannot_be_written_is_a_mistake(tmp_path, plan_file, mistake):
     line = mistake("simulate", plan_file, "-o", tmp_path / "nowhere" / "trace.json")
     assert "cannot write" in line and "choose another path" in line
+
+
+def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command, as_json):
+    file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    plan = pipeline("1F1B", (3.0, 3.0), 4, way=0.5)
+    plan.save(file)
+    assert shardwright_command("simulate", file, "-o", trace).exit_code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    groups = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert groups == ["stage 1, rank 0", "stage 2, rank 1"]
+    assert {"forward 4", "backward 1", "receive values 2", "receive gradients 3"} <= {
+        e["name"] for e in events
+    }
+    found = as_json("simulate", file)
+    assert found["mini_batches"] == 1
+    assert abs(found["step_seconds"] - (4 + 2 - 1) * 3e-3 - 2 * 0.5e-3) < 1e-3
+
+    replace(plan, schedule="async stash", micro_batches=1).save(file)
+    result = shardwright_command("simulate", file)
+    assert "for 6 mini-batches from an empty pipeline on" in " ".join(result.stdout.split())
+
+
+def test_a_schedule_without_a_timeline_is_a_mistake(tmp_path, mistake):
+    plan = pipeline("GPipe", (3.0,) * 4, 4)
+    mesh = type(plan.mesh).parse("pp=2")
+    replace(plan, schedule="Interleaved1F1B", mesh=mesh).save(tmp_path / "plan.json")
+    line = mistake("simulate", tmp_path / "plan.json")
+    assert "gives a group several stages" in line
