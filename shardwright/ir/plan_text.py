@@ -115,7 +115,7 @@ def read(text: str) -> Plan:
         raise PlanError(f"{e}; edit it back or plan again") from e
     except KeyError as e:
         raise PlanError(f"lacks the field {e}; it is damaged, plan again") from e
-    except (TypeError, ValueError, OverflowError) as e:
+    except (TypeError, ValueError, IndexError, OverflowError) as e:
         raise PlanError(f"has a field of the wrong form ({e}); edit it back or plan again") from e
 
 
