@@ -128,6 +128,9 @@ def rows_of(
 
 def take(place: Place, models: list[str], log: Log, options: argparse.Namespace) -> None:
     """All rows of one place that are not there yet."""
+    if time.monotonic() > options.end:
+        _fail(log, place, "every model", f"no time was left of {options.minutes:g} minutes")
+        return
     if not log.machines(place.name) and not _measure(place, log, options.seconds):
         return
     machine = log.machines(place.name)[0]
@@ -215,10 +218,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--page", type=Path, help="also write the table as Markdown")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
-    parser.add_argument("--seconds", type=float, default=20.0, help="to measure a machine")
-    parser.add_argument("--steps-seconds", type=float, default=20.0, help="for a model's steps")
+    parser.add_argument("--seconds", type=float, default=15.0, help="to measure a machine")
+    parser.add_argument("--steps-seconds", type=float, default=14.0, help="for a model's steps")
     parser.add_argument(
-        "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
+        "--operators-seconds", type=float, default=8.0, help="to time operators; 0: none are"
     )
     parser.add_argument("--minutes", type=float, default=13.0, help="then no model is begun")
     parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
