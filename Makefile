@@ -8,11 +8,11 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test models check docs clean
+.PHONY: help demo test models benchmarks-quick check docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
 demo: $(READY) ## Plan a small GPT for two devices and train it on two local processes
 	$(VENV)/bin/shardwright run examples/bytes_gpt.py:job --devices 2
@@ -24,6 +24,12 @@ test: $(READY) ## Run the whole test suite
 
 models: $(READY) ## Capture, plan and verify every model, and write docs/models.md
 	$(VENV)/bin/python scripts/coverage_models.py $(MODELS)
+
+benchmarks-quick: $(READY) ## Run a small version of each comparison with other ways to train
+	mkdir -p build/benchmarks
+	$(VENV)/bin/python -m benchmarks.efficiency.run --models mlp --rounds 10 -o build/benchmarks/efficiency.json
+	$(VENV)/bin/python -m benchmarks.tapas.run --quick --repeats 1 -o build/benchmarks/tapas.json
+	$(VENV)/bin/python -m benchmarks.soybean.run --quick -o build/benchmarks/soybean.json
 
 check: $(READY) ## Format, lint, types, floors, docs
 	scripts/check

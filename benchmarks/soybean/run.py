@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import shardwright as sw
 from benchmarks import record
-from benchmarks.hosts import Cluster, Link, hosts
+from benchmarks.hosts import Cluster, HostsUnavailableError, Link, hosts
 from benchmarks.hosts.measured import measured
 from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
@@ -113,6 +115,15 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def main() -> None:
     """Measure all rows, print a line each, write the result."""
     options = _options()
+    try:
+        result = _result(options)
+    except HostsUnavailableError as e:
+        print(f"soybean: skipped, {e}", file=sys.stderr)
+        return
+    record.write(result, options.output, SEED)
+
+
+def _result(options: argparse.Namespace) -> dict[str, Any]:
     subjects = QUICK if options.quick else ALL if options.all else SUBJECTS
     rows, machines = [], {}
     start = time.monotonic()
@@ -125,12 +136,11 @@ def main() -> None:
                     if subject.model in options.models:
                         rows.append(row(cluster, machine, subject, options.seconds))
                         print(rows[-1], flush=True)
-    result = {
+    return {
         "rows": [asdict(found) for found in rows],
         "measured_machines": machines,
         "seconds": time.monotonic() - start,
     }
-    record.write(result, options.output, SEED)
 
 
 def _options() -> argparse.Namespace:
