@@ -26,6 +26,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from shardwright.search.folded import Folded
+from shardwright.search.merged import Merged, merge
 from shardwright.search.minplus import Objectives, forward, weighted
 from shardwright.search.pricing import PriceList, best_points
 from shardwright.search.problem import Ints, Point, Problem
@@ -78,10 +79,11 @@ def finish(
     if all(_openness(current, *gap) <= tolerance for gap in pairwise(supported)):
         return current
     whole = folded.unfolded()
-    schedule = make_schedule(whole, _TABLE)
+    merged = merge(Folded(whole))
+    schedule = make_schedule(merged.folded.problem, _TABLE)
     if schedule.pinned:
         return current
-    work = _Work(whole, schedule, PriceList.of(whole), Budget(max_sums), deadline)
+    work = _Work(merged, schedule, PriceList.of(whole), Budget(max_sums), deadline)
     for coarser in _COARSER:
         current = work.close(current, tuple(pairwise(supported)), tolerance * coarser)
     return current
@@ -89,17 +91,18 @@ def finish(
 
 @final
 class _Work:
-    """One problem, and what may still be spent on its gaps."""
+    """One problem, with nodes merged, and what may still be spent on its gaps."""
 
     def __init__(
         self,
-        problem: Problem,
+        merged: Merged,
         schedule: Schedule,
         prices: PriceList,
         budget: Budget,
         deadline: float,
     ) -> None:
-        self.problem = problem
+        self.merged = merged
+        self.problem = merged.folded.problem
         self.schedule = schedule
         self.prices = prices
         self.budget = budget
@@ -157,7 +160,8 @@ class _Work:
             if len(inside.assignments):
                 found = [choices[inside.assignments[:, i]] for i, choices in enumerate(kept)]
                 before = np.array([p.choice for p in points], np.int64)
-                points = best_points(self.prices, [before, np.stack(found, axis=1)])
+                new = self.merged.spread(np.stack(found, axis=1))
+                points = best_points(self.prices, [before, new])
         sure = (1 - tolerance + given_away) * (1 - 1e-9)
         done = Finished(points, current.bound)
         proved = [
