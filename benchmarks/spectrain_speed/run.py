@@ -1,11 +1,12 @@
 """Time to train on the same number of samples, on hosts with slow links between them.
 
-    python -m benchmarks.spectrain_speed.run           # about eight minutes on two idle cores
+    python -m benchmarks.spectrain_speed.run           # about ten minutes on two idle cores
     python -m benchmarks.spectrain_speed.run --quick   # one round of few steps, nothing written
 
 Needs what `benchmarks.hosts` needs. Both ways take the same mini-batches of 32 samples and make an
-update for each; the asynchronous pipeline's time includes filling and draining it once a round.
-Hosts that outnumber the cores share them, under both ways alike.
+update for each. Times are those of steps in the middle of a run: the asynchronous pipeline is full
+then, and what it takes to fill and to drain it, once a run, is left out. Hosts that outnumber the
+cores share them, under both ways alike.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Case:
 
 
 CASES = (
-    Case("vgg16", 4, 1e8, "ddp", rounds=3, steps=2, pipeline_steps=16, target=8.91),
-    Case("vgg16", 4, 1e9, "ddp", rounds=3, steps=6, pipeline_steps=16, target=1.5),
-    Case("transformer", 4, 1e8, "ddp", rounds=3, steps=4, pipeline_steps=24),
-    Case("transformer", 4, 1e9, "ddp", rounds=3, steps=12, pipeline_steps=24),
-    Case("vgg16", 2, 1e9, "1f1b", rounds=3, steps=10, pipeline_steps=16, target=1.2),
-    Case("transformer", 2, 1e9, "1f1b", rounds=3, steps=16, pipeline_steps=24, target=1.2),
+    Case("vgg16", 4, 1e8, "ddp", rounds=3, steps=2, pipeline_steps=10, target=8.91),
+    Case("vgg16", 4, 1e9, "ddp", rounds=3, steps=4, pipeline_steps=10, target=1.5),
+    Case("transformer", 4, 1e8, "ddp", rounds=3, steps=3, pipeline_steps=16),
+    Case("transformer", 4, 1e9, "ddp", rounds=3, steps=8, pipeline_steps=16),
+    Case("vgg16", 2, 1e9, "1f1b", rounds=3, steps=6, pipeline_steps=8, target=1.2),
+    Case("transformer", 2, 1e9, "1f1b", rounds=3, steps=10, pipeline_steps=12, target=1.2),
 )
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,8 +24,16 @@ from shardwright.runtime.stage import Stages, capture_stages
 from shardwright.runtime.weights import weights_named
 
 Batch = tuple[Tensor, Tensor]
-Train = Callable[[int], None]  # so many steps, from the first to the end of the last
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Way:
+    """`train` makes so many steps; what is under way between them `fill` begins, `drain` ends."""
+
+    train: Callable[[int], None]
+    fill: Callable[[], None] = lambda: None
+    drain: Callable[[], None] = lambda: None
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
@@ -33,7 +41,7 @@ def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
-def data_parallel(model: nn.Module, batch: Batch) -> Train:
+def data_parallel(model: nn.Module, batch: Batch) -> Way:
     """`DistributedDataParallel`, each host a part of the batch."""
     module = DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True)
     optimizer = optimizer_of(module.parameters())
@@ -45,23 +53,25 @@ def data_parallel(model: nn.Module, batch: Batch) -> Train:
             module(*mine).backward()
             optimizer.step()
 
-    return train
+    return Way(train)
 
 
-def asynchronous(stages: Stages, model: nn.Module, batch: Batch) -> Train:
-    """SpecTrain, filled and drained."""
+def asynchronous(stages: Stages, model: nn.Module, batch: Batch) -> Way:
+    """SpecTrain. Once it is full, a step is one forward and one backward pass on every stage."""
     pipeline = AsyncPipeline(stages, model, weights_named("spectrain"), device=CPU)
     optimizer = optimizer_of(pipeline.parameters())
 
     def train(steps: int) -> None:
         for _ in range(steps):
             pipeline.train_step(optimizer, batch)
+
+    def drain() -> None:
         pipeline.drain(optimizer)
 
-    return train
+    return Way(train, lambda: train(len(stages.parts) - 1), drain)
 
 
-def flushing(stages: Stages, model: nn.Module, batch: Batch) -> Train:
+def flushing(stages: Stages, model: nn.Module, batch: Batch) -> Way:
     """1F1B with the same cuts, in as many micro-batches as stages."""
     count, graph = len(stages.parts), stages.captured.graph
     pipeline = replace(stages.staged.pipeline, schedule="1F1B")
@@ -82,16 +92,19 @@ def flushing(stages: Stages, model: nn.Module, batch: Batch) -> Train:
         for _ in range(steps):
             module.train_step(optimizer, batch)
 
-    return train
+    return Way(train)
 
 
-def timed(train: Train, steps: int) -> float:
-    """Seconds of `steps` steps, until the last host is done."""
+def timed(way: Way, steps: int) -> float:
+    """Seconds of `steps` steps in the middle of a run, until the last host is done."""
+    way.fill()
     dist.barrier()
     start = time.perf_counter()
-    train(steps)
+    way.train(steps)
     dist.barrier()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    way.drain()
+    return seconds
 
 
 def main() -> None:
@@ -107,19 +120,19 @@ def main() -> None:
     dist.init_process_group("gloo")
     model, batch = made(options.model, options.batch)
     stages = capture_stages(model, batch, stages=dist.get_world_size())
-    ways: dict[str, tuple[Train, int]] = {
+    ways: dict[str, tuple[Way, int]] = {
         "async": (asynchronous(stages, model, batch), options.pipeline_steps)
     }
     if options.against == "ddp":
         ways["ddp"] = data_parallel(model, batch), options.steps
     else:
         ways["1f1b"] = flushing(stages, model, batch), options.steps
-    for train, _ in ways.values():
-        train(1)  # makes connections and the optimizer's state
+    for way, _ in ways.values():
+        timed(way, 1)  # makes connections and the optimizer's state
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
-        for name, (train, steps) in ways.items():
-            found[name].append(timed(train, steps) / steps)
+        for name, (way, steps) in ways.items():
+            found[name].append(timed(way, steps) / steps)
     if dist.get_rank() == 0:
         sizes = sum(p.numel() * p.element_size() for p in model.parameters())
         print(json.dumps({"seconds": found, "parameter_bytes": sizes}), flush=True)

@@ -124,11 +124,10 @@ class AsyncPipeline(StageModule):
         raises ends all ranks.
         """
         update = Update(optimizer, scheduler, clip_norm, check)
-        given = self.part_of(batch)
 
         def work() -> torch.Tensor:
             self._sw_link.open()
-            loss = self._sw_async.step(update, self._sw_link, given)
+            loss = self._sw_async.step(update, self._sw_link, self.part_of(batch))
             return torch.tensor(float("nan")) if loss is None else self._sw_loss(loss)
 
         return self._sw_guard(work)
@@ -154,11 +153,11 @@ class AsyncPipeline(StageModule):
         """The loss of a batch with the weights as they are, without dropout, on every rank."""
         if self._sw_link.is_open:
             raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
-        given, stage, link = self.part_of(batch), self._sw_async, self._sw_link
+        stage, link = self._sw_async, self._sw_link
 
         def work() -> torch.Tensor:
             received = link.receive_once() if stage.index else ()
-            values = stage.evaluate(received, given)
+            values = stage.evaluate(received, self.part_of(batch))
             if stage.is_last:
                 return link.return_loss(values[0])
             link.send_values(values)

@@ -24,6 +24,7 @@ from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.rules.placing import tilings
 from shardwright.runtime.async_pipeline import AsyncPipeline, PipelineError
 from shardwright.runtime.async_sim import AsyncSimulation
+from shardwright.runtime.batch import BatchError
 from shardwright.runtime.channel import StageFailed
 from shardwright.runtime.stage import Stages, capture_stages, cut_stages
 from shardwright.runtime.weights import weights_named
@@ -224,6 +225,17 @@ def ranks_that_disagree(subject):
         AsyncPipeline(stages, model, how, device=CPU)
 
 
+def a_batch_that_lacks_something(subject):
+    """Only the last stage reads labels; all ranks learn that there are none."""
+    model, batches, stages = subject
+    pipeline = AsyncPipeline(stages, model, weights_named("stale"), device=CPU)
+    optimizer = OPTIMIZERS["adamw"](pipeline.parameters())
+    given = {key: value for key, value in batches[0].items() if key != "labels"}
+    with pytest.raises((StageFailed, BatchError), match=r"the batch has no tensor kwargs\.labels"):
+        for _ in range(3):
+            pipeline.train_step(optimizer, given)
+
+
 def documented(subject):
     """The example of docs/async.md runs, and learns."""
     model, batches, _ = subject
@@ -241,6 +253,7 @@ def two_ranks(subjects):
     drains_and_resumes(subjects["gpt2"])
     one_fails(subjects["gpt2"])
     ranks_that_disagree(subjects["gpt2"])
+    a_batch_that_lacks_something(subjects["gpt2"])
     documented(subjects["cnn"])
 
 
