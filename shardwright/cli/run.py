@@ -84,6 +84,15 @@ _OTHER_TRAINING = (
     help="Seconds without a step after which the rank that holds it up is named and all end; 600.",
 )
 @click.option(
+    "--weights",
+    type=click.Path(exists=True),
+    help="Start from these: a .safetensors file, or a Hugging Face folder.",
+)
+@click.option("--compile", "compiled", is_flag=True, help="Run steps through torch.compile.")
+@click.option(
+    "--tensorboard", type=click.Path(file_okay=False), help="Folder for TensorBoard's event files."
+)
+@click.option(
     "--export",
     type=click.Path(),
     help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
@@ -113,6 +122,9 @@ def command(
     wait_for_saves: bool,
     max_restarts: int,
     stall_timeout: float | None,
+    weights: str | None,
+    compiled: bool,
+    tensorboard: str | None,
     export: str | None,
     verify: bool,
     as_json: bool,
@@ -121,6 +133,10 @@ def command(
 
     With --checkpoint the run goes on where it was saved, on as many devices as there are now.
     """
+    if tensorboard is not None:
+        from shardwright.train.board import require_tensorboard
+
+        require_tensorboard()
     if max_restarts and folder is None:
         raise UsageError("--max-restarts starts from the latest checkpoint: give --checkpoint DIR")
     if plan is not None:
@@ -171,6 +187,7 @@ def command(
         max_restarts=max_restarts,
         stall_timeout=stall_timeout,
         export=export,
+        options=_further(weights, compiled, tensorboard),
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:
@@ -192,6 +209,13 @@ def command(
 def flows(plan: Plan) -> bool:
     """Whether the plan is asynchronous."""
     return plan.pipeline is not None and plan.pipeline.weights is not None
+
+
+def _further(weights: str | None, compiled: bool, tensorboard: str | None) -> list[str]:
+    """Options that the worker takes as they are."""
+    found = ["--weights", str(Path(weights).absolute())] if weights else []
+    found += ["--compile"] if compiled else []
+    return found + (["--tensorboard", str(Path(tensorboard).absolute())] if tensorboard else [])
 
 
 def _planned(

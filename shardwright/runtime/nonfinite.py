@@ -6,21 +6,22 @@ attention masks hold it on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import fx
 from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.pipeline import PipelineModule
 
 _NEVER = 2**62
 
 
-def origin(module: ParallelModule, batch: Any, state: tuple[int, int]) -> str:
+def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int, int]) -> str:
     """What first made NaN or ∞ when `module` runs `batch` in this random state; on every rank.
 
     Collectives run as in the step, so every rank calls it.
@@ -29,7 +30,8 @@ def origin(module: ParallelModule, batch: Any, state: tuple[int, int]) -> str:
     found = _Found(place)
     for name, parameter in module.named_parameters():
         found.note(-1, f"the parameter {name}", parameter)
-    with torch.no_grad(), _watched(module, found):
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.no_grad(), eager, _watched(module.programs(), found):
         module.set_random_state(state)
         module(**batch) if isinstance(batch, Mapping) else module(*batch)
     first = found.first
@@ -68,8 +70,7 @@ class _Watching(fx.Interpreter):
 
 
 @contextmanager
-def _watched(module: nn.Module, found: _Found) -> Iterator[None]:
-    programs = [m for m in module.modules() if isinstance(m, fx.GraphModule)]
+def _watched(programs: Sequence[fx.GraphModule], found: _Found) -> Iterator[None]:
     for program in programs:
         program.forward = _Watching(program, found).run
     try:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import rebuild_outputs
+from shardwright.ir.graph import Graph
 from shardwright.ir.pipeline import AXIS, PipelineError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.pipeline import StagedGraph
@@ -66,6 +68,7 @@ class PipelineModule(SteppingModule):
         super().__init__()
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
+        self._sw_graph = captured.graph
         self._sw_outputs = captured.output_keys
         self._sw_count = decisions.micro_batches
         self._sw_mesh = device_mesh[AXIS]
@@ -131,6 +134,16 @@ class PipelineModule(SteppingModule):
     def local_batch(self, batch: Any) -> Any:
         """The batch as it is: every rank passes the global batch, and a stage takes its part."""
         return batch
+
+    @property
+    def graph(self) -> Graph:
+        """The serial graph, of all stages."""
+        return self._sw_graph
+
+    def programs(self) -> list[fx.GraphModule]:
+        """Those of this rank's stages."""
+        every = (module for part in self._sw_parts for module in part.modules())
+        return [module for module in every if isinstance(module, fx.GraphModule)]
 
     def train(self, mode: bool = True) -> PipelineModule:
         """Switch all stages of this rank."""

@@ -26,6 +26,7 @@ from shardwright.rules.rule import Rule
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.nonfinite import origin
 from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.stepping import SteppingModule, arguments
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of a call's tensors, by path
@@ -67,7 +68,8 @@ def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
 class ManyShapes:
     """Parallel modules of one model for several shapes, which share parameters and buffers.
 
-    `others` are calls of other shapes than the one `plan` was made for.
+    `others` are calls of other shapes than the one `plan` was made for. Steps run through
+    `torch.compile` if they are to be `compiled`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ManyShapes:
         *,
         seed: int = 0,
         device: torch.device | None = None,
+        compiled: bool = False,
     ) -> None:
         self.main: SteppingModule = _steps(model, plan, seed, device)
         self._modules: dict[Shapes, SteppingModule] = {_planned(plan.inputs): self.main}
@@ -88,6 +91,9 @@ class ManyShapes:
                 other = _steps(model, other_plan, seed, device)
                 _share(self.main, other, shapes)
                 self._modules[shapes] = other
+        if compiled:
+            for module in self._modules.values():
+                module.compile_programs()
 
     @property
     def known(self) -> tuple[Shapes, ...]:
@@ -123,8 +129,7 @@ class ManyShapes:
     def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
         """Which operator first makes NaN or infinity of `batch` in this random state."""
         module = self.module_for(batch)
-        if not isinstance(module, ParallelModule):
-            return "an operator of one of the stages, which are not searched"
+        assert isinstance(module, ParallelModule | PipelineModule), "what `_steps` makes"
         return origin(module, batch, state)
 
     def loss(self, batch: Any) -> torch.Tensor:
@@ -181,11 +186,6 @@ def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None)
 
 def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
     """Let `other` run on the parameters and buffers of `main`."""
-    if not isinstance(main, ParallelModule):
-        raise PlanError(
-            f"a pipeline takes batches of the planned shape only, not {_text(shapes)}; pad the"
-            " batch, drop the last one, or choose a plan without stages"
-        )
     mine = dict(main.named_parameters(remove_duplicate=False))
     for name, parameter in list(other.named_parameters(remove_duplicate=False)):
         if parameter.shape != mine[name].shape:

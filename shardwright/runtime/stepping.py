@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 
 class LastingModule(nn.Module):
@@ -62,6 +62,18 @@ class SteppingModule(LastingModule, ABC):
     @abstractmethod
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own."""
+
+    def programs(self) -> list[fx.GraphModule]:
+        """What this rank runs, as graphs; those within others too."""
+        return [module for module in self.modules() if isinstance(module, fx.GraphModule)]
+
+    def compile_programs(self) -> None:
+        """From the next step on run through `torch.compile`."""
+        found = self.programs()
+        within = {id(m) for program in found for m in program.modules() if m is not program}
+        for program in found:
+            if id(program) not in within:
+                program.compile()
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

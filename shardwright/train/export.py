@@ -7,6 +7,7 @@ so that `from_pretrained` reads it.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,6 +23,8 @@ from shardwright.train.reading import CheckpointError
 from shardwright.train.state import Trainable
 
 WEIGHTS = "model.safetensors"
+_INDEX = f"{WEIGHTS}.index.json"
+_LARGEST_INDEX = 2**28  # bytes
 
 
 def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -120,15 +123,59 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises `CheckpointError` for a file that is none, or of another model.
     """
+    _put(model, _read(path), path)
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Put the weights in a safetensors file, or in a Hugging Face folder of them, into `model`.
+
+    Such a folder holds `model.safetensors`, or several files and the index
+    `model.safetensors.index.json`. Raises `CheckpointError` as `load_safetensors` does.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        load_safetensors(model, path)
+    elif (folder / WEIGHTS).exists() or not (folder / _INDEX).exists():
+        load_safetensors(model, folder / WEIGHTS)
+    else:
+        state: dict[str, torch.Tensor] = {}
+        for file in _parts(folder / _INDEX):
+            state.update(_read(file))
+        _put(model, state, folder)
+
+
+def _parts(index: Path) -> list[Path]:
+    """The files that an index names, which all lie beside it."""
     try:
-        state = _safetensors()[1](path)
+        if index.stat().st_size > _LARGEST_INDEX:
+            raise CheckpointError(f"{index} has {index.stat().st_size} bytes, too many for one")
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except OSError as e:
+        raise CheckpointError(f"cannot read {index}: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise CheckpointError(f"{index} is no index of safetensors files: {e}") from e
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise CheckpointError(f"{index} names {name!r}, which is no plain file name")
+    return [index.with_name(name) for name in sorted(names)]
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    try:
+        return _safetensors()[1](path)
+    except CheckpointError:
+        raise
     except OSError as e:
         raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
     except Exception as e:  # safetensors' own error, which is no class of Python's
         raise CheckpointError(f"{path} is no safetensors file, or a part of one: {e}") from e
+
+
+def _put(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
     own, first = model.state_dict(), _first_names(model)
-    needed = {key for key in own if first.get(key, key) == key}
-    if odd := sorted(set(state) - set(own)) + sorted(needed - set(state)):
+    given = {first.get(key, key) for key in state}  # any of the names of a tied tensor will do
+    needed = {first.get(key, key) for key in own}
+    if odd := sorted(set(state) - set(own)) + sorted(needed - given):
         raise CheckpointError(
             f"{path} is of another model: {odd[0]} is in one of them only ({len(odd)} keys differ)"
         )

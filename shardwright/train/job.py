@@ -6,6 +6,7 @@ Knows neither plans nor ranks. torch is only named in annotations, so that a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ class Job:
     * `padding`: what smaller batches are filled up with, by keyword or position;
     * `evaluation`: data as above, of which the mean loss is taken every
       `evaluate_every` steps and at the end;
+    * `weights`: a safetensors file, or a Hugging Face folder of them, to start from;
+    * `compiled`: whether steps run through `torch.compile`;
     * `seed`: of the model's weights, of its dropout and of what data draws;
     * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
     * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local";
@@ -71,6 +74,8 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     shuffle: bool = True
     workers: int = 0
+    weights: str | os.PathLike[str] | None = None
+    compiled: bool = False
     seed: int = 0
     name: str = ""
     rng: str = "exact"

@@ -100,6 +100,7 @@ def launch(
     max_restarts: int = 0,
     stall_timeout: float | None = None,
     export: str | None = None,
+    options: Sequence[str] = (),
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
@@ -108,8 +109,8 @@ def launch(
     `sizes` are batch and sequence of a `config.json`, `settings` those of
     `load_job`. With `saving` the ranks go on from the latest checkpoint, and
     torchrun starts them again up to `max_restarts` times if one dies, or none has done
-    a step for `stall_timeout` seconds. At the end
-    they write the weights to `export`, a `.safetensors` file or a folder. Their log
+    a step for `stall_timeout` seconds. At the end they write the weights to `export`, a
+    `.safetensors` file or a folder. `options` are further ones of the worker. Their log
     goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
@@ -123,6 +124,7 @@ def launch(
         command += [part for text in settings for part in ("--set", text)]
         command += saving.options() if saving is not None else []
         command += ["--stall-timeout", str(stall_timeout)] if stall_timeout is not None else []
+        command += options
         command += ["--export", str(Path(export).absolute())] if export is not None else []
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []

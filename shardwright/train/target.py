@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.train.export import load_weights
 from shardwright.train.job import Batch, Job, JobError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def load_job(
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
-    """The job's model, seeded; on the meta device it has shapes and no memory.
+    """The job's model, seeded, with the weights it starts from; on the meta device without memory.
 
     A factory that cannot work there, because it reads its own weights, say,
     builds the real model instead.
@@ -77,7 +78,10 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
         except (NotImplementedError, RuntimeError):
             pass
     torch.manual_seed(job.seed)
-    return job.model()
+    model = job.model()
+    if job.weights is not None:
+        load_weights(model, job.weights)
+    return model
 
 
 def optimizer_name(job: Job) -> str:

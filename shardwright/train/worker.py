@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -25,6 +26,7 @@ from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.prediction import PredictionError
 from shardwright.runtime.shapes import ManyShapes
 from shardwright.train.agreement import Agreement, check_alike
+from shardwright.train.board import Board
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import export_pretrained, export_safetensors
 from shardwright.train.flow import Flow, Flowing
@@ -46,6 +48,7 @@ from shardwright.train.target import build_model, load_job
 from shardwright.train.values import ValueFormatError
 from shardwright.train.watchdog import Store, Watchdog, timeout_of
 
+Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (
     BatchError,
     CheckpointError,
@@ -61,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank to the end of its steps."""
     options = parser().parse_args(argv)
     job = load_job(options.target, options.batch, options.seq, options.set)
+    job = replace(job, weights=options.weights or job.weights)
+    job = replace(job, compiled=options.compile or job.compiled)
     plan = Plan.load(options.plan)
     device = _device()
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -95,10 +100,13 @@ def _train(
     with ExitStack() as stack:
         if saving is not None:
             stack.callback(saving.checkpoints.close)
-        report: Callable[[StepRecord | EvaluationRecord], None] = _silent
+        report: Report = _silent
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
+            if options.tensorboard:
+                board = stack.enter_context(Board(options.tensorboard))
+                report = _both(report, board.add)
         beat = watchdog.beat
         if not train(
             run, job, options.steps, device, report, saving, Agreement(ahead), beat, steps
@@ -118,7 +126,13 @@ def _module(
     """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
     others = job.other_calls()
     if plan.pipeline is None or plan.pipeline.weights is None:
-        return ManyShapes(model, plan, others, seed=job.seed, device=device), None, 0
+        many = ManyShapes(model, plan, others, seed=job.seed, device=device, compiled=job.compiled)
+        return many, None, 0
+    if job.compiled:
+        raise PlanError(
+            f"schedule {plan.schedule!r} does not run compiled; leave --compile out, or plan"
+            " without asynchronous stages"
+        )
     pipeline = parallelize(model, plan, seed=job.seed, device=device)
     assert isinstance(pipeline, AsyncPipeline), "the plan is asynchronous"
     module = Flowing(pipeline, plan, others)
@@ -162,6 +176,14 @@ def _say(text: str) -> None:
         print(f"shardwright: {text}", flush=True)
 
 
+def _both(one: Report, other: Report) -> Report:
+    def report(record: StepRecord | EvaluationRecord) -> None:
+        one(record)
+        other(record)
+
+    return report
+
+
 def _silent(record: StepRecord | EvaluationRecord) -> None:
     """What ranks other than 0 report."""
 
@@ -195,6 +217,9 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--set", action="append", default=[], help="NAME=VALUE, of the target")
     known.add_argument("--checkpoint", help="folder to resume from and to save to")
     known.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    known.add_argument("--weights", help="safetensors file or folder to start from")
+    known.add_argument("--compile", action="store_true", help="run through torch.compile")
+    known.add_argument("--tensorboard", help="folder for event files of rank 0")
     known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")
     known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")

@@ -241,14 +241,22 @@ def on_one_shape(text):
 
 
 def on_stages(text, folder):
-    """Stages clip, accumulate and export; a run of theirs is saved, and its weights returned."""
+    """Stages clip, accumulate, take other shapes and export; a run of theirs is saved.
+
+    Returned are its weights, and what is said of a number that overflows.
+    """
     assert sw.Plan.from_json(text).stages == 2
-    compare(text, ("clipped hard", "accumulated over tokens"))
+    compare(text, ("clipped hard", "accumulated over tokens", "a dataset with a rest", "padded"))
     exported(text, f"{folder}/model.safetensors")
     run, checkpoints = saved_run(text, folder)
     train(run, PLAIN, 2, CPU, lambda record: None)
     checkpoints.save(run)
-    return {name: whole(p) for name, p in run.module.named_parameters()}
+    weights = {name: whole(p).clone() for name, p in run.module.named_parameters()}
+    large = {"scale": 1e308, "down.bias": 1e3}
+    with torch.no_grad():
+        for name, p in run.module.named_parameters():
+            p.fill_(large[name]) if name in large else None
+    return weights, run.module.origin_of_nonfinite(batch(1), (0, 0))
 
 
 def resumed(text, folder):
@@ -275,6 +283,9 @@ def test_a_pipeline_does_too_and_others_go_on_from_its_checkpoint(frontiers, tmp
     staged = sw.search(graph, machine, stages=(2,), micro_batches=(2,))
     (text, *_) = (plan.to_json() for plan in staged if plan.stages == 2)
     stages = run_ranks(2, on_stages, text, str(tmp_path))
+    stages, blamed = zip(*stages, strict=True)
+    assert blamed[0] == blamed[1]
+    assert blamed[0].startswith("mul in the model itself") and "test_training_features" in blamed[0]
     assert stages[0].keys() != stages[1].keys()
     ((weights, losses), _) = run_ranks(2, resumed, frontiers[2]["fully sharded"], str(tmp_path))
     for mine in stages:

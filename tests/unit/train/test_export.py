@@ -1,5 +1,6 @@
 """Weights leave and come back under the model's own keys; other plans: tests/ranks."""
 
+import json
 import pickle
 import struct
 from pathlib import Path
@@ -10,8 +11,15 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.runtime.shapes import ManyShapes
-from shardwright.train.export import export_pretrained, export_safetensors, load_safetensors
+from shardwright.train.export import (
+    export_pretrained,
+    export_safetensors,
+    load_safetensors,
+    load_weights,
+)
+from shardwright.train.job import Job
 from shardwright.train.reading import CheckpointError
+from shardwright.train.target import build_model
 
 
 class Net(nn.Module):
@@ -84,6 +92,38 @@ def test_files_that_are_no_weights_are_refused(content, tmp_path, monkeypatch):
         load_safetensors(Net(), "nowhere")
 
 
+def test_a_folder_of_several_files_is_read_and_nothing_outside_of_it(tmp_path):
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    model, other = Net(), Net()
+    state = {k: v for k, v in model.state_dict().items() if k != "embed.weight"}  # the tied twin
+    names = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(state)}
+    for file in set(names.values()):
+        save_file({k: v.clone() for k, v in state.items() if names[k] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    load_weights(other, tmp_path)
+    assert torch.equal(other.embed.weight, model.embed.weight)
+    job = Job(Net, (torch.arange(6),), torch.optim.SGD, [], 1, weights=tmp_path)
+    assert torch.equal(build_model(job).embed.weight, model.embed.weight)
+    for name in ("../a.safetensors", "/etc/passwd", "..", "", 3):
+        index.write_text(json.dumps({"weight_map": {"head.weight": name}}))
+        with pytest.raises(CheckpointError, match="which is no plain file name"):
+            load_weights(other, tmp_path)
+    for text in ("", "[]", "{}", "[" * 100_000, '{"weight_map": 3}', '{"weight_map": {"a": []}}'):
+        index.write_text(text)
+        with pytest.raises(CheckpointError, match=r"index\.json is no index"):
+            load_weights(other, tmp_path)
+    with index.open("w") as stream:
+        stream.truncate(2**28 + 1)
+    with pytest.raises(CheckpointError, match="too many for one"):
+        load_weights(other, tmp_path)
+    index.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
+        load_weights(other, tmp_path)
+
+
 @pytest.mark.hf
 def test_a_hugging_face_folder_is_read_by_from_pretrained(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -98,6 +138,13 @@ def test_a_hugging_face_folder_is_read_by_from_pretrained(tmp_path):
     module.forward_backward(batch)
     optimizer.step()
     export_pretrained(module, model, tmp_path)
+    again = GPT2LMHeadModel(model.config)
+    model.save_pretrained(tmp_path / "small", max_shard_size="2KB")  # in several files
+    assert (tmp_path / "small" / "model.safetensors.index.json").exists()
+    load_weights(again, tmp_path / "small")
+    assert torch.equal(again.transformer.wte.weight, model.transformer.wte.weight)
+    load_weights(again, tmp_path)
+    assert torch.equal(again.lm_head.weight, module.main.transformer.wte.weight.view(11, 8))
     found = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     module.train(False)
     with torch.no_grad():

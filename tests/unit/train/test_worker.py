@@ -65,8 +65,8 @@ def rank_of_one(monkeypatch):
 def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp_path, capsys):
     asked = {}
 
-    def parallel(model, plan, others, *, seed, device):
-        assert others == []
+    def parallel(model, plan, others, *, seed, device, compiled):
+        assert others == [] and compiled
         asked.update(plan=plan, seed=seed, group=dist.is_initialized())
         return Serial(model.to(device))
 
@@ -75,6 +75,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     target.write_text(JOB)
     plans.simple(mesh="dp=1").save(plan)
     options = ["--target", f"{target}:job", "--plan", plan, "--steps", 4, "--losses", losses]
+    options += ["--compile", "--tensorboard", tmp_path / "board"]
     worker.main([str(option) for option in options])
 
     assert asked == {"plan": plans.simple(mesh="dp=1"), "seed": 0, "group": True}
@@ -82,4 +83,5 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     records = [json.loads(line) for line in losses.read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert records[-1]["loss"] < records[0]["loss"]
+    assert len(list((tmp_path / "board").iterdir())) == 1
     assert len(capsys.readouterr().out.splitlines()) == 4

@@ -1,0 +1,37 @@
+"""Steps as TensorBoard's own reader finds them, and what is said where it is not installed."""
+
+import importlib.util
+
+import pytest
+
+from shardwright.train import board
+from shardwright.train.board import Board
+from shardwright.train.job import JobError
+from shardwright.train.loop import EvaluationRecord, StepRecord
+
+
+def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with Board(tmp_path) as events:
+        for step in (1, 2):
+            events.add(StepRecord(step, 2.0 / step, 0.5, 64, "tokens", 2**20, 3.0))
+        events.add(EvaluationRecord(2, 1.5))
+    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    values = {
+        tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+    }
+    assert values == {
+        "loss/training": [(1, 2.0), (2, 1.0)],
+        "loss/evaluation": [(2, 1.5)],
+        "step/seconds": [(1, 0.5), (2, 0.5)],
+        "step/tokens per second": [(1, 128.0), (2, 128.0)],
+        "memory/bytes": [(1, 2**20), (2, 2**20)],
+        "gradients/norm": [(1, 3.0), (2, 3.0)],
+    }
+
+
+def test_without_tensorboard_one_is_told_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(board, "find_spec", lambda name: None)
+    with pytest.raises(JobError, match=r"pip install 'shardwright\[tensorboard\]'"):
+        Board(tmp_path)
+    assert importlib.util.find_spec is not board.find_spec
