@@ -8,19 +8,24 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from shardwright.capture import decompose
 from shardwright.capture.buffers import kinds_of, update_in_place, users_frame, watched
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
-from shardwright.capture.onebyone import Functional, decomposed, whole
+from shardwright.capture.copies import put_in_line
+from shardwright.capture.onebyone import Functional, Table, decomposed, whole
 from shardwright.capture.precision import narrowed
 from shardwright.capture.regions import inline_regions
+from shardwright.capture.repeats import Repeats
 from shardwright.ir.habits import EXACT, Habits
+
+_MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
 class Returned:
@@ -51,8 +56,24 @@ class FlatCall(nn.Module):
         self.constants = dict(constants)
         self.habits = habits
         self.returned = Returned()
+        self.repeats: Repeats | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.repeats is not None:
+            with self.repeats.watch(tensors):
+                return self._outputs(tensors)
+        return self._outputs(tensors)
+
+    @contextlib.contextmanager
+    def shared(self, repeats: Repeats) -> Iterator[None]:
+        """Within, blocks of the model that repeat are traced once."""
+        self.repeats = repeats
+        try:
+            yield
+        finally:
+            self.repeats = None
+
+    def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         given = (narrowed(tensor, self.habits) for tensor in tensors)
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
         before = dict(self.model.named_buffers())
@@ -101,15 +122,46 @@ def _export(
             contextlib.redirect_stderr(said),
         ):
             warnings.simplefilter("ignore")
-            with watched(call.model):
-                program = torch.export.export(call, example, strict=strict)
-            inline_regions(program)
             table = decompose.table(habits)
-            functional = decomposed(program, table) or whole(program, table)
+            functional = None if strict else _with_repeats(call, example, table)
+            if functional is None:
+                said.truncate(said.seek(0))  # what was begun is done again
+                with watched(call.model):
+                    program = torch.export.export(call, example, strict=strict)
+                functional = _functional(program, table)
     finally:
         logging.disable(quiet)
     print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
     return functional
+
+
+def _with_repeats(
+    call: FlatCall, example: tuple[torch.Tensor, ...], table: Table
+) -> Functional | None:
+    """The call with blocks that repeat traced once; None where it is not sure to be the same."""
+    inline: frozenset[int] = frozenset()
+    for _ in range(_MOST_ATTEMPTS):
+        repeats = Repeats(call.model, inline)
+        if not repeats.found:
+            return None
+        try:
+            with repeats, call.shared(repeats), watched(call.model):
+                program = torch.export.export(call, example, strict=False)
+            if not repeats.failed:
+                put_in_line(program, repeats.placed)
+                return _functional(program, table)
+        except Exception:  # the model's own errors come again where nothing is shared
+            if not repeats.failed:
+                return None
+        if repeats.differs is None:
+            return None
+        inline |= {repeats.differs}
+    return None
+
+
+def _functional(program: ExportedProgram, table: Table) -> Functional:
+    inline_regions(program)
+    return decomposed(program, table) or whole(program, table)
 
 
 def _is_of_tensors(program: Functional) -> bool:

@@ -33,12 +33,16 @@ def renumbered(graph: Graph) -> tuple[Graph, dict[str, str]]:
     for leaf in graph.leaves_of(LeafKind.CONSTANT):
         names[leaf.name] = fresh("constant")
     ops = []
+    calls: dict[str, str] = {}  # of what operators are parts
     for op in graph.ops:
+        if op.part_of and op.part_of not in calls:
+            calls[op.part_of] = f"{op.part_of.rpartition('_')[0]}_{len(calls)}"
         name = fresh(op.kind.strip("_") or op.kind)
         single = len(op.outputs) == 1 and op.outputs[0] == op.name
         outputs = (name,) if single else tuple(f"{name}.{i}" for i in range(len(op.outputs)))
         names.update(zip(op.outputs, outputs, strict=True))
-        ops.append(_renamed(op, name, outputs, names))
+        part_of = calls.get(op.part_of, "")
+        ops.append(replace(_renamed(op, name, outputs, names), part_of=part_of))
     leaves = tuple(
         replace(leaf, name=names[leaf.name], keys=(names[leaf.name],))
         if leaf.kind is LeafKind.CONSTANT

@@ -1,0 +1,74 @@
+"""Which modules of a model look as if they repeat; whether they do, only their calls can tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+_LEAST = 4  # modules in a block: less is traced as quickly as it is compared
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Modules that look like others, the outermost ones: `paths` says which look alike.
+
+    `names` are those of the modules inside, by identity, as the block calls them.
+    """
+
+    paths: Mapping[str, Any]
+    names: Mapping[int, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Blocks:
+        """Those of a model; none where a module has two paths, of which tracing takes one."""
+        every = list(model.named_modules(remove_duplicate=False))
+        tensors = [*model.parameters(), *model.buffers()]
+        if (
+            len({id(module) for _, module in every}) < len(every)
+            or not all(t.is_meta for t in tensors)  # only then meta tensors are the same as these
+            or any("forward" in vars(module) for _, module in every)  # such as those kept whole
+        ):
+            return cls({}, {})
+        looks: dict[str, int] = {}  # numbers, which are equal where modules look alike
+        sizes: dict[str, int] = {}  # in modules
+        seen: dict[Any, int] = {}
+        for path, module in reversed(every):
+            inside = [f"{path}.{name}".lstrip(".") for name, _ in module.named_children()]
+            sizes[path] = 1 + sum(sizes[p] for p in inside)
+            look = _look(module), tuple(looks[p] for p in inside)
+            looks[path] = seen.setdefault(look, len(seen))
+        counts = Counter(looks.values())
+        paths: dict[str, Any] = {}
+        names: dict[int, str] = {}
+        for path, module in every:
+            outer = next((p for p in _above(path) if p in paths), None)
+            if outer is not None:
+                names[id(module)] = path.removeprefix(f"{outer}.")
+            elif path and sizes[path] >= _LEAST and counts[looks[path]] > 1:
+                paths[path] = looks[path]
+        return cls(paths, names)
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _look(module: nn.Module) -> Any:
+    """All that is seen of a module from outside, but numbers, which often only count."""
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    settings = [
+        (name, value)
+        for name, value in vars(module).items()
+        if value is None or isinstance(value, bool | str | float)
+    ]
+    children = tuple(name for name, _ in module.named_children())
+    return type(module), children, tuple(settings), tuple((name, _form(t)) for name, t in own)
+
+
+def _form(t: Tensor) -> Any:
+    return type(t), tuple(t.shape), t.dtype, t.requires_grad

@@ -1,0 +1,49 @@
+"""Keeps tensors of a rehearsal out of the trace, into which a cache could carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+@final
+class Watch(TorchFunctionMode):
+    """While the model is traced: what is read has to be `traced`, or made by the traced code."""
+
+    def __init__(
+        self, traced: type, begun: Callable[[], bool], fail: Callable[[str], Exception]
+    ) -> None:
+        super().__init__()
+        self._traced = traced
+        self._begun = begun  # whether there has been a rehearsal
+        self._fail = fail
+        self._constants: dict[int, Tensor] = {}  # by identity
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._begun() and getattr(func, "__name__", "") != "__get__":
+            self._check((args, kwargs))
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and type(result) is not self._traced:
+            self._constants[id(result)] = result
+        return result
+
+    def _check(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            if type(value) is not self._traced and id(value) not in self._constants:
+                raise self._fail("a tensor is read that is no part of the trace")
+        elif isinstance(value, tuple | list):
+            for part in value:
+                self._check(part)
+        elif isinstance(value, Mapping):
+            for part in value.values():
+                self._check(part)
