@@ -14,7 +14,6 @@ from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, rebuild_outputs, unflatten
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
@@ -22,10 +21,9 @@ from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.micro import lower_micro, micro_inputs
 from shardwright.lower.passes import RANK_PASSES, prepared
+from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.micro import micro_batches as micro_batched
-from shardwright.rules.placing import parse_tiling
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import BatchError, input_parts, local_inputs
 from shardwright.runtime.device import default_device
@@ -78,48 +76,6 @@ def parallelize(
         device=device,
         seed=seed,
         training=model.training,
-    )
-
-
-def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
-    """What the plan decides of `graph`; raises `PlanError` if it is another's."""
-    if plan.fingerprint != graph.fingerprint:
-        raise PlanError(
-            f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
-            f" one is {graph.fingerprint}); plan this model with this batch again"
-        )
-    tilings = {}
-    for op in plan.ops:
-        if op.name not in analysis.rules:
-            raise PlanError(f"the plan has the operator {op.name}, the model does not; plan again")
-        try:
-            tilings[op.name] = parse_tiling(analysis.rules[op.name], op.tiling)
-        except ValueError as e:
-            raise PlanError(f"operator {op.name} ({op.source}): {e}") from e
-    storage = {p.name: p.layout for p in plan.parameters}
-    if missing := {op.name for op in graph.ops} - set(tilings):
-        raise PlanError(f"the plan has no tiling for the operator {min(missing)}; plan again")
-    parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    if parameters != set(storage):
-        odd = min(parameters ^ set(storage))
-        raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
-    try:
-        if plan.pipeline is not None:
-            plan.pipeline.check(plan.micro_batches)
-        if plan.micro_batches > 1:
-            micro_batched(graph, analysis, plan.micro_batches)
-    except PipelineError as e:
-        raise PlanError(f"the plan cannot run: {e}") from e
-    except MicroBatchError as e:
-        raise PlanError(f"the plan has {plan.micro_batches} micro-batches, but {e}") from e
-    return Decisions(
-        plan.layout_mesh,
-        tilings,
-        storage,
-        frozenset(p.name for p in plan.parameters if p.regathered),
-        {op.name: op.piece for op in plan.ops},
-        plan.micro_batches,
-        plan.pipeline,
     )
 
 

@@ -25,9 +25,10 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
+from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
-from shardwright.runtime.parallel import ParallelModule, read_plan
+from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.ranks import run_ranks

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import from_json
 from shardwright.ir.plan import Plan
+from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.parallel import read_plan
 from shardwright.runtime.shipping import unpack
 from shardwright.runtime.verify import build, measure, merged
 

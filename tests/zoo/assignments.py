@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Bytes, Layout, Mesh, Seconds, Shard, fits
 from shardwright.ir.machine import Machine
+from shardwright.lower.reading import read_plan
 from shardwright.rules.placing import tiling_text, tilings
-from shardwright.runtime.parallel import read_plan
 from shardwright.search.planner import search
 from tests.zoo import ZOO
 from tests.zoo.subject import Subject, descend, descend_locally, worst
