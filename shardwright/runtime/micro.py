@@ -78,6 +78,8 @@ class MicroBatched(nn.Module):
         with torch.enable_grad():
             results = self._run(leaves, backward=True)
         gradients = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None  # what is reduced below is not kept beside its sum
         for at, reduce in self.reductions.items():
             gradient = gradients[int(at)]
             if gradient is not None:
