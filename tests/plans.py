@@ -153,3 +153,8 @@ def frontier():
 def on_devices(plan, devices):
     """The same costs for another number of devices, replicated."""
     return replace(simple(mesh=f"dp={devices}"), name=plan.name)
+
+
+def fastest_by_sums(frontier, limit):
+    """The fastest plan whose memory, as it adds up, is within `limit`: what bounds are about."""
+    return next(plan for plan in frontier if plan.peak_bytes <= limit)

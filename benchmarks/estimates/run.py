@@ -104,7 +104,8 @@ def plans_of(name: str, machine: Machine, seconds: float, timings: Remembered) -
         machine = with_timings(machine, calls, seconds, timings, silent)
         frontier = sw.search(graph, machine)
     known = {plan.name: plan for plan in frontier.baselines}
-    return {"chosen": frontier.fastest(), **{n: known[n] for n in BASELINES if n in known}}
+    compared = {name: frontier.settled(known[name]) for name in BASELINES if name in known}
+    return {"chosen": frontier.fastest(), **compared}
 
 
 def rows_of(

@@ -7,6 +7,7 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json, print_plan
 from shardwright.ir import remarks
+from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 
@@ -24,6 +25,7 @@ def command(plan: str, as_json: bool) -> None:
         {
             "step_seconds": loaded.step_seconds,
             "peak_bytes": loaded.peak_bytes,
+            "memory": memory_content(loaded.memory),
             "lower_bound_seconds": loaded.lower_bound_seconds,
             "devices": loaded.devices,
             "mesh": str(loaded.mesh),

@@ -13,6 +13,7 @@ from shardwright.cli.console import print_frontier, print_json
 from shardwright.ir import remarks
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
+from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import why
 from shardwright.report.summary import summary
@@ -88,6 +89,7 @@ def content(
         "search_seconds": frontier.search_seconds,
         "step_seconds": plan.step_seconds,
         "peak_bytes": plan.peak_bytes,
+        "memory": memory_content(plan.memory),
         "lower_bound_seconds": plan.lower_bound_seconds,
         "devices": plan.devices,
         "mesh": str(plan.mesh),

@@ -17,6 +17,7 @@ from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.ir.explain import WIDTH
+from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.report.units import milliseconds, size
@@ -253,6 +254,7 @@ def _content(plan: Plan, training: Training) -> dict[str, object]:
         "predicted_step_seconds": plan.step_seconds,
         "measured_step_seconds": training.step_seconds,
         "predicted_peak_bytes": plan.peak_bytes,
+        "predicted_memory": memory_content(plan.memory),
         "measured_peak_bytes": training.peak_bytes,
         "losses": [record.loss for record in training.records],
     }
@@ -268,6 +270,7 @@ def _comparison(plan: Plan, training: Training) -> str:
     counted = (
         f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
         f" {plan.peak_bytes / memory:.2f} of it"
+        f"{f'; predicted to be at {plan.memory.at}' if plan.memory else ''}"
         if memory
         else ""
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardwright.ir import remarks
+from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.modules import (
     Module,
     Node,
@@ -80,7 +81,9 @@ def head(plan: Plan) -> list[str]:
         _item("inputs", ", ".join(f"{i.key} {i.dtype}{list(i.shape)}" for i in plan.inputs)),
         _item("peak memory", f"{_size(plan.peak_bytes)} per rank"),
     ]
-    if plan.pipeline is None:
+    if plan.memory is not None:
+        lines += _memory(plan.memory)
+    elif plan.pipeline is None:
         temporary = max(0, plan.peak_bytes - state - saved)
         parts = f"= state {_size(state)} + saved for backward {_size(saved)}"
         lines.append(_item("", f"{parts} + temporary {_size(temporary)}"))
@@ -109,6 +112,19 @@ def head(plan: Plan) -> list[str]:
             for i, line in enumerate(textwrap.wrap(note, WIDTH - 16))
         ]
     return lines
+
+
+def _memory(memory: Memory) -> Iterator[str]:
+    """What the peak is made of, where it is, and what comes beside."""
+    parts = [f"{PARTS[name]} {_size(size)}" for name, size in memory.parts().items() if size]
+    for line in textwrap.wrap(f"= {' + '.join(parts)}", WIDTH - 16, break_on_hyphens=False):
+        yield _item("", line)
+    yield from (
+        _item("", line)
+        for line in textwrap.wrap(f"on rank {memory.rank}, at {memory.at}", WIDTH - 16)
+    )
+    if memory.context:
+        yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
 
 
 def _stages(plan: Plan) -> list[str]:

@@ -93,6 +93,10 @@ class Frontier:
     plans (data parallel, fully sharded, Megatron-style), costed by the same
     model, for comparison. All plans keep the `constraints`; `broken` has, by
     its name, those that a baseline does not keep: it is shown and never chosen.
+
+    Memory that adds up, as the search needs it, counts what is never alive at once, so plans need
+    at most what is said here. `settle` gives a plan the memory that it really needs: that of a plan
+    that is chosen is settled. `least` is what the plan at a place cannot need less than.
     """
 
     plans: Sequence[Plan]
@@ -100,6 +104,8 @@ class Frontier:
     search_seconds: float = 0.0
     constraints: tuple[str, ...] = ()
     broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
+    least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -122,11 +128,13 @@ class Frontier:
         Raises `InfeasibleError`, naming the smallest memory that would do, when none is.
         """
         if memory_limit is None:
-            return self.plans[0]
+            return self.settled(self.plans[0])
         limit = parse_bytes(memory_limit)
-        for place, (_, peak) in enumerate(self.costs):
-            if peak <= limit:
-                return self.plans[place]
+        for place, (_, most) in enumerate(self.costs):
+            if most <= limit or (self.least is not None and self.least(place) <= limit):
+                plan = self.settled(self.plans[place])
+                if plan.peak_bytes <= limit:
+                    return plan
         least = self.smallest()
         under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
@@ -139,7 +147,7 @@ class Frontier:
     def with_rivals(self, plan: Plan) -> Plan:
         """`plan`, one of these, with the costs of the others and of the baselines."""
         devices = plan.devices
-        costs = [c for c in self.costs if c != (plan.step_seconds, plan.peak_bytes)]
+        costs = [c for c in self.costs if c[0] != plan.step_seconds]  # its own is settled
         others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
         known = tuple(
             Rival(b.name, b.devices, b.step_seconds, b.peak_bytes)
@@ -150,7 +158,15 @@ class Frontier:
 
     def smallest(self) -> Plan:
         """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""
-        return self.plans[-1]
+        best = self.settled(self.plans[-1])
+        for place in range(len(self.plans) - 2, -1, -1):
+            if self.least is not None and self.least(place) < best.peak_bytes:
+                best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
+        return best
+
+    def settled(self, plan: Plan) -> Plan:
+        """`plan`, one of these or of the baselines, with the memory that it needs."""
+        return self.settle(plan) if self.settle is not None else plan
 
     def __len__(self) -> int:
         return len(self.plans)

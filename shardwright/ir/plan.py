@@ -17,6 +17,7 @@ from shardwright.ir.files import write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
+from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.remarks import Remark
 
@@ -148,6 +149,7 @@ class Plan:
     remarks: tuple[Remark, ...] = field(default=())
     habits: Habits = EXACT
     rivals: tuple[Rival, ...] = ()
+    memory: Memory | None = None  # what `peak_bytes` is made of; None where it was not settled
 
     @property
     def devices(self) -> int:

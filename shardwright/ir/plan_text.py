@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
+from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,
@@ -48,6 +49,7 @@ def write(plan: Plan) -> str:
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
+            "memory": None if plan.memory is None else asdict(plan.memory),
             "lower_bound_seconds": plan.lower_bound_seconds,
             "overlap": plan.overlap,
             **asdict(plan.habits),
@@ -119,6 +121,15 @@ def read(text: str) -> Plan:
         raise PlanError(f"has a field of the wrong form ({e}); edit it back or plan again") from e
 
 
+def _memory(data: Any) -> Memory | None:
+    if data is None:
+        return None
+    found: dict[str, Any] = {
+        f.name: _is(data[f.name], str if f.name == "at" else int) for f in fields(Memory)
+    }
+    return Memory(**found)
+
+
 def _read(data: dict[str, Any]) -> Plan:
     whole_mesh = Mesh.parse(_is(data["mesh"], str))
     schedule = _is(data["schedule"], str)
@@ -144,6 +155,7 @@ def _read(data: dict[str, Any]) -> Plan:
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
+        memory=_memory(data.get("memory")),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
         habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),

@@ -42,6 +42,9 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan) -> Held:
+        if (held := plan.memory) is not None:
+            state = held.parameters + held.gradients + held.optimizer_state
+            return cls(state, held.saved, plan.peak_bytes - state - held.saved)
         state = sum(p.bytes for p in plan.parameters)
         saved = sum(op.saved_bytes for op in plan.ops)
         return cls(state, saved, max(0, plan.peak_bytes - state - saved))
@@ -57,10 +60,13 @@ def why(
     place = _place(chosen, frontier, memory_limit, objective)
     permitted = [b for b in frontier.baselines if b.name not in frontier.broken]
     fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
+    if not fitting:  # by what adds up
+        permitted = [frontier.settled(b) for b in permitted]
+        fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
     if fitting:
         smaller = objective == "memory"
         best = min(fitting, key=lambda b: b.peak_bytes if smaller else b.step_seconds)
-        return [place, _against(chosen, best)]
+        return [place, _against(chosen, frontier.settled(best))]
     if permitted:
         least = min(permitted, key=lambda b: b.peak_bytes)
         return [place, f"no baseline fits; {least.name} needs {size(least.peak_bytes)}"]
@@ -83,7 +89,7 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
     text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
     if not faster:
         return text
-    needs = size(min(p.peak_bytes for p in faster))
+    needs = size(frontier.settled(faster[-1]).peak_bytes)
     return f"{text}; {len(faster)} faster would need at least {needs}"
 
 

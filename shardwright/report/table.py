@@ -33,9 +33,10 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
         wraps = heading == "strategy"
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
     for index in _listed(frontier, chosen):
-        plan = frontier[index]
-        style = "bold" if plan is chosen and not plain else None
-        table.add_row(*_row(f"{index}{'*' * (plan is chosen)}", plan, summary(plan)), style=style)
+        picked = chosen is not None and _is(frontier[index], chosen)
+        plan = chosen if chosen is not None and picked else frontier[index]
+        style = "bold" if picked and not plain else None
+        table.add_row(*_row(f"{index}{'*' * picked}", plan, summary(plan)), style=style)
     hidden = len(frontier) - table.row_count
     if hidden:
         table.add_row("…", *[""] * (len(_HEADINGS) - 2), f"{hidden} more")
@@ -82,5 +83,11 @@ def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
     if last < _SHOWN:
         return list(range(last + 1))
     kept = {round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)}
-    kept.update(i for i, plan in enumerate(frontier) if plan is chosen)
+    kept.update(i for i, plan in enumerate(frontier) if chosen is not None and _is(plan, chosen))
     return sorted(kept)
+
+
+def _is(plan: Plan, chosen: Plan) -> bool:
+    """Whether the chosen plan is this one, its memory settled or not."""
+    same = plan.step_seconds == chosen.step_seconds
+    return plan is chosen or (same and plan.mesh == chosen.mesh and plan.ops == chosen.ops)

@@ -14,6 +14,7 @@ from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, rebuild_outputs, unflatten
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules

@@ -12,6 +12,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.masters import stored_bytes
 from shardwright.search.kcut import Cuts, Cutter
+from shardwright.search.memories import Memories
 from shardwright.search.pricing import PriceList
 from shardwright.search.repeats import Short
 from shardwright.search.writer import PlanWriter
@@ -48,9 +49,10 @@ def kcut_frontier(
     (peak,) = writer.peaks([point])
     other = joint()
     plan = writer.plan(point, peak, _bound(other, peak), NAME, _notes(cuts, graph))
+    plan = Memories(graph, machine, optimizer).settled(plan)
     if progress:
         progress("done", 1.0)
-    return replace(other, plans=(plan,), search_seconds=time.perf_counter() - start)
+    return replace(other, plans=(plan,), least=None, search_seconds=time.perf_counter() - start)
 
 
 def _bound(joint: Frontier, peak: int) -> float:

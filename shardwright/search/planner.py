@@ -17,6 +17,7 @@ from shardwright.ir.plan import Plan
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
+from shardwright.search.memories import Memories
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
 from shardwright.search.permitted import allowed_meshes, require_one
 from shardwright.search.piping import Piping, stages_of
@@ -176,7 +177,9 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     if rounds.machine.overlap:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
-        plans = _settled(thin(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0), written)
+        thinned = thin(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
+        kept = [candidate for candidate, _ in thinned]
+        plans = _settled(thinned, written)
         costs, written = settled(shown, write)
         yardsticks = _settled(list(zip(shown, costs, strict=True)), written)
     return Frontier(
@@ -185,6 +188,8 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
+        settle=Memories(rounds.sources.graph, rounds.machine, rounds.optimizer).settled,
+        least=lambda place: kept[place].least,
     )
 
 

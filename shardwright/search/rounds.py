@@ -64,6 +64,11 @@ class Candidate:
     def cost(self) -> tuple[Seconds, Bytes]:
         return Seconds(self.point.time), self.peak
 
+    @property
+    def least(self) -> int:
+        """Bytes that it cannot do without: state and batch, or all it needs in a pipeline."""
+        return self.peak if self.staged else self.writer.lasting_bytes(self.point.choice)
+
     def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
         """The plan; nothing within its memory is faster than `bound` seconds."""
         found = self.writer.plan(self.point, self.peak, bound, self.name, (*self.notes, *notes))

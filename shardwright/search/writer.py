@@ -176,6 +176,11 @@ class PlanWriter:
             for point, extra in zip(points, transient.tolist(), strict=True)
         ]
 
+    def lasting_bytes(self, choice: tuple[int, ...]) -> Bytes:
+        """Weights, gradients, state of the optimizer and the batch, which are there together."""
+        stored = self._parameters(choice)
+        return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
+
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside what adds up."""

@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.ir.explain import WIDTH, explain
 from shardwright.ir.layout import Mesh
+from shardwright.ir.memory import Memory
 from tests import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain.txt"
@@ -61,6 +62,16 @@ def test_the_lower_bound_is_a_distance_from_the_optimum(bound_ms, text):
 def test_memory_parts_add_up():
     plan = plans.simple(mib=100)
     assert "= state 1.00 MiB + saved for backward 1.00 MiB + temporary 98.00 MiB" in explain(plan)
+
+
+def test_settled_memory_says_what_it_is_made_of_and_where():
+    mib = 2**20
+    memory = Memory(mib, 0, 2 * mib, 0, 40 * mib, 7 * mib, 0, rank=3, at="layers.1: gelu, backward")
+    text = explain(replace(plans.simple(mib=50), memory=memory))
+    assert memory.peak == 50 * mib
+    assert "= parameters 1.00 MiB + optimizer state 2.00 MiB + saved for backward 40.00 MiB" in text
+    assert "on rank 3, at layers.1: gelu, backward" in text
+    assert "gradients 0" not in text
 
 
 @pytest.mark.parametrize("step_ms, text", [(95, "- overlapped 5.00"), (104, "+ waiting 4.00")])

@@ -8,9 +8,11 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.search.planner import search
+from tests.plans import fastest_by_sums
 from tests.unit.search.layers import residual_layers
 
 MACHINE = Machine.preset("8xH100")
@@ -93,7 +95,25 @@ def test_a_frontier_knows_its_costs_before_it_writes_plans(frontier):
     costs = frontier.costs
     assert [(plan.step_seconds, plan.peak_bytes) for plan in frontier] == list(costs)
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in pairwise(costs))
-    assert frontier[1] is frontier.plans[1] and frontier.plans[-1] is frontier.smallest()
+    assert frontier[1] is frontier.plans[1]
+
+
+def test_the_memory_of_a_chosen_plan_is_settled_and_decides(frontier):
+    for plan in (frontier.plans[0], frontier.plans[-1], *frontier.baselines):
+        settled = frontier.settled(plan)
+        assert settled.memory.peak == settled.peak_bytes < plan.peak_bytes
+        assert settled.memory.parameters > 0 and settled.memory.at
+    least = frontier.smallest()
+    assert least.peak_bytes <= frontier.settled(frontier.plans[-1]).peak_bytes
+    assert frontier.fastest(least.peak_bytes).peak_bytes == least.peak_bytes
+    with pytest.raises(InfeasibleError):
+        frontier.fastest(least.peak_bytes - 1)
+    middle = frontier.plans[len(frontier) // 2]
+    settled = frontier.settled(middle)
+    found = frontier.fastest(settled.peak_bytes)  # too little for what adds up
+    assert found.peak_bytes <= settled.peak_bytes
+    assert found.step_seconds <= middle.step_seconds
+    assert Plan.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("devices", [1, 3, 6, 7, 8])
@@ -117,7 +137,7 @@ def test_an_exact_search_is_never_slower_than_the_fast_one():
     graph, mesh = residual_layers(2), Mesh.parse("dp=8")
     exact, fast = (search(graph, MACHINE, meshes=[mesh], exact=e) for e in (True, False))
     for plan in fast:
-        best = exact.fastest(plan.peak_bytes)
+        best = fastest_by_sums(exact, plan.peak_bytes)
         assert best.step_seconds <= plan.step_seconds * (1 + 1e-3)
         assert plan.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
 

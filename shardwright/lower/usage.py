@@ -1,0 +1,236 @@
+"""The memory of a whole step on a rank: what lasts, the program's walk, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
+from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
+from shardwright.ir.masters import MASTER, masters
+from shardwright.ir.memory import Memory
+from shardwright.lower.decisions import Decisions
+from shardwright.lower.footprint import Footprints
+from shardwright.lower.heap import Heap, Use
+from shardwright.lower.lifetimes import Walk
+from shardwright.lower.lower import input_layouts, lower
+from shardwright.lower.micro import alike, flattened, lower_micro, micro_inputs
+from shardwright.lower.passes import prepared
+from shardwright.lower.program import Dropout, Program, Uniform, flat
+from shardwright.lower.values import View, contiguous_strides
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro import micro_batches
+
+_KEY = 4  # bytes of the number that a row, or a column, of random numbers has
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What memory needs to know of the optimizer and of the allocator.
+
+    `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
+    bytes that it takes beside to update tiles of so many bytes. The
+    allocator hands out multiples of `granularity`. With `on_cpu` sums that are scattered are
+    made on a copy, as Gloo does.
+    """
+
+    states: int
+    update: Callable[[Sequence[int]], int]
+    granularity: int = 1
+    on_cpu: bool = False
+
+
+def step_memory(
+    graph: Graph,
+    analysis: Analysis,
+    decisions: Decisions,
+    rank: int,
+    trainer: Trainer,
+    book: Footprints,
+) -> Memory:
+    """What `rank` holds when it holds most, in a step after the first."""
+    step = _Step(graph, analysis, decisions, rank, trainer, book)
+    return step.memory()
+
+
+class _Step:
+    """A step while it is walked through."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        decisions: Decisions,
+        rank: int,
+        trainer: Trainer,
+        book: Footprints,
+    ) -> None:
+        self.graph, self.analysis, self.decisions = graph, analysis, decisions
+        self.rank, self.trainer, self.book = rank, trainer, book
+        self.heap = Heap(trainer.granularity)
+        self.coordinate = decisions.mesh.coordinate(rank)
+        self.plain = decisions.mesh.size == 1
+        self.updated = {buffer for buffer, _ in graph.updates}
+        self.masters = masters(graph)
+        self.keys = 0  # bytes of the positions of random numbers
+
+    def memory(self) -> Memory:
+        whole = self.decisions.micro_batches == 1
+        tiles = self.one_program() if whole else self.micro_batched()
+        self.heap.where = "the optimizer's update"
+        self.heap.briefly(self.trainer.update(tiles))
+        assert self.heap.total >= 0, "more memory was released than taken"
+        heap, trained = self.heap, sum(tiles)
+        granularity = self.trainer.granularity
+        odd = sum(-size % granularity for size in tiles) * (1 + self.trainer.states)
+        parameters = sum(
+            self.stored(leaf.name).bytes for leaf in self.graph.leaves_of(LeafKind.PARAMETER)
+        )
+        by_use = heap.peak_by_use
+        return Memory(
+            parameters=Bytes(parameters),
+            gradients=Bytes(by_use[Use.GRADIENT]),
+            optimizer_state=Bytes(trained * self.trainer.states),
+            batch=Bytes(self.lasting()),
+            saved=Bytes(by_use[Use.SAVED]),
+            workspace=Bytes(by_use[Use.WORKSPACE]),
+            communication=Bytes(by_use[Use.COMMUNICATION]),
+            rounding=Bytes(heap.peak_rounded + odd),
+            rank=self.rank,
+            at=heap.peak_at,
+        )
+
+    def lasting(self) -> int:
+        """Inputs, whole, buffers and constants, and what random numbers depend on."""
+        kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
+        leaves = self.graph.leaves_of(*kinds)
+        return sum(self.graph.tensor[leaf.name].bytes for leaf in leaves) + self.keys
+
+    def stored(self, name: str) -> View:
+        """A parameter as this rank stores it: its tile, seen as its atoms."""
+        tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
+        tensor = self.graph.tensor[name]
+        shape, dtype = flat(tile), MASTER if name in self.masters else tensor.dtype
+        block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
+        return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
+
+    def leaves(self, layouts: Mapping[str, Layout], at: tuple[int, ...]) -> dict[str, View]:
+        """All leaves as the program at `at` is given them."""
+        found: dict[str, View] = {}
+        for leaf in self.graph.leaves:
+            tensor = self.graph.tensor[leaf.name]
+            if leaf.kind is LeafKind.PARAMETER:
+                found[leaf.name] = self.stored(leaf.name)
+                continue
+            shape, use, size = tensor.shape, Use.HELD, int(tensor.bytes)
+            if leaf.kind is LeafKind.INPUT:
+                atoms = local_atoms(self.analysis.atoms[leaf.name], layouts[leaf.name], at)
+                shape = shape_of(atoms)
+                size = prod(shape) * ITEM_BYTES[tensor.dtype]
+                use = Use.HELD if self.is_cut_first(leaf.name, shape) else Use.WORKSPACE
+            elif leaf.name in self.updated:
+                use = Use.WORKSPACE  # a copy, as the original is written to
+            strides = contiguous_strides(shape)
+            found[leaf.name] = View(self.heap.new(size, use), shape, strides, tensor.dtype)
+        return found
+
+    def is_cut_first(self, name: str, tile: tuple[int, ...]) -> bool:
+        """Whether a tile of an input is one piece of its memory, so that it need not be copied."""
+        whole = self.graph.tensor[name].shape
+        cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
+        return not cut or prod(whole[: cut[-1]]) == 1
+
+    def one_program(self) -> list[int]:
+        """The batch at once; the bytes of the tiles to be updated."""
+        d = self.decisions
+        program = prepared(lower(self.graph, self.analysis, d, self.rank), self.graph)
+        layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
+        given = self.leaves(layouts, self.coordinate)
+        self.draws([program])
+        walk = self.walk(program, given)
+        walk.forward()
+        self.forget(given)
+        walk.backward()
+        return self.finish(walk, given)
+
+    def walk(self, program: Program, given: Mapping[str, View]) -> Walk:
+        return Walk(
+            self.graph, program, given, self.heap, self.book, self.trainer.on_cpu, self.plain
+        )
+
+    def micro_batched(self) -> list[int]:
+        """One micro-batch after the other, then what is left to reduce; as `one_program`."""
+        d, graph = self.decisions, self.graph
+        micro = micro_batches(graph, self.analysis, d.micro_batches)
+        lowered = lower_micro(graph, self.analysis, micro, d, self.rank)
+        apart = graph.habits.rng == "fast"
+        groups = [[i] for i in range(micro.count)] if apart else alike(lowered.programs)
+        programs = {group[0]: prepared(lowered.programs[group[0]], graph) for group in groups}
+        first = {number: group[0] for group in groups for number in group}
+        self.draws(list(lowered.programs))
+        layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
+        parts = {  # of the batch, cut out of it for all micro-batches at once
+            leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
+            for leaf in graph.leaves_of(LeafKind.INPUT)
+            if isinstance(layouts[leaf.name].placements[0], Shard)
+            and not all(isinstance(p, Replicate) for p in layouts[leaf.name].placements[1:])
+        }
+        kept: dict[str, View] = {}
+        given: dict[str, View] = {}
+        for number in range(micro.count):
+            given = self.leaves(layouts, (number, *self.coordinate))
+            walk = Walk(
+                graph,
+                programs[first[number]],
+                given,
+                self.heap,
+                self.book,
+                self.trainer.on_cpu,
+                plain=True,
+            )
+            walk.kept = kept
+            walk.forward()
+            walk.backward()
+            walk.end()
+            self.forget(given)
+            if number == 0:
+                self.separate(kept)
+        for one in lowered.reductions:
+            if one.value in kept:
+                old = kept[one.value]
+                self.heap.where = f"gradient of {one.value}"
+                new = walk.moved(old, one.forward, one.atoms_before, one.after)
+                self.heap.becomes(new.block, Use.GRADIENT)
+                kept[one.value] = new
+                self.heap.drop(old.block)
+        for block in parts.values():
+            self.heap.drop(block)
+        return [given[name].bytes for name in kept]
+
+    def separate(self, kept: dict[str, View]) -> None:
+        """Give gradients that share memory their own, as more is added to them in place."""
+        seen: set[int] = set()
+        for name, view in kept.items():
+            if id(view.block) in seen:
+                self.heap.drop(view.block)
+                own = self.heap.new(view.bytes, Use.GRADIENT)
+                kept[name] = View(own, view.shape, view.strides, view.dtype)
+            seen.add(id(kept[name].block))
+
+    def forget(self, given: Mapping[str, View]) -> None:
+        """What was made for the call alone is given back when it ends."""
+        for view in given.values():
+            if view.block.use is not Use.HELD:
+                self.heap.drop(view.block)
+
+    def finish(self, walk: Walk, given: Mapping[str, View]) -> list[int]:
+        """Bytes of the tiles that have a gradient."""
+        return [given[name].bytes for name in walk.kept]
+
+    def draws(self, programs: Sequence[Program]) -> None:
+        """Count the positions that random numbers depend on, which the module holds."""
+        for one in (one for p in programs for one in flattened(p.instructions)):
+            if isinstance(one, Dropout | Uniform):
+                lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
+                self.keys += _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0

@@ -1,0 +1,61 @@
+"""The memory of finished plans, settled by the lifetimes of their tensors.
+
+Tables add up, and so they count what is never alive together. A plan that is
+looked at is lowered for its first and its last rank, which differ where tiles
+are uneven, and walked through (`lower/usage.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import final
+
+from shardwright.cost.memory import state_tensors
+from shardwright.cost.update_memory import update_bytes
+from shardwright.ir.graph import Graph
+from shardwright.ir.machine import Machine
+from shardwright.ir.plan import Plan
+from shardwright.lower.footprint import Footprints
+from shardwright.lower.reading import read_plan
+from shardwright.lower.usage import Trainer, step_memory
+from shardwright.rules.analysis import Analysis, analyze
+
+_BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
+
+
+@final
+class Memories:
+    """Settles the memory of plans of `graph` on `machine`."""
+
+    def __init__(self, graph: Graph, machine: Machine, optimizer: str) -> None:
+        self.graph = graph
+        self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
+        gpu = machine.backend != "gloo"
+        self._book = Footprints(on_cpu=not gpu)
+        self._trainer = Trainer(
+            states=state_tensors(optimizer),
+            update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
+            granularity=_BLOCK if gpu else 1,
+            on_cpu=not gpu,
+        )
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return analyze(self.graph)
+
+    def settled(self, plan: Plan) -> Plan:
+        """`plan` with its memory; one with stages keeps what was added up."""
+        if plan.pipeline is not None or plan.memory is not None:
+            return plan
+        if id(plan) in self._known:
+            return self._known[id(plan)][1]
+        decisions = read_plan(plan, self.graph, self._analysis)
+        found = [
+            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
+            for rank in sorted({0, plan.mesh.size - 1})
+        ]
+        most = max(found, key=lambda memory: memory.peak)
+        found_plan = replace(plan, memory=most, peak_bytes=most.peak)
+        self._known[id(plan)] = plan, found_plan
+        return found_plan

@@ -1,0 +1,25 @@
+"""Predicted and counted memory of a step, for tests that compare them."""
+
+import torch
+
+from shardwright.cost.update_memory import update_bytes
+from shardwright.lower.footprint import Footprints
+from shardwright.lower.usage import Trainer, step_memory
+from shardwright.runtime.meter import metered, tensors_of
+
+CPU = torch.device("cpu")
+
+
+def predicted(graph, analysis, decisions, rank=0, optimizer="adamw", states=2):
+    trainer = Trainer(states, lambda tiles: update_bytes(optimizer, tiles), on_cpu=True)
+    return step_memory(graph, analysis, decisions, rank, trainer, Footprints(on_cpu=True))
+
+
+def counted(module, batch, optimizer=torch.optim.AdamW):
+    """Bytes at the peak of the second step, as `run` counts them."""
+    optimizer = optimizer(module.parameters(), foreach=False)
+    module.train_step(optimizer, batch)
+    optimizer.zero_grad(set_to_none=True)
+    given = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+    held = [*module.parameters(), *module.buffers(), *tensors_of(optimizer), *given]
+    return metered(lambda: module.train_step(optimizer, batch), held, CPU)[1]

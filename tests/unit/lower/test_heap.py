@@ -1,0 +1,59 @@
+"""Blocks of memory, their owners, and the moment when most is held."""
+
+from shardwright.ir.graph import Op, Ref
+from shardwright.lower.footprint import Footprints, Seen
+from shardwright.lower.heap import Heap, Use
+
+
+def test_the_peak_is_remembered_with_what_it_was_made_of():
+    heap = Heap()
+    saved = heap.new(100)
+    heap.save(saved)
+    heap.drop(saved)  # autograd alone has it now
+    heap.where = "here"
+    buffer = heap.new(30, Use.COMMUNICATION)
+    heap.drop(buffer)
+    heap.where = "later"
+    heap.unsave(saved)
+    heap.briefly(120)
+    assert (heap.peak, heap.peak_at, heap.total) == (130, "here", 0)
+    assert heap.peak_by_use[Use.SAVED] == 100
+    assert heap.peak_by_use[Use.COMMUNICATION] == 30
+
+
+def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
+    heap = Heap(granularity=512)
+    heap.drop(heap.new(1000, Use.HELD))
+    assert heap.peak == 0
+    block = heap.new(700)
+    heap.becomes(block, Use.GRADIENT)
+    heap.briefly(1)
+    assert heap.peak_by_use[Use.GRADIENT] == 700
+    assert heap.peak_rounded == 324 + 511
+
+
+def seen(*shape, strides=None, grad=True):
+    return Seen(shape, strides or (shape[1], 1), "float32", grad)
+
+
+def test_footprints_are_what_torch_does():
+    book = Footprints()
+    add = Op("y", "aten.add.Tensor", (Ref("a"), Ref("b")), (), ("y",))
+    two = (seen(4, 8), seen(4, 8))
+    assert book.forward(add, "ab", two).saved == ()
+    back = book.backward(add, "ab", two, ((8, 1),))
+    assert back.events == ((3, 128),)  # its own gradient,
+    assert [number for number, _ in back.gradients] == [3, 3]  # which both are given
+    view = Op("y", "aten.reshape.default", (Ref("a"), (32,)), (), ("y",))
+    straight, turned = seen(4, 8), seen(4, 8, strides=(1, 4))
+    assert book.forward(view, "a", (straight,)).made == ()
+    assert book.forward(view, "a", (turned,)).made == (128,)  # has to be copied
+    gelu = Op("y", "aten.gelu.default", (Ref("a"),), (), ("y",))
+    assert book.forward(gelu, "a", (straight,)).saved == (0,)
+    # The result's gradient and what is saved live until the operand's gradient is there.
+    assert book.backward(gelu, "a", (straight,), ((8, 1),)).events == (
+        (2, 128),
+        (3, 128),
+        (2, -1),
+        (0, -1),
+    )
