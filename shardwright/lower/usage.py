@@ -16,13 +16,17 @@ from shardwright.lower.heap import Heap, Use
 from shardwright.lower.lifetimes import Walk
 from shardwright.lower.lower import input_layouts, lower
 from shardwright.lower.micro import alike, flattened, lower_micro, micro_inputs
-from shardwright.lower.passes import prepared
-from shardwright.lower.program import Dropout, Program, Uniform, flat
+from shardwright.lower.passes import RANK_PASSES, prepared
+from shardwright.lower.program import Dropout, Gather, Prefetch, Program, Uniform, flat
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import micro_batches
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
+
+
+class UnsettledError(Exception):
+    """A program whose memory the walk does not know; what adds up stays."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ def step_memory(
     trainer: Trainer,
     book: Footprints,
 ) -> Memory:
-    """What `rank` holds when it holds most, in a step after the first."""
+    """What `rank` holds when it holds most, in a step after the first.
+
+    Raises `UnsettledError` for programs that are not understood.
+    """
     step = _Step(graph, analysis, decisions, rank, trainer, book)
     return step.memory()
 
@@ -144,7 +151,10 @@ class _Step:
     def one_program(self) -> list[int]:
         """The batch at once; the bytes of the tiles to be updated."""
         d = self.decisions
-        program = prepared(lower(self.graph, self.analysis, d, self.rank), self.graph)
+        lowered = lower(self.graph, self.analysis, d, self.rank)
+        program = prepared(lowered, self.graph, RANK_PASSES)
+        if any(isinstance(one, Prefetch | Gather) for one in program.instructions):
+            raise UnsettledError("copies that are gathered ahead, in buckets, are not followed yet")
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
         given = self.leaves(layouts, self.coordinate)
         self.draws([program])
