@@ -164,6 +164,14 @@ class Frontier:
                 best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
         return best
 
+    def bound(self, peak: int) -> Seconds:
+        """Seconds that no plan that adds up to at most `peak` bytes beats, as these plans know it.
+
+        That is the bound of the smallest that needs as much, or of the fastest where none does.
+        """
+        roomy = [i for i, (_, needed) in enumerate(self.costs) if needed >= peak]
+        return self[roomy[-1] if roomy else 0].lower_bound_seconds
+
     def settled(self, plan: Plan) -> Plan:
         """`plan`, one of these or of the baselines, with the memory that it needs."""
         return self.settle(plan) if self.settle is not None else plan

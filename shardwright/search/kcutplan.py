@@ -48,17 +48,11 @@ def kcut_frontier(
     point = PriceList.of(space.folded).point((0,) * len(space.problem.nodes))
     (peak,) = writer.peaks([point])
     other = joint()
-    plan = writer.plan(point, peak, _bound(other, peak), NAME, _notes(cuts, graph))
+    plan = writer.plan(point, peak, other.bound(peak), NAME, _notes(cuts, graph))
     plan = Memories(graph, machine, optimizer).settled(plan)
     if progress:
         progress("done", 1.0)
     return replace(other, plans=(plan,), least=None, search_seconds=time.perf_counter() - start)
-
-
-def _bound(joint: Frontier, peak: int) -> float:
-    """Seconds that no plan of the joint search needing at most `peak` bytes can beat."""
-    roomy = [i for i, (_, needed) in enumerate(joint.costs) if needed >= peak]
-    return joint[roomy[-1] if roomy else 0].lower_bound_seconds
 
 
 def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:

@@ -1,0 +1,78 @@
+"""`shardwright recost`: a plan that was edited by hand, checked and costed again."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from shardwright.cli import options, planning
+from shardwright.cli.console import print_json, working
+from shardwright.ir.memory import as_json as memory_content
+from shardwright.ir.plan import Plan
+from shardwright.report.diff import difference
+from shardwright.report.diff_text import diff_text
+from shardwright.report.summary import summary
+
+
+@click.command("recost")
+@options.target
+@click.argument("plan", type=click.Path(dir_okay=False))
+@options.machine
+@options.optimizer
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
+@options.as_json
+def command(
+    target: str,
+    batch: int | None,
+    seq: int | None,
+    settings: tuple[str, ...],
+    plan: str,
+    machine: str,
+    optimizer: str | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Check PLAN, edited by hand, and cost it again, also on another machine.
+
+    What the file decides is read: mesh, tilings, layouts of parameters and
+    whether they are regathered, recomputed pieces, micro-batches. All else in
+    it (layouts of values, seconds, bytes, collectives) is made anew.
+    """
+    known = planning.machine_of(machine)
+    captured, before = planning.planned(target, batch, seq, settings, plan)
+    frontier = planning.search(captured, known, planning.Wishes())
+    with working(f"costing {plan}"):
+        from shardwright.search.recost import recosted
+
+        chosen = optimizer or captured.optimizer
+        after = frontier.with_rivals(recosted(before, captured.graph, known, chosen, frontier))
+    if output:
+        after.save(output)
+    if as_json:
+        print_json(content(after, output))
+        return
+    click.echo(f"costed: {summary(after)}")
+    click.echo(_beside(after, frontier[0]))
+    click.echo(diff_text(difference(before, after), (plan, output or "costed again")))
+    if output:
+        click.echo(f"wrote {output}")
+
+
+def content(plan: Plan, output: str | None) -> dict[str, object]:
+    """What `recost --json` prints."""
+    return {
+        "step_seconds": plan.step_seconds,
+        "peak_bytes": plan.peak_bytes,
+        "memory": memory_content(plan.memory),
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "file": output,
+        "plan": json.loads(plan.to_json()),
+    }
+
+
+def _beside(plan: Plan, fastest: Plan) -> str:
+    ratio = plan.step_seconds / fastest.step_seconds
+    return f"the fastest plan that is found takes {fastest.step_seconds * 1e3:.2f} ms: {ratio:.2f}x"
