@@ -22,6 +22,7 @@ from shardwright.lower.program import Gather, Prefetch, Redistribute
 from shardwright.runtime.loading import Works
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.regather import Keep
+from shardwright.runtime.waiting import wait_for
 
 # Their names from torch 2.13 on, then those before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -106,7 +107,7 @@ class _Flight:
         assert self._sent is not None
         numbers, work, buffer = self._sent
         self._sent = None
-        work.wait()
+        wait_for(work, f"copies of {self.how.names}")
         return dict(zip(numbers, self.how.opened(buffer, numbers), strict=True))
 
     def again(self, number: int) -> torch.Tensor:
@@ -141,6 +142,7 @@ class Departure(nn.Module):
         mesh = axes[instruction.axis]
         self.group, self.ranks = mesh.get_group(), mesh.size()
         self.parts = [_part(one, self.ranks) for one in instruction.parts]
+        self.names = ", ".join(f"%{one.value}" for one in instruction.parts)
         self.text = str(instruction)
 
     def forward(self, *given: Any) -> _Flight | None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.waiting import wait_for
 
 Works = list[dist.Work]
 
@@ -89,7 +90,7 @@ class _Load(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         while ctx.works:
-            ctx.works.pop().wait()
+            wait_for(ctx.works.pop(), "sums of gradients")
         found: list[torch.Tensor | None] = []
         for grad, copied, stored in zip(grads, ctx.copied, ctx.stored, strict=True):
             if grad is None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.ir.plan import Plan
+from shardwright.runtime.waiting import wait_for
 from shardwright.train.job import Batch, JobError
 
 _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it
@@ -60,7 +61,7 @@ class Agreement:
             return True
         work, told, seen = self._told
         self._told = None
-        work.wait()
+        wait_for(work, "what the other ranks were asked")
         asked, largest, smallest = told.tolist()
         if largest != -smallest:
             self._blame("one of the last steps", seen)

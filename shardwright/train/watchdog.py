@@ -23,6 +23,7 @@ from typing import Any, Protocol, final
 import torch
 
 from shardwright.runtime.redistribute import Redistribution
+from shardwright.runtime.waiting import wait_for
 
 STALLED = 75  # exit status: "try again" in sysexits.h
 _ANSWERS = 20.0  # seconds at most to wait for the others' answers
@@ -142,6 +143,8 @@ def place_of(frame: FrameType | None) -> dict[str, Any]:
     """Whether a thread waits for other ranks, and where it is, in words."""
     frames = list(_outwards(frame))
     call = next((f for f in frames if _collective(f)), None)
+    if call is not None and call.f_code is wait_for.__code__:
+        return {"waits": True, "text": f"waits for {call.f_locals['_what']}"}
     if call is not None:
         what = next(filter(None, map(_operator, frames)), "") or _caller(frames)
         return {"waits": True, "text": f"waits in {call.f_code.co_name}{what}"}
@@ -163,7 +166,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _collective(frame: FrameType) -> bool:
     code = frame.f_code
-    return code.co_name in _WAITS and code.co_filename.startswith(f"{_TORCH}/distributed")
+    theirs = code.co_name in _WAITS and code.co_filename.startswith(f"{_TORCH}/distributed")
+    return theirs or code is wait_for.__code__
 
 
 def _operator(frame: FrameType) -> str:

@@ -35,7 +35,7 @@ def stalls(text, folder):
     module.forward_backward(batch)
     told = []
     for number, wait in enumerate((lambda: module.forward_backward(batch), dist.barrier)):
-        ended, said, seconds = threading.Event(), [], 1.0
+        ended, said, seconds = threading.Event(), [], 3.0
         store = dist.FileStore(f"{folder}/{number}", 2)
 
         def end(status, ended=ended):
@@ -66,9 +66,9 @@ def test_the_rank_that_holds_others_up_is_named(tmp_path):
     first, second = run_ranks(2, stalls, text, str(tmp_path))
     assert second == [[], []]  # one voice
     ((step,), (barrier,)) = first
-    assert "no step was done for 1 s, in step 7; held up by rank 1, which is in slow_data" in step
+    assert "no step was done for 3 s, in step 7; held up by rank 1, which is in slow_data" in step
     assert "test_watchdog.py:" in step
-    assert "; rank 0 waits in wait_tensor of %" in step and "dp:S(0) -> dp:R" in step, step
+    assert "; rank 0 waits for copies of %up.weight/local, %" in step, step
     assert "; rank 0 waits in barrier" in barrier
 
 

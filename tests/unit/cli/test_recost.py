@@ -7,7 +7,9 @@ TARGET = f"{Path(__file__).parents[3] / 'examples' / 'mlp.py'}:job"
 MACHINE = ("--machine", "4xcpu")
 
 
-def test_an_edited_file_is_checked_costed_and_written(as_json, shardwright_command, mistake, tmp_path):
+def test_an_edited_file_is_checked_costed_and_written(
+    as_json, shardwright_command, mistake, tmp_path
+):
     file, costed = tmp_path / "plan.json", tmp_path / "costed.json"
     plan = as_json("plan", TARGET, *MACHINE, "-o", file)
     same = as_json("recost", TARGET, file, *MACHINE)

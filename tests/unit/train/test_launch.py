@@ -134,6 +134,8 @@ def test_a_signal_reaches_the_process_and_ends_both(number, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=Path(__file__).parents[3],
+        # Those of a job in the background ignore interrupts, and their children with them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == b"up\n"
     start = time.monotonic()
