@@ -1,4 +1,7 @@
-"""What is done to a program before it runs: the same numbers, at less cost."""
+"""What is done to a program before it runs: the same numbers, at less cost.
+
+Who runs a program and who foretells its memory take it from here, so that it is the same one.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,40 @@ from collections.abc import Callable, Sequence
 
 from shardwright.ir.graph import Graph, VerifyError
 from shardwright.lower.buckets import bucketed
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.gathers import gathered
 from shardwright.lower.inplace import in_place
-from shardwright.lower.lower import verify
+from shardwright.lower.lower import lower, verify
 from shardwright.lower.masters import with_casts
 from shardwright.lower.program import Program
+from shardwright.rules.analysis import Analysis
+
+Pass = Callable[[Program, Graph], Program]
 
 # A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
-STAGE_PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, with_casts)
-PASSES: tuple[Callable[[Program, Graph], Program], ...] = (in_place, bucketed, with_casts)
-# Of a program that takes its batch as a whole: one of micro-batches runs more than once a step.
-RANK_PASSES = (*PASSES, gathered)
+STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
+PASSES: tuple[Pass, ...] = (in_place, bucketed, with_casts)
 
 
-def prepared(
-    program: Program,
-    graph: Graph,
-    passes: Sequence[Callable[[Program, Graph], Program]] = PASSES,
-) -> Program:
+def rank_program(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Program:
+    """What `rank` runs that takes its batch as a whole."""
+    return _after((*PASSES, gathered), lower(graph, analysis, decisions, rank), graph)
+
+
+def micro_program(program: Program, graph: Graph) -> Program:
+    """What runs of the program of a micro-batch.
+
+    It runs more than once a step, so copies are not gathered ahead.
+    """
+    return _after(PASSES, program, graph)
+
+
+def stage_program(program: Program, graph: Graph) -> Program:
+    """What runs of the program of a pipeline stage."""
+    return _after(STAGE_PASSES, program, graph)
+
+
+def _after(passes: Sequence[Pass], program: Program, graph: Graph) -> Program:
     """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
     for rewrite in passes:
         program = rewrite(program, graph)

@@ -14,9 +14,9 @@ from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use
 from shardwright.lower.lifetimes import Walk
-from shardwright.lower.lower import input_layouts, lower
+from shardwright.lower.lower import input_layouts
 from shardwright.lower.micro import alike, flattened, lower_micro, micro_inputs
-from shardwright.lower.passes import RANK_PASSES, prepared
+from shardwright.lower.passes import micro_program, rank_program
 from shardwright.lower.program import Dropout, Gather, Prefetch, Program, Uniform, flat
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
@@ -151,8 +151,7 @@ class _Step:
     def one_program(self) -> list[int]:
         """The batch at once; the bytes of the tiles to be updated."""
         d = self.decisions
-        lowered = lower(self.graph, self.analysis, d, self.rank)
-        program = prepared(lowered, self.graph, RANK_PASSES)
+        program = rank_program(self.graph, self.analysis, d, self.rank)
         if any(isinstance(one, Prefetch | Gather) for one in program.instructions):
             raise UnsettledError("copies that are gathered ahead, in buckets, are not followed yet")
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
@@ -176,7 +175,7 @@ class _Step:
         lowered = lower_micro(graph, self.analysis, micro, d, self.rank)
         apart = graph.habits.rng == "fast"
         groups = [[i] for i in range(micro.count)] if apart else alike(lowered.programs)
-        programs = {group[0]: prepared(lowered.programs[group[0]], graph) for group in groups}
+        programs = {group[0]: micro_program(lowered.programs[group[0]], graph) for group in groups}
         first = {number: group[0] for group in groups for number in group}
         self.draws(list(lowered.programs))
         layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)

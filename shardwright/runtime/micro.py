@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from shardwright.ir.graph import Graph
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.micro import MicroPrograms, alike, flattened
-from shardwright.lower.passes import prepared
+from shardwright.lower.passes import micro_program
 from shardwright.lower.program import Program, writes
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.loading import local
@@ -58,7 +58,7 @@ class MicroBatched(nn.Module):
                 self.turns[number] = len(self.programs), turn
             members = [lowered.programs[i] for i in group]
             makes = _chosen_by(self.number, members, make, device)
-            self.programs.append(to_module(prepared(members[0], graph), device, makes))
+            self.programs.append(to_module(micro_program(members[0], graph), device, makes))
 
     # Compiled are the programs: what a backward in a forward does no compiler can follow.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]

@@ -19,9 +19,9 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
-from shardwright.lower.lower import input_layouts, lower
+from shardwright.lower.lower import input_layouts
 from shardwright.lower.micro import lower_micro, micro_inputs
-from shardwright.lower.passes import RANK_PASSES, prepared
+from shardwright.lower.passes import rank_program
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import micro_batches as micro_batched
@@ -175,7 +175,7 @@ class ParallelModule(SteppingModule):
         if decisions.micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
-            program = prepared(lower(graph, analysis, decisions, rank), graph, RANK_PASSES)
+            program = rank_program(graph, analysis, decisions, rank)
             self._sw_program: nn.Module = to_module(program, device, make)
         else:
             micro = micro_batched(graph, analysis, decisions.micro_batches)

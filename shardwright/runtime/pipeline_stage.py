@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from shardwright.ir.graph import LeafKind
 from shardwright.lower.fx import Special, to_module
-from shardwright.lower.passes import STAGE_PASSES, prepared
+from shardwright.lower.passes import stage_program
 from shardwright.lower.pipeline import Crossing, StagedGraph
 from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.holding import Holding
@@ -59,9 +59,7 @@ class StagePart(nn.Module):
             form = program.instructions, program.outputs, program.updates
             if form not in known:
                 known[form] = len(self.programs)
-                self.programs.append(
-                    to_module(prepared(program, self.graph, STAGE_PASSES), device, make)
-                )
+                self.programs.append(to_module(stage_program(program, self.graph), device, make))
             self.turns.append(known[form])
         self.reductions = {one.value: make(one) for one in lowered.reductions}
         self.inputs = stage_inputs(staged, index, rank)

@@ -23,7 +23,7 @@ from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
-from shardwright.lower.passes import STAGE_PASSES, prepared
+from shardwright.lower.passes import stage_program
 from shardwright.lower.pipeline import StagedGraph
 from shardwright.lower.stages import Stage, StageError
 from shardwright.rules.analysis import Analysis, analyze
@@ -137,7 +137,7 @@ class StageModule(LastingModule):
         )
         lowered = staged.programs(index, place)
         (program,) = lowered.programs
-        self._sw_program = to_module(prepared(program, graph, STAGE_PASSES), device, make)
+        self._sw_program = to_module(stage_program(program, graph), device, make)
         self._sw_reductions = {one.value: make(one) for one in lowered.reductions}
         self._sw_inputs = stage_inputs(staged, index, place)
         parameters = graph.leaves_of(LeafKind.PARAMETER)
