@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.ir.graph import ITEM_BYTES, Op
-from shardwright.lower.footprint import Forward, Seen
+from shardwright.lower.watch import Forward, Seen
 
 # Channels of a block of oneDNN's convolutions, and how few it takes as they come.
 _BLOCK, _FEW = 8, 4

@@ -15,9 +15,10 @@ from math import prod
 from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
-from shardwright.lower.footprint import Footprints, Seen
+from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Block, Heap, Use
 from shardwright.lower.kernels import inside
+from shardwright.lower.loads import fetch, load, reduce
 from shardwright.lower.moving import moved
 from shardwright.lower.program import (
     Attention,
@@ -47,6 +48,7 @@ from shardwright.lower.special import (
     stated,
 )
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.lower.watch import Seen
 
 
 @dataclass
@@ -134,11 +136,11 @@ class Walk:
         heap = self.heap
         match instruction:
             case Load():
-                self.load(instruction)
+                load(self, instruction)
             case Fetch():
-                self.fetch(instruction)
+                fetch(self, instruction)
             case Reduce():
-                self.reduce(instruction)
+                reduce(self, instruction)
             case Redistribute():
                 heap.where = f"redistribution of {instruction.value}, forward"
                 self.redistribute(instruction)
@@ -199,82 +201,9 @@ class Walk:
 
     # Instructions
 
-    def load(self, one: Load) -> None:
-        """A view of a parameter."""
-        leaf = self.views[one.leaf]
-        self.alias(one.leaf, one.result, one.shape, leaf)
-        if leaf.grad:
-            self.node("parameters", (one.result,), lambda: self.pass_on(one.result, one.leaf))
-
-    def alias(self, name: str, result: str, shape: Shape, source: View) -> None:
-        self.heap.own(source.block)
-        strides = contiguous_strides(shape)
-        self.views[result] = View(source.block, shape, strides, source.dtype, source.grad)
-
-    def pass_on(self, result: str, to: str) -> None:
-        gradient = self.taken(result)
-        if gradient is not None:
-            self.give(to, gradient)
-
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
             self.nodes.append(Node(label, results, run))
-
-    def fetch(self, one: Fetch) -> None:
-        """Views of parameters; their gradients come home together."""
-        for part in one.parts:
-            self.alias(part.leaf, part.result, part.shape, self.views[part.leaf])
-        trained = [
-            (part, copied)
-            for part, copied in zip(one.parts, one.copied, strict=True)
-            if self.views[part.leaf].grad
-        ]
-
-        def back() -> None:
-            home, given = [], []
-            for part, copied in trained:
-                gradient = self.taken(part.result)
-                if gradient is None:
-                    continue
-                shape = self.views[part.leaf].shape
-                same = View(gradient.block, shape, contiguous_strides(shape), gradient.dtype)
-                stays = gradient.contiguous and not copied
-                if stays or (self.plain and shape == gradient.shape and not copied):
-                    home.append((part.leaf, same))
-                    continue
-                new = View(self.heap.new(gradient.bytes), shape, same.strides, gradient.dtype)
-                home.append((part.leaf, new))
-                given.append(gradient.block)
-            for block in given:
-                self.heap.drop(block)
-            for leaf, gradient in home:
-                self.give(leaf, gradient)
-
-        self.node("parameters", tuple(part.result for part, _ in trained), back)
-
-    def reduce(self, one: Reduce) -> None:
-        """Parameters as they are; their gradients are summed in one buffer."""
-        for part in one.parts:
-            self.alias(part.value, part.result, part.after, self.views[part.value])
-
-        def back() -> None:
-            found = [(part, self.taken(part.result)) for part in one.parts]
-            came = [(part, gradient) for part, gradient in found if gradient is not None]
-            copies = [self.heap.new(g.bytes) for _, g in came if not g.contiguous]
-            by_dtype: dict[str, list[tuple[Redistribute, View]]] = {}
-            for part, gradient in came:
-                by_dtype.setdefault(gradient.dtype, []).append((part, gradient))
-            for dtype, parts in by_dtype.items():
-                buffer = self.heap.new(sum(g.bytes for _, g in parts), Use.COMMUNICATION)
-                for part, _ in parts:
-                    strides = contiguous_strides(part.before)
-                    self.heap.own(buffer)
-                    self.give(part.value, View(buffer, part.before, strides, dtype))
-                self.heap.drop(buffer)
-            for block in (*copies, *(g.block for _, g in came)):
-                self.heap.drop(block)
-
-        self.node("sums of gradients", tuple(part.result for part in one.parts), back)
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""

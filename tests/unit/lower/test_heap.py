@@ -1,8 +1,9 @@
 """Blocks of memory, their owners, and the moment when most is held."""
 
 from shardwright.ir.graph import Op, Ref
-from shardwright.lower.footprint import Footprints, Seen
+from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use
+from shardwright.lower.watch import Seen
 
 
 def test_the_peak_is_remembered_with_what_it_was_made_of():

@@ -1,0 +1,93 @@
+"""Memory of parameters on their way into the program, and of their gradients on the way back.
+
+It follows `runtime.loading`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.lower.heap import Use
+from shardwright.lower.program import Fetch, Load, Redistribute, Reduce, Shape
+from shardwright.lower.values import View, contiguous_strides
+
+if TYPE_CHECKING:
+    from shardwright.lower.lifetimes import Walk
+
+
+def load(walk: Walk, one: Load) -> None:
+    """A view of a parameter."""
+    leaf = walk.views[one.leaf]
+    _alias(walk, one.result, one.shape, leaf)
+    if leaf.grad:
+        walk.node("parameters", (one.result,), lambda: _passed_on(walk, one.result, one.leaf))
+
+
+def fetch(walk: Walk, one: Fetch) -> None:
+    """Views of parameters; their gradients come home together."""
+    for part in one.parts:
+        _alias(walk, part.result, part.shape, walk.views[part.leaf])
+    trained = [
+        (part, copied)
+        for part, copied in zip(one.parts, one.copied, strict=True)
+        if walk.views[part.leaf].grad
+    ]
+
+    def back() -> None:
+        home, given = [], []
+        for part, copied in trained:
+            gradient = walk.taken(part.result)
+            if gradient is None:
+                continue
+            shape = walk.views[part.leaf].shape
+            same = View(gradient.block, shape, contiguous_strides(shape), gradient.dtype)
+            stays = gradient.contiguous and not copied
+            if stays or (walk.plain and shape == gradient.shape and not copied):
+                home.append((part.leaf, same))
+                continue
+            new = View(walk.heap.new(gradient.bytes), shape, same.strides, gradient.dtype)
+            home.append((part.leaf, new))
+            given.append(gradient.block)
+        for block in given:
+            walk.heap.drop(block)
+        for leaf, gradient in home:
+            walk.give(leaf, gradient)
+
+    walk.node("parameters", tuple(part.result for part, _ in trained), back)
+
+
+def reduce(walk: Walk, one: Reduce) -> None:
+    """Parameters as they are; their gradients are summed in one buffer."""
+    for part in one.parts:
+        _alias(walk, part.result, part.after, walk.views[part.value])
+
+    def back() -> None:
+        found = [(part, walk.taken(part.result)) for part in one.parts]
+        came = [(part, gradient) for part, gradient in found if gradient is not None]
+        copies = [walk.heap.new(g.bytes) for _, g in came if not g.contiguous]
+        by_dtype: dict[str, list[tuple[Redistribute, View]]] = {}
+        for part, gradient in came:
+            by_dtype.setdefault(gradient.dtype, []).append((part, gradient))
+        for dtype, parts in by_dtype.items():
+            buffer = walk.heap.new(sum(g.bytes for _, g in parts), Use.COMMUNICATION)
+            for part, _ in parts:
+                strides = contiguous_strides(part.before)
+                walk.heap.own(buffer)
+                walk.give(part.value, View(buffer, part.before, strides, dtype))
+            walk.heap.drop(buffer)
+        for block in (*copies, *(g.block for _, g in came)):
+            walk.heap.drop(block)
+
+    walk.node("sums of gradients", tuple(part.result for part in one.parts), back)
+
+
+def _alias(walk: Walk, result: str, shape: Shape, source: View) -> None:
+    walk.heap.own(source.block)
+    strides = contiguous_strides(shape)
+    walk.views[result] = View(source.block, shape, strides, source.dtype, source.grad)
+
+
+def _passed_on(walk: Walk, result: str, to: str) -> None:
+    gradient = walk.taken(result)
+    if gradient is not None:
+        walk.give(to, gradient)
