@@ -15,6 +15,7 @@ from math import prod
 from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.lower.flights import Flight, gather, prefetch
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Block, Heap, Use
 from shardwright.lower.kernels import inside
@@ -25,10 +26,12 @@ from shardwright.lower.program import (
     Compute,
     Dropout,
     Fetch,
+    Gather,
     Instruction,
     Joint,
     Load,
     Move,
+    Prefetch,
     Program,
     Recompute,
     Redistribute,
@@ -88,8 +91,13 @@ class Walk:
         self.kept: dict[str, View] = {}  # gradients of parameters
         self.nodes: list[Node] = []
         self.serial = {op.name: op for op in graph.ops}
+        self.unread: dict[str, Node] = {}  # those that come just before a value's first reader
         self.saving = True
-        self.source: dict[str, tuple[Redistribute, View]] = {}  # copies that may be made again
+        # Copies that may be made again: one by one, or together with others.
+        self.source: dict[str, tuple[Redistribute, View]] = {}
+        self.flown: dict[str, tuple[Flight, int]] = {}
+        self.flights: dict[str, Flight] = {}
+        self.works: dict[str, Block] = {}  # what sums of gradients on their way keep
 
     def forward(self) -> None:
         """Run the program; what it returns stays."""
@@ -134,6 +142,7 @@ class Walk:
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
         heap = self.heap
+        self.nodes += [self.unread.pop(n) for n in reads(instruction) if n in self.unread]
         match instruction:
             case Load():
                 load(self, instruction)
@@ -141,6 +150,10 @@ class Walk:
                 fetch(self, instruction)
             case Reduce():
                 reduce(self, instruction)
+            case Prefetch():
+                prefetch(self, instruction)
+            case Gather():
+                gather(self, instruction)
             case Redistribute():
                 heap.where = f"redistribution of {instruction.value}, forward"
                 self.redistribute(instruction)
@@ -204,6 +217,11 @@ class Walk:
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
             self.nodes.append(Node(label, results, run))
+
+    def once_read(self, name: str, run: Callable[[], None]) -> None:
+        """What happens to the gradient of the value `name` when its first reader has given its."""
+        if self.saving:
+            self.unread[name] = Node("parameters", (name,), run)
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
@@ -270,20 +288,26 @@ class Walk:
                 self.views[name] = View(blocks[number], shape, strides, dtype, grad)
         saved: dict[int, Block] = {}
         again: list[tuple[Redistribute, View]] = []
+        flown: list[tuple[Flight, int]] = []
         if self.saving:
             dropped = {id(self.views[n].block): n for n in one.regathers if n in self.views}
             for number in seen.saved:
                 block = blocks[number]
-                if id(block) in dropped:
-                    again.append(self.source[dropped[id(block)]])
-                else:
+                copy = dropped.get(id(block))
+                if copy is None:
                     saved[number] = self.heap.save(block)
+                elif copy in self.flown:
+                    flown.append(self.flown[copy])
+                else:
+                    again.append(self.source[copy])
         for block in blocks[len(names) :]:
             self.heap.drop(block)
         if not any(self.views[n].grad for n in op.outputs if n in self.views):
             for block in saved.values():
                 self.heap.unsave(block)
             return
+        for flight, place in flown:
+            flight.users[place] += 1
         base = len(blocks)
 
         def back() -> None:
@@ -293,6 +317,7 @@ class Walk:
                     self.heap.unsave(block)
                 return
             made = [self.brought(how, source) for how, source in again]
+            made += [flight.again(place) for flight, place in flown]
             strides = tuple(None if g is None else g.strides for g in came)
             behind = self.book.backward(op, names, given, strides)
             known = [g.block for g in came if g is not None]

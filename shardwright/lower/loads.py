@@ -5,6 +5,7 @@ It follows `runtime.loading`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwright.lower.heap import Use
@@ -27,13 +28,18 @@ def fetch(walk: Walk, one: Fetch) -> None:
     """Views of parameters; their gradients come home together."""
     for part in one.parts:
         _alias(walk, part.result, part.shape, walk.views[part.leaf])
-    trained = [
-        (part, copied)
-        for part, copied in zip(one.parts, one.copied, strict=True)
-        if walk.views[part.leaf].grad
-    ]
+    trained = []
+    for part, copied in zip(one.parts, one.copied, strict=True):
+        leaf = walk.views[part.leaf]
+        if leaf.grad and walk.plain and (not copied or leaf.shape == part.shape):
+            # Without a DTensor each gradient comes home as soon as it is known.
+            walk.once_read(part.result, partial(_home, walk, part.result, part.leaf, copied))
+        elif leaf.grad:
+            trained.append((part, copied))
 
     def back() -> None:
+        if summed := walk.works.pop(one.works, None):
+            walk.heap.drop(summed)
         home, given = [], []
         for part, copied in trained:
             gradient = walk.taken(part.result)
@@ -41,8 +47,7 @@ def fetch(walk: Walk, one: Fetch) -> None:
                 continue
             shape = walk.views[part.leaf].shape
             same = View(gradient.block, shape, contiguous_strides(shape), gradient.dtype)
-            stays = gradient.contiguous and not copied
-            if stays or (walk.plain and shape == gradient.shape and not copied):
+            if gradient.contiguous and not copied:
                 home.append((part.leaf, same))
                 continue
             new = View(walk.heap.new(gradient.bytes), shape, same.strides, gradient.dtype)
@@ -85,6 +90,19 @@ def _alias(walk: Walk, result: str, shape: Shape, source: View) -> None:
     walk.heap.own(source.block)
     strides = contiguous_strides(shape)
     walk.views[result] = View(source.block, shape, strides, source.dtype, source.grad)
+
+
+def _home(walk: Walk, result: str, leaf: str, copied: bool) -> None:
+    gradient = walk.taken(result)
+    if gradient is None:
+        return
+    shape, block = walk.views[leaf].shape, gradient.block
+    shared = copied and block.owners > 1
+    if shared or not gradient.contiguous:
+        new = walk.heap.new(gradient.bytes)
+        walk.heap.drop(block)
+        block = new
+    walk.give(leaf, View(block, shape, contiguous_strides(shape), gradient.dtype))
 
 
 def _passed_on(walk: Walk, result: str, to: str) -> None:

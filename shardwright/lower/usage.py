@@ -17,16 +17,12 @@ from shardwright.lower.lifetimes import Walk
 from shardwright.lower.lower import input_layouts
 from shardwright.lower.micro import alike, flattened, lower_micro, micro_inputs
 from shardwright.lower.passes import micro_program, rank_program
-from shardwright.lower.program import Dropout, Gather, Prefetch, Program, Uniform, flat
+from shardwright.lower.program import Dropout, Program, Uniform, flat
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import micro_batches
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
-
-
-class UnsettledError(Exception):
-    """A program whose memory the walk does not know; what adds up stays."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,7 @@ def step_memory(
     trainer: Trainer,
     book: Footprints,
 ) -> Memory:
-    """What `rank` holds when it holds most, in a step after the first.
-
-    Raises `UnsettledError` for programs that are not understood.
-    """
+    """What `rank` holds when it holds most, in a step after the first."""
     step = _Step(graph, analysis, decisions, rank, trainer, book)
     return step.memory()
 
@@ -152,8 +145,6 @@ class _Step:
         """The batch at once; the bytes of the tiles to be updated."""
         d = self.decisions
         program = rank_program(self.graph, self.analysis, d, self.rank)
-        if any(isinstance(one, Prefetch | Gather) for one in program.instructions):
-            raise UnsettledError("copies that are gathered ahead, in buckets, are not followed yet")
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
         given = self.leaves(layouts, self.coordinate)
         self.draws([program])

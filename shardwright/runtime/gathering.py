@@ -108,6 +108,7 @@ class _Flight:
         numbers, work, buffer = self._sent
         self._sent = None
         wait_for(work, f"copies of {self.how.names}")
+        del work  # it holds what was sent
         return dict(zip(numbers, self.how.opened(buffer, numbers), strict=True))
 
     def again(self, number: int) -> torch.Tensor:
@@ -215,8 +216,11 @@ class Arrival(nn.Module):
         ]
         if not known:
             return found
-        rows = zip(*(part.rows(grad) for _, part, grad in known), strict=True)
-        given = torch.cat([piece for row in rows for pieces in row for piece in pieces])
+        while works:  # so that no more than one bucket of gradients is on its way
+            wait_for(works.pop(), "sums of gradients")
+        rows = [part.rows(grad) for _, part, grad in known]
+        given = torch.cat([piece for r in range(self.ranks) for row in rows for piece in row[r]])
+        del rows
         own = given.new_empty(given.numel() // self.ranks)
         wait = bool(self.summed)
         work = _reduce_scatter(own, given, group=self.group, async_op=not wait)

@@ -18,7 +18,7 @@ from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.reading import read_plan
-from shardwright.lower.usage import Trainer, UnsettledError, step_memory
+from shardwright.lower.usage import Trainer, step_memory
 from shardwright.rules.analysis import Analysis, analyze
 
 _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
@@ -45,19 +45,16 @@ class Memories:
         return analyze(self.graph)
 
     def settled(self, plan: Plan) -> Plan:
-        """`plan` with its memory; what adds up stays with stages or copies gathered ahead."""
+        """`plan` with its memory; what adds up stays with pipeline stages."""
         if plan.pipeline is not None or plan.memory is not None:
             return plan
         if id(plan) in self._known:
             return self._known[id(plan)][1]
         decisions = read_plan(plan, self.graph, self._analysis)
-        try:
-            found = [
-                step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
-                for rank in sorted({0, plan.mesh.size - 1})
-            ]
-        except UnsettledError:
-            return plan
+        found = [
+            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
+            for rank in sorted({0, plan.mesh.size - 1})
+        ]
         most = max(found, key=lambda memory: memory.peak)
         found_plan = replace(plan, memory=most, peak_bytes=most.peak)
         self._known[id(plan)] = plan, found_plan
