@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shardwright.capture.call import CaptureError
+from shardwright.capture.forward import called_as
 from shardwright.capture.trees import put_back, take_apart
 
 OPAQUE = "shardwright.opaque.default"  # args: operands, key of the call, class
@@ -183,15 +184,8 @@ class OpaqueModules:
                 module.get_buffer(name).copy_(value)
             return put_back(call.returned, results[:count])
 
-        before = module.__dict__.get("forward")
-        module.__dict__["forward"] = forward
-        try:
+        with called_as(module, forward):
             yield
-        finally:
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
 
     def _key(self, call: OpaqueCall, given: Sequence[Tensor]) -> str:
         """Names the call; equal for calls that differ in nothing but the values of tensors."""

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardwright.capture.call import CaptureError
 from shardwright.ir.habits import Habits
 
 _TAKEN = (torch.float32, torch.float16, torch.bfloat16)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @contextmanager
@@ -33,10 +33,10 @@ def computing_in(model: nn.Module, habits: Habits, *, values: bool = False) -> I
     places = [
         (module, name, parameter)
         for module in model.modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.is_floating_point()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter.is_floating_point()
     ]
-    kept = {id(p) for module, _, p in places if isinstance(module, _BatchNorm)}
+    kept = {id(p) for module, _, p in places if isinstance(module, _NORMS)}
     made: dict[int, nn.Parameter] = {}
     for module, name, parameter in places:
         if parameter.dtype not in _TAKEN:
@@ -50,12 +50,12 @@ def computing_in(model: nn.Module, habits: Habits, *, values: bool = False) -> I
                 narrow.copy_(parameter.detach())
             made[id(parameter)] = nn.Parameter(narrow, requires_grad=parameter.requires_grad)
     for module, name, parameter in places:
-        module._parameters[name] = made.get(id(parameter), parameter)
+        setattr(module, name, made.get(id(parameter), parameter))
     try:
         yield
     finally:
         for module, name, parameter in places:
-            module._parameters[name] = parameter
+            setattr(module, name, parameter)
 
 
 def narrowed(tensor: torch.Tensor, habits: Habits) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from shardwright.capture.blockcall import BlockCall, at_a_glance, exchanged, tensors_in
 from shardwright.capture.blocks import Blocks
+from shardwright.capture.forward import called_as
 from shardwright.capture.steps import Kind, Steps, enter, kind_of
 from shardwright.capture.watch import Watch
 
@@ -112,19 +113,13 @@ class Repeats:
     @contextmanager
     def _replaced(self, path: str) -> Iterator[None]:
         module, block = self._model.get_submodule(path), self._blocks.paths[path]
-        before, run = module.__dict__.get("forward"), module.forward
+        run = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # a name that stack traces of export keep
             return self._call(module, block, run, args, kwargs)
 
-        module.__dict__["forward"] = forward
-        try:
+        with called_as(module, forward):
             yield
-        finally:
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
 
     def _enters(self, module: nn.Module, args: Any) -> None:
         if self._running is not None:
