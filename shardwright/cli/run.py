@@ -141,16 +141,7 @@ def command(
     if max_restarts and folder is None:
         raise UsageError("--max-restarts starts from the latest checkpoint: give --checkpoint DIR")
     if plan is not None:
-        given = [*constraints]
-        given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
-        given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
-        given += [f"--stages {','.join(map(str, stages))}"] if stages else []
-        given += ["--async"] if allow_async else []
-        if given:
-            raise UsageError(
-                f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
-                " again"
-            )
+        _refuse_changes(plan, constraints, habits, micro_batches, stages, allow_async)
         captured, chosen = planning.planned(target, batch, seq, settings, plan, devices)
         captured.job.check_data()
         if not as_json:
@@ -205,6 +196,27 @@ def command(
         if report:
             click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
+
+
+def _refuse_changes(
+    plan: str,
+    constraints: tuple[str, ...],
+    habits: Mapping[str, str],
+    micro_batches: tuple[int, ...],
+    stages: tuple[int, ...],
+    allow_async: bool,
+) -> None:
+    """Raise `UsageError` for options that would change a plan that is made already."""
+    given = [*constraints]
+    given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
+    given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
+    given += [f"--stages {','.join(map(str, stages))}"] if stages else []
+    given += ["--async"] if allow_async else []
+    if given:
+        raise UsageError(
+            f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
+            " again"
+        )
 
 
 def flows(plan: Plan) -> bool:
