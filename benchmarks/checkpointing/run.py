@@ -62,7 +62,8 @@ def rank(number: int, folder: str, text: str, rounds: int, every: int, cpu_time:
     )
     plan = sw.Plan.from_json(text)
     run = start(sw.parallelize(model(), plan), JOB)  # type: ignore[arg-type]
-    step, checkpoints = Stepper(), Checkpoints(f"{folder}/runs", plan, keep=2)
+    step = Stepper.of(run.module, clip_norm=None)
+    checkpoints = Checkpoints(f"{folder}/runs", plan, keep=2)
     clock = time.process_time if cpu_time else time.perf_counter
 
     def seconds(how: str) -> float:
