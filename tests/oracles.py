@@ -135,32 +135,38 @@ def enumerate_cuts(graph, stages, work, slack):
     return {"limit": limit, "bytes": min(size for load, size in found if load <= limit)}
 
 
-def train_asynchronously(weights, how, batches, lr, gamma):
+def train_asynchronously(weights, how, batches, lr, gamma, discount_steps=0):
     """Losses of N stages `h ← tanh(h W)` under momentum, from a history of every stage's weights.
 
     Of mini-batch m, stage k runs the forward pass after m - (N - k - 1) updates of its own, at
-    least none, and the backward pass after m. `how` says which weights the passes see.
+    least none, and the backward pass after m. `how` says which weights the passes see. Before
+    update n of `discount_steps` it trains with lr / (N - k)^(1 - n / discount_steps).
     """
+
+    def rate(stage, made):
+        return lr / (stages - stage) ** (1 - made / discount_steps) if made < discount_steps else lr
+
     stages = len(weights)
     history = [[(w, w * 0)] for w in weights]  # per stage and number of updates: weights, momentum
     losses = []
     for m, (x, y) in enumerate(batches):
         outputs, seen = [x], []
         for k in range(stages):
-            w, v = history[k][max(0, m - (stages - k - 1))]
+            made = max(0, m - (stages - k - 1))
+            w, v = history[k][made]
             ahead = {"spectrain": k // 2 + stages - k - 1, "pipeoptim": stages - k - 1}.get(how, 0)
             if how == "pipeoptim-decay":
                 ahead = sum(gamma**i for i in range(1, stages - k))
-            seen.append(w - ahead * lr * v)
+            seen.append(w - ahead * rate(k, made) * v)
             outputs.append((outputs[-1] @ seen[-1]).tanh())
         error = outputs[-1] - y
         losses.append((error * error).mean())
         gradient = 2 * error / error.numel()
         for k in reversed(range(stages)):
             w, v = history[k][m]
-            due = {"stash": seen[k], "spectrain": w - (k // 2) * lr * v}.get(how, w)
+            due = {"stash": seen[k], "spectrain": w - (k // 2) * rate(k, m) * v}.get(how, w)
             gradient = gradient * (1 - outputs[k + 1] ** 2)
             ours, gradient = outputs[k].T @ gradient, gradient @ due.T
             v = gamma * v + ours
-            history[k].append((w - lr * v, v))
+            history[k].append((w - rate(k, m) * v, v))
     return losses, [h[-1][0] for h in history]

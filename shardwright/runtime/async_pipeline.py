@@ -113,17 +113,19 @@ class AsyncPipeline(StageModule):
         *,
         scheduler: Scheduler | None = None,
         clip_norm: float | None = None,
+        discount_steps: int = 0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Put one mini-batch into the pipeline; the loss of the one that this stage finished.
 
         That is `batch`'s own on the last stage, one of N - k - 1 calls ago on
         stage k, and NaN while the pipeline fills. `scheduler` steps after each
-        update of this stage; its gradients are clipped to `clip_norm`. `check` is
-        called with each loss on the last stage, before the backward pass: what it
-        raises ends all ranks.
+        update of this stage; its gradients are clipped to `clip_norm`; over the first
+        `discount_steps` updates its learning rates rise from one N - k th
+        (`runtime.discount`). `check` is called with each loss on the last stage,
+        before the backward pass: what it raises ends all ranks.
         """
-        update = Update(optimizer, scheduler, clip_norm, check)
+        update = Update(optimizer, scheduler, clip_norm, discount_steps, check)
 
         def work() -> torch.Tensor:
             self._sw_link.open()
@@ -138,9 +140,10 @@ class AsyncPipeline(StageModule):
         *,
         scheduler: Scheduler | None = None,
         clip_norm: float | None = None,
+        discount_steps: int = 0,
     ) -> list[torch.Tensor]:
         """Finish what is under way, on all ranks; the losses that `train_step` had not returned."""
-        update = Update(optimizer, scheduler, clip_norm)
+        update = Update(optimizer, scheduler, clip_norm, discount_steps)
 
         def work() -> list[torch.Tensor]:
             losses = self._sw_async.drain(update, self._sw_link)

@@ -76,7 +76,8 @@ class AsyncSimulation:
 
     `optimizer` makes one optimizer per stage from its parameters, `scheduler` a
     learning-rate schedule for it; `clip_norm` clips each stage's gradients on
-    their own. One stage is plain synchronous training.
+    their own; `discount_steps` as in `AsyncPipeline.train_step`. One stage is
+    plain synchronous training.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class AsyncSimulation:
         *,
         scheduler: MakeScheduler | None = None,
         clip_norm: float | None = None,
+        discount_steps: int = 0,
         seed: int = 0,
     ) -> None:
         self._shapes = {key: value.shape for key, value in model.state_dict().items()}
@@ -99,7 +101,7 @@ class AsyncSimulation:
         for module in modules:
             steps = optimizer(module.parameters())
             schedule = scheduler(steps) if scheduler is not None else None
-            self.updates.append(Update(steps, schedule, clip_norm))
+            self.updates.append(Update(steps, schedule, clip_norm, discount_steps))
         between = [None, *(_Boundary() for _ in range(count - 1)), None]
         self.links = [Mailbox(between[k], between[k + 1]) for k in range(count)]
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shardwright.runtime.async_schedule import Call, call_at, lag, remaining
+from shardwright.runtime.discount import discount, scaled
 from shardwright.runtime.prediction import check, predict
 from shardwright.runtime.stage import StageModule
 from shardwright.runtime.weights import Weights
@@ -48,17 +49,23 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Update:
-    """What follows each backward pass of a stage."""
+    """What follows each backward pass of a stage.
+
+    Learning rates of late stages are smaller for the first `discount_steps` updates.
+    """
 
     optimizer: torch.optim.Optimizer
     scheduler: Scheduler | None = None
     clip_norm: float | None = None
+    discount_steps: int = 0
     check: Callable[[torch.Tensor], None] | None = None  # of the last stage's losses, may raise
 
-    def __call__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __call__(self, parameters: Sequence[nn.Parameter], factor: float) -> None:
+        """Clip, update with learning rates times `factor`, go on with the schedule."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.optimizer.step()
+        with scaled(self.optimizer, factor):
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
 
@@ -124,9 +131,11 @@ class AsyncStage:
         self, call: Call, update: Update, link: Link, batch: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         """One call of the schedule."""
+        factor = self._factor(update.discount_steps)
         if call.forward is not None:
             received = link.receive_values() if self.index else ()
-            values = self.forward(update.optimizer, received, batch)
+            with scaled(update.optimizer, factor):  # which predictions depend on
+                values = self.forward(update.optimizer, received, batch)
             self.seen += 1
             if self.is_last:
                 (loss,) = values
@@ -140,10 +149,11 @@ class AsyncStage:
             gradients: Tensors = (torch.ones_like(loss),)
         else:
             gradients, loss = link.receive_gradients()
-        back = self.backward(update.optimizer, gradients)
+        with scaled(update.optimizer, factor):
+            back = self.backward(update.optimizer, gradients)
         if self.index:
             link.send_gradients(back, loss)  # before the update: the stage before waits for it
-        update(self.module.trained())
+        update(self.module.trained(), factor)
         return loss
 
     def forward(
@@ -208,6 +218,13 @@ class AsyncStage:
                 return self.module.run(weights, received, batch)
         finally:
             self.module.train(was)
+
+    def _factor(self, discount_steps: int) -> float:
+        """Of the learning rates from one update to the next."""
+        if not discount_steps:
+            return 1.0
+        made = self.module.minibatches - len(self.flying)  # those before a resume too
+        return discount(lag(self.index, self.stages), made, discount_steps)
 
     def _weights(self, optimizer: torch.optim.Optimizer, updates: int) -> list[torch.Tensor]:
         if self.weights.predictor is not None:

@@ -209,9 +209,14 @@ class StageModule(LastingModule):
         found = local_inputs(*arguments(batch), self._sw_inputs)
         return {key: value.to(self._sw_device) for key, value in found.items()}
 
+    @property
+    def minibatches(self) -> int:
+        """How many went forward here in training, before the last resume too."""
+        return int(self._sw_random[1])
+
     def get_extra_state(self) -> dict[str, int]:
         """The number of mini-batches seen, which random numbers depend on."""
-        return {"minibatches": int(self._sw_random[1])}
+        return {"minibatches": self.minibatches}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.set_random_state((int(self._sw_random[0]), state["minibatches"]))

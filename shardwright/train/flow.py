@@ -18,7 +18,7 @@ from torch import nn
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.shapes import Shapes
-from shardwright.train.job import Batch, JobError
+from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError, Stepped
 
@@ -78,13 +78,14 @@ class Flow:
 
     whole = False
 
-    def __init__(self, module: Flowing, clip_norm: float | None, accumulate: int) -> None:
-        if accumulate != 1:
+    def __init__(self, module: Flowing, job: Job) -> None:
+        if job.accumulate != 1:
             raise JobError(
-                f"Job.accumulate is {accumulate}, and stages of an asynchronous pipeline make an"
-                " update after every mini-batch; leave it out, or choose a plan without --async"
+                f"Job.accumulate is {job.accumulate}, and stages of an asynchronous pipeline make"
+                " an update after every mini-batch; leave it out, or choose a plan without --async"
             )
-        self.module, self.clip_norm = module, clip_norm
+        self.module = module
+        self.clip_norm, self.discount_steps = job.clip_norm, job.discount_steps
         self.lag = module.pipeline.lag  # steps by which this stage knows of a loss later
         self.under_way: deque[int] = deque()
 
@@ -102,7 +103,12 @@ class Flow:
                 )
 
         loss = self.module.pipeline.train_step(
-            run.optimizer, batch, scheduler=run.schedule, clip_norm=self.clip_norm, check=check
+            run.optimizer,
+            batch,
+            scheduler=run.schedule,
+            clip_norm=self.clip_norm,
+            discount_steps=self.discount_steps,
+            check=check,
         )
         run.step = number
         return [] if len(self.under_way) <= self.lag else [self._finished(loss)]
@@ -110,7 +116,10 @@ class Flow:
     def drain(self, run: Run) -> list[Stepped]:
         """Finish all that is under way."""
         losses = self.module.pipeline.drain(
-            run.optimizer, scheduler=run.schedule, clip_norm=self.clip_norm
+            run.optimizer,
+            scheduler=run.schedule,
+            clip_norm=self.clip_norm,
+            discount_steps=self.discount_steps,
         )
         return [self._finished(loss) for loss in losses]
 

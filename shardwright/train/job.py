@@ -43,6 +43,8 @@ class Job:
       processes;
     * `schedule`: builds the learning-rate schedule from the optimizer; it steps once a step;
     * `clip_norm`: the largest norm of all gradients together; larger ones are scaled down;
+    * `discount_steps`: updates over which late stages of an asynchronous pipeline begin with
+      smaller learning rates (docs/async.md); without effect on plans that train like one device;
     * `accumulate`: batches in one step; `tokens` says how much each counts for (by
       default all alike), so that the step's loss is a mean over all that counts;
     * `shapes`: examples of batches of other shapes, which are run as they are;
@@ -65,6 +67,7 @@ class Job:
     steps: int
     schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     clip_norm: float | None = None
+    discount_steps: int = 0
     accumulate: int = 1
     tokens: Callable[[Batch], float] | None = None
     shapes: Sequence[Batch] = ()
@@ -104,6 +107,8 @@ class Job:
                 )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(f"Job.clip_norm is {self.clip_norm}; it must be more than 0")
+        if self.discount_steps < 0:
+            raise JobError(f"Job.discount_steps is {self.discount_steps}; it must be at least 0")
         for name in ("accumulate", "evaluate_every"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise JobError(f"Job.{name} is {number}; it must be at least 1")

@@ -136,7 +136,7 @@ def _module(
     pipeline = parallelize(model, plan, seed=job.seed, device=device)
     assert isinstance(pipeline, AsyncPipeline), "the plan is asynchronous"
     module = Flowing(pipeline, plan, others)
-    return module, Flow(module, job.clip_norm, job.accumulate), 4 * plan.stages
+    return module, Flow(module, job), 4 * plan.stages
 
 
 def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:

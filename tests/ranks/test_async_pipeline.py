@@ -105,7 +105,7 @@ def compare(subject, optimizer, how, steps, **options):
 def all_modes(subjects):
     for optimizer, how in MODES:
         compare(subjects["gpt2"], optimizer, how, STEPS)
-    compare(subjects["cnn"], "momentum", "spectrain", 20, clip_norm=0.1)
+    compare(subjects["cnn"], "momentum", "spectrain", 20, clip_norm=0.1, discount_steps=15)
 
 
 def drains_and_resumes(subject):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.ranks.harness import run_ranks
 
 pytestmark = pytest.mark.ranks
 
-STEPS, EVERY, CLIP, CPU = 14, 5, 0.5, torch.device("cpu")
+STEPS, EVERY, CLIP, DISCOUNT, CPU = 14, 5, 0.5, 12, torch.device("cpu")
 
 
 class Net(nn.Module):
@@ -67,6 +68,7 @@ JOB = Job(
     steps=STEPS,
     schedule=schedule,
     clip_norm=CLIP,
+    discount_steps=DISCOUNT,  # ends in the second leg
     evaluation=lambda: itertools.islice(data(), 2),
     evaluate_every=7,
     seed=3,
@@ -84,7 +86,7 @@ def begin(plan):
     seed_all(JOB.seed)
     pipeline = sw.parallelize(JOB.model(), plan, seed=JOB.seed)
     module = Flowing(pipeline, plan, ())
-    return start(module, JOB), Flow(module, JOB.clip_norm, JOB.accumulate)
+    return start(module, JOB), Flow(module, JOB)
 
 
 def one_leg(plan, folder, steps):
@@ -112,7 +114,7 @@ def stops_at_what_is_no_number(plan):
     with pytest.raises((NonFiniteLossError, StageFailed), match=r"the loss of step 1 is nan"):
         train(run, JOB, STEPS, CPU, lambda record: None, steps_of=flow)
     with pytest.raises(JobError, match=r"Job\.accumulate is 2, and stages of an asynchronous"):
-        Flow(run.module, None, 2)
+        Flow(run.module, replace(JOB, accumulate=2))
 
 
 def two_ranks(plan, folder):
@@ -130,7 +132,14 @@ def simulated(plan):
         model, (), batches[0], stages=2, cuts=[number[name] for name in plan.cuts]
     )
     simulation = AsyncSimulation(
-        stages, model, "spectrain", optimizer, scheduler=schedule, clip_norm=CLIP, seed=JOB.seed
+        stages,
+        model,
+        "spectrain",
+        optimizer,
+        scheduler=schedule,
+        clip_norm=CLIP,
+        discount_steps=DISCOUNT,
+        seed=JOB.seed,
     )
     losses, evaluations = [], []
     for step, batch in enumerate(batches[:STEPS], start=1):

@@ -48,14 +48,15 @@ def subject(request):
 
 
 HOW = ["stale", "stash", "spectrain", "pipeoptim", "pipeoptim-decay"]
+WAYS = [*((how, 0) for how in HOW), ("stale", 9), ("spectrain", 9)]
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_losses_and_weights_are_those_of_the_definition(subject, how):
+@pytest.mark.parametrize("how, discount_steps", WAYS)
+def test_losses_and_weights_are_those_of_the_definition(subject, how, discount_steps):
     model, batches, stages = subject
     weights = [layer.weight.detach().T for layer in model.layers]
-    expected, finals = train_asynchronously(weights, how, batches, LR, GAMMA)
-    simulation = AsyncSimulation(stages, model, how, sgd)
+    expected, finals = train_asynchronously(weights, how, batches, LR, GAMMA, discount_steps)
+    simulation = AsyncSimulation(stages, model, how, sgd, discount_steps=discount_steps)
     losses = [simulation.train_step(batch) for batch in batches]
     torch.testing.assert_close(losses, expected, rtol=1e-11, atol=0)
     simulation.drain()

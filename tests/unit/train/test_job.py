@@ -37,6 +37,7 @@ def test_a_mapping_calls_by_keyword_and_a_tuple_by_position():
         ({"data": 3}, "Job.data is a int; give batches, a function of none"),
         ({"schedule": 3}, "Job.schedule is a int, not a function .*lambda optimizer: …"),
         ({"clip_norm": 0.0}, "Job.clip_norm is 0.0; it must be more than 0"),
+        ({"discount_steps": -1}, "Job.discount_steps is -1; it must be at least 0"),
         ({"accumulate": 0}, "Job.accumulate is 0; it must be at least 1"),
         ({"evaluation": 3}, "Job.evaluation is a int; give batches"),
         ({"steps": 0}, "Job.steps is 0; it must be at least 1"),
