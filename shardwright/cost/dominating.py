@@ -12,6 +12,8 @@ from shardwright.ir.calls import Call
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro import micro_batches
+from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placing import parse_tiling
 
 PART = 0.97  # of what is computed
@@ -22,13 +24,16 @@ _UNTIMED = (OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS)
 def dominating(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[Call]:
     """The calls of `plans`, those first that take longest in any, until few seconds are left.
 
-    Operators of plans in several micro-batches or stages have other sizes and are left out.
+    Operators of plans in several micro-batches have the sizes of one.
     """
     most: defaultdict[Call, float] = defaultdict(float)
+    sized = {1: (graph, analysis)}
     for plan in plans:
-        if plan.micro_batches == 1 and plan.pipeline is None:
-            for call, part in _parts(graph, analysis, plan).items():
-                most[call] = max(most[call], part)
+        count = plan.micro_batches
+        if count not in sized:
+            sized[count] = micro_graph(graph, analysis, micro_batches(graph, analysis, count))
+        for call, part in _parts(*sized[count], plan).items():
+            most[call] = max(most[call], part)
     found: list[Call] = []
     total, covered = sum(most.values()), 0.0
     for call, part in sorted(most.items(), key=lambda item: -item[1]):
@@ -50,5 +55,5 @@ def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[Call, float]
         if form is None or workload(op, rule, graph).kind in _UNTIMED:
             continue
         tiling = parse_tiling(rule, planned[op.name].tiling)
-        found[form.at(local_sizes(rule, tiling, plan.mesh))] += planned[op.name].seconds / total
+        found[form.at(local_sizes(rule, tiling, plan.layout_mesh))] += planned[op.name].seconds / total
     return found

@@ -1,6 +1,6 @@
-"""The step of a pipeline as tasks: every stage has a track to compute and one to communicate.
+"""The step of a pipeline as tasks: every group has a track to compute and one to communicate.
 
-A stage takes the passes of its micro-batches in the order of the schedule, each as soon as what it
+A group makes the passes of its stages in the order of the schedule, each as soon as what it
 needs has arrived: a value from the stage before, or its gradient from the one behind. What is done
 once a step, sums of gradients and updates, comes at the end. An asynchronous pipeline never empties
 between two updates, so several mini-batches of it are shown, each updated after its backward pass.
@@ -11,39 +11,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-from shardwright.cost.pipelines import order_of
+from shardwright.cost.passes import Kind, Pass, orders
 from shardwright.cost.timeline import Stream, Task, Timeline, Track, schedule
 from shardwright.ir.layout import Seconds
-from shardwright.ir.pipeline import MULTIPLE, PipelineError
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Phase, Plan
 
+_NAMES = {
+    Kind.FORWARD: Phase.FORWARD.value,
+    Kind.BACKWARD: Phase.BACKWARD.value,
+    Kind.INPUTS: "backward to inputs",
+    Kind.WEIGHTS: "backward to weights",
+}
 _MINI_BATCHES = 3  # of an asynchronous pipeline, for each of its stages
 
 
 class StageWork(NamedTuple):
-    """Seconds of one stage: of one micro-batch's passes, and of what is done once a step."""
+    """Seconds of one stage: of one micro-batch's passes, and of what is done once a step.
+
+    A stage that `splits` makes its backward pass in halves where the schedule has it.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
     once: float = 0.0
+    splits: bool = False
 
     def plus(self, forward: float = 0.0, backward: float = 0.0, once: float = 0.0) -> StageWork:
-        return StageWork(self.forward + forward, self.backward + backward, self.once + once)
+        return StageWork(
+            self.forward + forward, self.backward + backward, self.once + once, self.splits
+        )
+
+    def of(self, kind: Kind) -> float:
+        """Seconds of one pass; both halves of a backward pass take as long."""
+        return {
+            Kind.FORWARD: self.forward,
+            Kind.BACKWARD: self.backward,
+            Kind.INPUTS: self.backward / 2 if self.splits else self.backward,
+            Kind.WEIGHTS: self.backward / 2 if self.splits else 0.0,
+        }[kind]
 
 
 def pipeline_timeline(plan: Plan) -> Timeline:
-    """When every stage of `plan` does what.
-
-    Raises `PipelineError` for schedules in which a group has several stages: their order is
-    torch's matter.
-    """
-    if plan.schedule in MULTIPLE:
-        raise PipelineError(
-            f"{plan.schedule} gives a group several stages, in an order that torch makes up; a"
-            " timeline there is of GPipe, 1F1B and asynchronous pipelines"
-        )
-    tasks = _Passes(plan).tasks()
-    return schedule(tasks)
+    """When every stage of `plan` does what."""
+    return schedule(_Passes(plan).tasks())
 
 
 def mini_batches(plan: Plan) -> int:
@@ -56,7 +67,8 @@ def works_of(plan: Plan) -> list[StageWork]:
     number = {op.name: i for i, op in enumerate(plan.ops)}
     cuts = [number[name] for name in plan.cuts]
     stage = [sum(cut <= i for cut in cuts) for i in range(len(plan.ops))]
-    works, pieces = [StageWork()] * plan.stages, plan.micro_batches
+    works = [StageWork(splits=splits) for splits in _splits(plan, stage)]
+    pieces = plan.micro_batches
     home: dict[str, int] = {}  # of a value, the stage that first reads it
     for i, op in enumerate(plan.ops):
         forward = op.forward_seconds / pieces
@@ -83,13 +95,33 @@ def works_of(plan: Plan) -> list[StageWork]:
     return works
 
 
+def _splits(plan: Plan, stage: list[int]) -> list[bool]:
+    """Of which stages gradients of inputs and of weights can be computed apart.
+
+    As `lower.stages.splits_backward` has it; all parameters are taken to be trained.
+    """
+    weights = {parameter.name for parameter in plan.parameters}
+    found = [True] * plan.stages
+    home: dict[str, int] = {}  # of operators that a gradient goes through, their stage
+    fed: set[str] = set()  # those of them that depend on the stage before
+    read: set[tuple[int, str]] = set()
+    for at, op in zip(stage, plan.ops, strict=True):
+        mine = weights.intersection(op.reads)
+        from_before = any(home.get(name, at) < at or name in fed for name in op.reads)
+        if mine or any(name in home for name in op.reads):
+            home[op.name] = at
+            if from_before:
+                fed.add(op.name)
+            else:
+                found[at] = False
+        if any((at, name) in read for name in mine):
+            found[at] = False
+        read.update((at, name) for name in mine)
+    return found
+
+
 def _asynchronous(plan: Plan) -> bool:
     return plan.pipeline is not None and plan.pipeline.weights is not None
-
-
-class _Pass(NamedTuple):
-    number: int  # of the micro-batch, or mini-batch
-    forward: bool
 
 
 @final
@@ -97,81 +129,84 @@ class _Passes:
     """All passes with the times at which they end, so that tracks get them in their order."""
 
     def __init__(self, plan: Plan) -> None:
+        assert plan.pipeline is not None, "this plan has no pipeline"
         self.plan, self.works = plan, works_of(plan)
         self.continuous = _asynchronous(plan)
         self.count = mini_batches(plan) if self.continuous else plan.micro_batches
         self.ways = plan.ways or (Seconds(0.0),) * (plan.stages - 1)
+        self.homes, self.groups = plan.pipeline.homes, plan.pipeline.groups
         width = plan.layout_mesh.size
-        groups = [range(s * width, (s + 1) * width) for s in range(plan.stages)]
-        self.names = [
-            f"stage {s + 1}, rank" + (f" {g[0]}" if width == 1 else f"s {g[0]}-{g[-1]}")
-            for s, g in enumerate(groups)
-        ]
+        self.names = []
+        for group in range(self.groups):
+            mine = [str(s + 1) for s, home in enumerate(self.homes) if home == group]
+            stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
+            first = group * width
+            ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
+            self.names.append(f"{stages}, {ranks}")
 
     def tasks(self) -> list[Task]:
         """In the order in which they start, so that on no track one waits for a later one."""
-        plan = self.plan
-        orders = [
-            [_Pass(*one) for one in order_of(plan.schedule, s, plan.stages, self.count)]
-            for s in range(plan.stages)
-        ]
-        places, made = [0] * plan.stages, list[Task]()
-        ends: dict[tuple[int, _Pass], int] = {}  # the task that a pass of a stage is
-        last: list[int | None] = [None] * plan.stages
-        while any(place < len(order) for place, order in zip(places, orders, strict=True)):
-            stage, needed = self._next(orders, places, ends)
-            one = orders[stage][places[stage]]
-            after = [] if needed is None else [self._brought(made, stage, one, ends[needed])]
-            made.append(self._pass(stage, one, after))
-            ends[stage, one] = last[stage] = len(made) - 1
-            places[stage] += 1
-            if self.continuous and not one.forward:
-                made += self._once(stage)
+        every = orders(self.plan.schedule, self.groups, self.plan.stages, self.count)
+        places, made = [0] * self.groups, list[Task]()
+        ends: dict[Pass, int] = {}  # the task that a pass is
+        while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
+            group, needed = self._next(every, places, ends)
+            one = every[group][places[group]]
+            after = [] if needed is None else [self._brought(made, one, needed, ends[needed])]
+            made.append(self._pass(one, after))
+            ends[one] = len(made) - 1
+            places[group] += 1
+            if self.continuous and one.kind is Kind.BACKWARD:
+                made += self._once(one.stage)
         if not self.continuous:
-            for stage in range(plan.stages):
+            for stage in range(self.plan.stages):
                 made += self._once(stage)
         return made
 
     def _next(
-        self,
-        orders: list[list[_Pass]],
-        places: list[int],
-        ends: dict[tuple[int, _Pass], int],
-    ) -> tuple[int, tuple[int, _Pass] | None]:
-        """The stage whose next pass has all that it needs, and the pass that gives it that.
+        self, every: tuple[tuple[Pass, ...], ...], places: list[int], ends: dict[Pass, int]
+    ) -> tuple[int, Pass | None]:
+        """The group whose next pass has all that it needs, and the pass that gives it that.
 
-        Stages that are furthest behind go first.
+        Groups that are furthest behind go first.
         """
-        for stage in sorted(range(len(orders)), key=lambda s: places[s]):
-            if places[stage] == len(orders[stage]):
+        for group in sorted(range(self.groups), key=lambda g: places[g]):
+            if places[group] == len(every[group]):
                 continue
-            needed = self._needed(stage, orders[stage][places[stage]])
+            needed = self._needed(every[group][places[group]])
             if needed is None or needed in ends:
-                return stage, needed
+                return group, needed
         raise PipelineError(f"the schedule {self.plan.schedule} waits for itself")
 
-    def _needed(self, stage: int, one: _Pass) -> tuple[int, _Pass] | None:
-        other = stage - 1 if one.forward else stage + 1
-        return (other, one) if 0 <= other < self.plan.stages else None
+    def _needed(self, one: Pass) -> Pass | None:
+        other = one.stage - 1 if one.kind is Kind.FORWARD else one.stage + 1
+        if one.kind is Kind.WEIGHTS or not 0 <= other < self.plan.stages:
+            return None
+        return one._replace(stage=other)
 
-    def _brought(self, made: list[Task], stage: int, one: _Pass, before: int) -> int:
-        """The task that brings a pass what it needs, on the receiving stage's link."""
-        cut = stage - 1 if one.forward else stage
-        what = "values" if one.forward else "gradients"
-        name = f"receive {what} {one.number + 1}"
-        track = Track(self.names[stage], Stream.COMMUNICATION)
-        kind = Phase.FORWARD.value if one.forward else Phase.BACKWARD.value
+    def _brought(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
+        """The task that brings a pass what it needs, on the receiving group's link."""
+        home = self.homes[one.stage]
+        if self.homes[needed.stage] == home:
+            return before
+        cut = min(one.stage, needed.stage)
+        forward = one.kind is Kind.FORWARD
+        name = f"receive {'values' if forward else 'gradients'} {one.number + 1}"
+        track = Track(self.names[home], Stream.COMMUNICATION)
+        kind = Phase.FORWARD.value if forward else Phase.BACKWARD.value
         made.append(Task(name, track, self.ways[cut], (before,), kind, self.plan.cuts[cut]))
         return len(made) - 1
 
-    def _pass(self, stage: int, one: _Pass, after: list[int]) -> Task:
-        work = self.works[stage]
-        kind = Phase.FORWARD.value if one.forward else Phase.BACKWARD.value
-        seconds = Seconds(work.forward if one.forward else work.backward)
-        track = Track(self.names[stage], Stream.COMPUTE)
-        return Task(f"{kind} {one.number + 1}", track, seconds, tuple(after), kind)
+    def _pass(self, one: Pass, after: list[int]) -> Task:
+        home = self.homes[one.stage]
+        shared = f", stage {one.stage + 1}" if self.homes.count(home) > 1 else ""
+        kind = Phase.FORWARD.value if one.kind is Kind.FORWARD else Phase.BACKWARD.value
+        seconds = Seconds(self.works[one.stage].of(one.kind))
+        track = Track(self.names[home], Stream.COMPUTE)
+        name = f"{_NAMES[one.kind]} {one.number + 1}{shared}"
+        return Task(name, track, seconds, tuple(after), kind)
 
     def _once(self, stage: int) -> Iterator[Task]:
         if seconds := self.works[stage].once:
-            track = Track(self.names[stage], Stream.COMPUTE)
+            track = Track(self.names[self.homes[stage]], Stream.COMPUTE)
             yield Task("sum gradients and update", track, Seconds(seconds), (), "update")

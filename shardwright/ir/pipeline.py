@@ -53,18 +53,8 @@ class Pipeline:
 
     @property
     def homes(self) -> tuple[int, ...]:
-        """The group of every stage.
-
-        >>> Pipeline(("a", "b", "c"), "Interleaved1F1B", 2).homes
-        (0, 1, 0, 1)
-        >>> Pipeline(("a", "b", "c"), "ZBVZeroBubble", 2).homes
-        (0, 1, 1, 0)
-        """
-        loop = [stage % self.groups for stage in range(self.stages)]
-        if self.schedule == "ZBVZeroBubble":
-            half = self.stages // 2
-            loop[half:] = reversed(loop[:half])
-        return tuple(loop)
+        """The group of every stage."""
+        return homes_of(self.schedule, self.groups, self.stages)
 
     def check(self, micro_batches: int) -> None:
         """Raise `PipelineError` if the schedule cannot run these stages."""
@@ -100,6 +90,21 @@ class Pipeline:
                 f"{name} takes micro-batches in rounds of {groups}, which {micro_batches} are not;"
                 f" take a multiple of {groups}"
             )
+
+
+def homes_of(schedule: str, groups: int, stages: int) -> tuple[int, ...]:
+    """The group of every stage.
+
+    >>> homes_of("Interleaved1F1B", 2, 4)
+    (0, 1, 0, 1)
+    >>> homes_of("ZBVZeroBubble", 2, 4)
+    (0, 1, 1, 0)
+    """
+    loop = [stage % groups for stage in range(stages)]
+    if schedule == "ZBVZeroBubble":
+        half = stages // 2
+        loop[half:] = reversed(loop[:half])
+    return tuple(loop)
 
 
 def stage_mesh(mesh: Mesh) -> Mesh:

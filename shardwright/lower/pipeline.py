@@ -89,23 +89,6 @@ class StagedGraph:
         shape = shape_of(local_atoms(self.analysis.atoms[name], self.layouts[name], at))
         return Crossing(name, shape, tensor.dtype, tensor.requires_grad)
 
-    def splits_backward(self, stage: int) -> bool:
-        """Whether torch can compute a stage's gradients of inputs and of weights apart.
-
-        It starts once from each operator that reads a weight and what is received.
-        Where weights meet what is received only after something has been computed of
-        them alone, or twice, these starts are in each other's way.
-        """
-        graph = self.parts[stage].graph
-        received = set(self.parts[stage].received)
-        weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-        for op in graph.ops:
-            if received.intersection(op.operands):
-                received.update(op.outputs)
-            elif any(graph.tensor[name].requires_grad for name in op.outputs):
-                return False
-        return all(len(graph.consumers[weight]) <= 1 for weight in weights)
-
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         """The stages that have each parameter."""

@@ -41,6 +41,24 @@ class Stage:
         return tuple(name for name in names if self.graph.tensor[name].requires_grad)
 
 
+def splits_backward(stage: Stage) -> bool:
+    """Whether torch can compute a stage's gradients of inputs and of weights apart.
+
+    It starts once from each operator that reads a weight and what is received.
+    Where weights meet what is received only after something has been computed of
+    them alone, or twice, these starts are in each other's way.
+    """
+    graph = stage.graph
+    received = set(stage.received)
+    weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    for op in graph.ops:
+        if received.intersection(op.operands):
+            received.update(op.outputs)
+        elif any(graph.tensor[name].requires_grad for name in op.outputs):
+            return False
+    return all(len(graph.consumers[weight]) <= 1 for weight in weights)
+
+
 def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[Stage, ...]:
     """The stages of `graph`, cut before each operator whose index is in `cuts`.
 

@@ -21,6 +21,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.passes import stage_program
 from shardwright.lower.pipeline import Crossing, StagedGraph
+from shardwright.lower.stages import splits_backward
 from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.holding import Holding
 from shardwright.runtime.loading import local
@@ -48,7 +49,7 @@ class StagePart(nn.Module):
         self.last = index == len(staged.parts) - 1
         self.graph = staged.parts[index].graph
         self.received, self.sent = staged.parts[index].received, staged.parts[index].sent
-        self.splits = staged.splits_backward(index)
+        self.splits = splits_backward(staged.parts[index])
         self.holds = holds
         self.device = device
         lowered = staged.programs(index, rank)

@@ -4,7 +4,7 @@ The points of a search on the mesh of one group decide everything but the
 stages. A stage takes the point that is fastest within the memory that is left
 to it; where two points meet, what crosses is priced as any other value, and
 what does not fit together is left out. What is found is priced anew from
-scratch: by the order of the schedule, and by the memory of its worst stage.
+scratch: by the order of the schedule, and by the memory of its worst group.
 """
 
 from __future__ import annotations
@@ -16,16 +16,27 @@ from typing import final
 import numpy as np
 
 from shardwright.cost.memory import state_tensors
-from shardwright.cost.pipelines import StageTime, in_flight, step_seconds
+from shardwright.cost.passes import waiting
+from shardwright.cost.pipelines import StageTime, step_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.pipeline import ASYNC, AXIS
+from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
+from shardwright.lower.stages import split, splits_backward
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, partition, slowest_at_least
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Assignment, Floats, Ints, Point
 from shardwright.search.stage_costs import Homes, StageCosts
 from shardwright.search.writer import PlanWriter
+
+# Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
+OTHERS = (
+    ("Interleaved1F1B", 2),
+    ("Interleaved1F1B", 4),
+    ("InterleavedZeroBubble", 1),
+    ("InterleavedZeroBubble", 2),
+    ("ZBVZeroBubble", 2),
+)
 
 _POINTS = 12  # of those found on a mesh
 _LIMITS = 10  # of memory
@@ -41,7 +52,7 @@ _Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
 class Staged:
     """A pipeline plan: `point.choice` decides everything, `cuts` are numbers of operators."""
 
-    point: Point  # seconds of a step, bytes that add up on the worst stage
+    point: Point  # seconds of a step, bytes that add up on the worst group
     peak: Bytes
     cuts: tuple[int, ...]
     schedule: str
@@ -49,16 +60,17 @@ class Staged:
     ways: tuple[Seconds, ...]  # into every stage but the first, of one micro-batch
 
 
-def schedule_of(groups: int, micro_batches: int, weights: str = "") -> str:
-    """The schedule that takes least: all take as long, and 1F1B keeps less where it can be run."""
-    if weights:
-        return ASYNC + weights
+def schedule_of(groups: int, micro_batches: int) -> str:
+    """Of a stage for each group: all take as long, and 1F1B keeps less where it can be run."""
     return "1F1B" if micro_batches >= groups else "GPipe"
 
 
 @final
 class Pipelines:
-    """Pipelines of `groups` stages over the points of `writer`'s space, some of them are enough."""
+    """Pipelines of `groups`, `each` with some stages, over points of `writer`'s space.
+
+    Some of the points are enough.
+    """
 
     def __init__(
         self,
@@ -67,17 +79,19 @@ class Pipelines:
         points: Sequence[Point],
         groups: int,
         schedule: str,
+        each: int = 1,
     ) -> None:
         self.writer = writer
         self.cuts = cuts
-        self.groups = groups
+        self.groups, self.each, self.stages = groups, each, groups * each
         model = writer.space.model
         self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
         self.schedule = schedule
         # Without a flush only the slowest stage counts, and of equals the sum.
-        self.rounds = _ENDLESS if schedule.startswith(ASYNC) else self.micro_batches
+        self.rounds = _ENDLESS if schedule.startswith(ASYNC) else self.micro_batches * each
+        self.homes_of_stages = np.array(homes_of(schedule, groups, self.stages), np.int64)
         # Of the weights beside one copy: predicted ones while a pass runs.
         self.copies = 0.0
         if schedule.startswith(ASYNC):
@@ -86,14 +100,14 @@ class Pipelines:
         self.homes = Homes.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
-        self.places = cuts.places(groups)
+        self.places = cuts.places(self.stages)
 
     def staged(self) -> list[Staged]:
         """The fastest pipeline that is found within each of some limits of memory."""
         return self._staged(list(self._fastest()))
 
     def _fastest(self) -> Iterator[_Priced]:
-        if len(self.places) <= self.groups or not len(self.points):
+        if len(self.places) <= self.stages or not len(self.points):
             return
         costs = self._costs(self.points, self.places)
         every = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
@@ -101,10 +115,11 @@ class Pipelines:
         at = np.s_[:, intervals.begin, intervals.end]
         seconds, once = every[at], costs.bytes(0)[at]
         each = costs.bytes(1)[at] - once
-        held = np.stack(
+        # Stages that share a group get equal parts of its memory here; then all is priced anew.
+        held = self.each * np.stack(
             [
-                once + waiting * each + self._weights(costs, s)[at]
-                for s, waiting in enumerate(self._waiting)
+                once + most * each + self._weights(costs, s)[at]
+                for s, most in enumerate(self._most_waiting)
             ]
         )  # (stages, points, intervals)
         limit = float("inf")
@@ -118,7 +133,7 @@ class Pipelines:
             found = self._joined(cuts, picked)
             if found is not None:
                 yield found
-            worst = int(held[np.arange(self.groups), picked, stages].max())
+            worst = int(held[np.arange(self.stages), picked, stages].max())
             limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
 
     def _worth(self, seconds: Floats) -> Intervals:
@@ -129,19 +144,19 @@ class Pipelines:
         """
         every = Intervals.of(np.isfinite(seconds))
         times = seconds[every.begin, every.end]
-        slowest = slowest_at_least(np.stack([times] * self.groups), every)
-        whole = slowest * (self.rounds - 1 + self.groups) / self.rounds
+        slowest = slowest_at_least(np.stack([times] * self.stages), every)
+        whole = slowest * (self.rounds - 1 + self.stages) / self.rounds
         return Intervals.of(np.isfinite(seconds) & (seconds <= _SLOWER * whole))
 
     def even(self, assignment: Assignment) -> Staged | None:
         """Stages of about equal time, all of which do what `assignment` says."""
-        if len(self.places) <= self.groups:
+        if len(self.places) <= self.stages:
             return None
         points = np.array([assignment], np.int64)
         may = self.cuts.trains(self.places)
         intervals = Intervals.of(may)
         times = self._costs(points, self.places).seconds()[0, intervals.begin, intervals.end]
-        stages = partition(np.stack([times] * self.groups), intervals, self.micro_batches)
+        stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
         if stages is None:
             return None
         return self.priced(assignment, self.places[intervals.begin[stages[1:]]].tolist())
@@ -163,33 +178,53 @@ class Pipelines:
         costs = self._costs(np.array([assignment], np.int64), ends)
         if not costs.feasible.all():
             return None
+        homes = self.homes_of_stages
+        moved = np.diff(homes, prepend=-1) != 0  # a group hands nothing to itself
         times = [
             StageTime(
                 float(costs.passes[0, s + 1] - costs.passes[0, s]) / self.micro_batches,
                 float(costs.once[0, s + 1] - costs.once[0, s]),
-                float(costs.way[0, s]) / 2,
+                float(costs.way[0, s]) / 2 * bool(moved[s]),
+                splits,
             )
-            for s in range(self.groups)
+            for s, splits in enumerate(self._splits(cuts))
         ]
+        begin = np.arange(self.stages)
+        none, one = (costs.bytes(count)[0, begin, begin + 1] for count in (0, 1))
+        weights = [int(self._weights(costs, s)[0, s, s + 1]) for s in range(self.stages)]
+        kept = np.bincount(homes, none + weights, self.groups)
         held = [
-            int((costs.bytes(waiting) + self._weights(costs, s))[0, s, s + 1])
-            for s, waiting in enumerate(self._waiting)
+            int(kept[group] + (moments @ (one - none)).max())
+            for group, moments in enumerate(self._waiting)
         ]
-        seconds = step_seconds(self.schedule, times, self.micro_batches)
+        seconds = step_seconds(self.schedule, times, self.micro_batches, self.groups)
         ways = tuple(Seconds(time.receives) for time in times[1:])
         return Point(seconds, max(held), assignment), cuts, ways
 
+    def _splits(self, cuts: Sequence[int]) -> list[bool]:
+        """Of every stage, whether its backward passes come in halves."""
+        if "ZeroBubble" not in self.schedule:
+            return [False] * self.stages
+        return [splits_backward(part) for part in split(self.writer.graph, cuts, copies=True)]
+
     def _weights(self, costs: StageCosts, stage: int) -> Ints:
         """Bytes of predicted weights; the last stage predicts none."""
-        part = self.copies if stage < self.groups - 1 else 0.0
+        part = self.copies if stage < self.stages - 1 else 0.0
         state = costs.state[:, None, :] - costs.state[:, :, None]
         found: Ints = np.ceil(part * state).astype(np.int64)
         return found
 
     @property
-    def _waiting(self) -> list[int]:
-        count, pieces = self.groups, self.micro_batches
-        return [in_flight(self.schedule, s, count, pieces) for s in range(count)]
+    def _waiting(self) -> tuple[Ints, ...]:
+        """Micro-batches that wait in each stage of a group, at some moments: (moments, stages)."""
+        pieces = self.stages if self.schedule.startswith(ASYNC) else self.micro_batches
+        return waiting(self.schedule, self.groups, self.stages, pieces)
+
+    @property
+    def _most_waiting(self) -> list[int]:
+        """Of every stage."""
+        most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
+        return [int(count) for count in most]
 
     def _costs(self, points: Ints, places: Ints) -> StageCosts:
         return StageCosts(

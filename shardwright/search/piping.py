@@ -4,7 +4,8 @@ Of all combinations only those near good ones are tried, unless they are asked f
 an inner axis does, costs a pipeline what it costs one group with the same inner axis, or a pipeline
 of fewer stages. So meshes are tried from what was best there outwards, with four micro-batches for
 each stage or as many as the batch has samples for; and more stages, for as long as fewer gave
-something. Other numbers of micro-batches are tried on what was best of all.
+something. Other numbers of micro-batches are tried on what was best of all, and then the schedules
+that give a group several stages or make backward passes in halves.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import final
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
-from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.pipeline import ASYNC, PipelineError
 from shardwright.search.permitted import allowed_meshes
+from shardwright.search.pipelines import OTHERS
 from shardwright.search.rounds import Rounds
 
 _MOST_STAGES = 64  # that are tried when nobody says how many
@@ -46,14 +48,18 @@ def stages_of(machine: Machine, wanted: Sequence[int] | None) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Pipelines of `groups` stages, each on `mesh`, with `count` micro-batches."""
+    """Pipelines of `groups` on `mesh`, each with some stages, in `count` micro-batches."""
 
     mesh: Mesh
     groups: int
     count: int
+    schedule: str = ""
+    each: int = 1
 
     def __str__(self) -> str:
-        return f"{self.groups} stages on {self.mesh}, {self.count} micro-batches"
+        stages = self.groups * self.each
+        by = f", {self.schedule}" if self.schedule else ""
+        return f"{stages} stages on {self.mesh}, {self.count} micro-batches{by}"
 
 
 @final
@@ -83,18 +89,37 @@ class Piping:
             if not self.rounds.sources.cuts.allow(groups):
                 break
             for mesh in self._meshes(groups, None) if self.allow_async else ():
-                self._gained(_Tried(mesh, groups, 1), weights=_WEIGHTS)
+                self._gained(_Tried(mesh, groups, 1, ASYNC + _WEIGHTS))
             if self.every or useless < _PATIENCE:
                 found = self._groups(groups, best)
                 useless = 0 if found else useless + 1
                 best = found or best
-        if best is not None and not self._asked:
-            counts = self._counts(best.groups)
-            place = counts.index(best.count)
-            for way in (counts[place + 1 :], counts[:place][::-1]):
-                for count in way:
-                    if not self._gained(replace(best, count=count)):
-                        break
+        if best is not None:
+            best = best if self._asked else self._counted(best)
+            self._scheduled(best)
+
+    def _counted(self, best: _Tried) -> _Tried:
+        """Try more and fewer micro-batches than `best` has; the last of these that gave new."""
+        counts = self._counts(best.groups)
+        place = counts.index(best.count)
+        found = best
+        for way in (counts[place + 1 :], counts[:place][::-1]):
+            for count in way:
+                if not self._gained(replace(best, count=count)):
+                    break
+                found = replace(best, count=count)
+        return found
+
+    def _scheduled(self, best: _Tried) -> None:
+        """Try other schedules, and more and fewer micro-batches under that which gave most."""
+        gains: dict[_Tried, int] = {}
+        for schedule, each in OTHERS:
+            if self.rounds.sources.cuts.allow(best.groups * each):
+                tried = replace(best, schedule=schedule, each=each)
+                gains[tried] = self._gained(tried)
+        most = max(gains, key=lambda tried: gains[tried], default=None)
+        if most is not None and gains[most] and not self._asked:
+            self._counted(most)
 
     def _groups(self, groups: int, before: _Tried | None) -> _Tried | None:
         """Search pipelines of `groups` stages; what gave most that is new, if anything did.
@@ -133,7 +158,7 @@ class Piping:
         most = min(_FIRST * groups, self.rounds.sources.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
 
-    def _gained(self, tried: _Tried, weights: str = "") -> int:
+    def _gained(self, tried: _Tried) -> int:
         """Search one mesh of a group; how many plans that gave that are new."""
         left = self.end - time.perf_counter()
         if left <= 0 and self.rounds.found:
@@ -141,10 +166,16 @@ class Piping:
         best = self.rounds.best
         so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
         self.tell(f"{tried}{so_far}", self.done)
-        compare = len(tried.mesh.axes) == 1 and not self.wanted and not weights
+        compare = len(tried.mesh.axes) == 1 and not self.wanted and not tried.schedule
         try:
             return self.rounds.pipe(
-                tried.mesh, tried.groups, tried.count, left, compare=compare, weights=weights
+                tried.mesh,
+                tried.groups,
+                tried.count,
+                left,
+                compare=compare,
+                schedule=tried.schedule,
+                each=tried.each,
             )
         except ConstraintError as e:
             self.rounds.refuse(e)

@@ -15,6 +15,7 @@ from shardwright.cost.pipelines import least_step_seconds
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
+from shardwright.ir.pipeline import ASYNC
 from shardwright.ir.plan import Plan
 from shardwright.search.baselines import baselines
 from shardwright.search.constrain import NO_MARKS, Marks
@@ -157,19 +158,21 @@ class Rounds:
         seconds: float,
         *,
         compare: bool,
-        weights: str = "",
+        schedule: str = "",
+        each: int = 1,
     ) -> int:
-        """Search pipelines of `groups` stages, each on `mesh`; how many that gave that are new.
+        """Search pipelines of `groups`, each on `mesh`; how many that gave that are new.
 
-        With `weights` they are asynchronous. What is known of one group alone bounds them all:
-        together the stages do what it would do in their sum of time and memory.
+        Every group has `each` stages. Without a `schedule` they have that which takes least for
+        one. What is known of one group alone bounds them all: together the stages do what it would
+        do in their sum of time and memory.
         """
         writer = self.writer(self.sources, mesh, count)
         costs = [c.cost for c in (*self.found, *self.known)]
         points, alone, notes = _frontier(
             writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
         )
-        schedule, once = schedule_of(groups, count, weights), most_updates(writer)
+        schedule, once = schedule or schedule_of(groups, count), most_updates(writer)
 
         def bound(memory: float) -> float:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
@@ -178,8 +181,9 @@ class Rounds:
         room = _leaves_room(costs, bound)
         if not (compare or room):
             return 0
-        pipelines = Pipelines(writer, self.sources.cuts, points, groups, schedule)
-        every = (*self.notes, *notes, *((_OTHER_TRAINING,) if weights else ()))
+        pipelines = Pipelines(writer, self.sources.cuts, points, groups, schedule, each)
+        asynchronous = schedule.startswith(ASYNC)
+        every = (*self.notes, *notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
             for one in (pipelines.staged() if room else ())

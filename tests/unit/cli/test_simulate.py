@@ -62,9 +62,10 @@ def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command,
     assert "for 6 mini-batches from an empty pipeline on" in " ".join(result.stdout.split())
 
 
-def test_a_schedule_without_a_timeline_is_a_mistake(tmp_path, mistake):
+def test_groups_of_several_stages_are_shown_by_group(tmp_path, as_json):
     plan = pipeline("GPipe", (3.0,) * 4, 4)
     mesh = type(plan.mesh).parse("pp=2")
     replace(plan, schedule="Interleaved1F1B", mesh=mesh).save(tmp_path / "plan.json")
-    line = mistake("simulate", tmp_path / "plan.json")
-    assert "gives a group several stages" in line
+    found = as_json("simulate", tmp_path / "plan.json")
+    assert abs(found["step_seconds"] - (4 * 6.0 + 3.0) * 1e-3) < 1e-9
+    assert {t["ranks"] for t in found["tracks"]} == {"stages 1, 3, rank 0", "stages 2, 4, rank 1"}

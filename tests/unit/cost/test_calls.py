@@ -88,6 +88,8 @@ def test_plans_cost_what_was_timed(graph):
         assert [op.backward_seconds for op in linear] == pytest.approx([2e-3, 2e-3])
 
 
-def test_plans_whose_sizes_are_others_are_left_out(graph):
-    plan = sw.search(graph, MACHINE).fastest()
-    assert dominating(graph, analyze(graph), (replace(plan, micro_batches=2),)) == []
+def test_plans_in_micro_batches_have_calls_of_their_sizes(graph):
+    plan = sw.search(graph, MACHINE, micro_batches=(2,)).fastest()
+    assert plan.micro_batches == 2
+    (whole,) = {str(call) for call in dominating(graph, analyze(graph), (plan,))[:1]}
+    assert "linear" in whole and "16" not in whole.partition("64")[0]

@@ -9,7 +9,6 @@ from shardwright.cost.pipeline_step import mini_batches, pipeline_timeline, work
 from shardwright.cost.pipelines import StageTime, step_seconds
 from shardwright.cost.timeline import Stream
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import PipelineError
 from tests.plans import MS, moved, op, parameter, simple
 
 
@@ -106,6 +105,43 @@ def test_transfers_belong_to_the_stage_that_needs_them():
     assert second.once / MS == pytest.approx(4.0)
 
 
-def test_groups_of_several_stages_are_said_to_have_no_timeline():
-    with pytest.raises(PipelineError, match="Interleaved1F1B gives a group several stages"):
-        pipeline_timeline(replace(pipeline("GPipe", (3.0, 3.0)), schedule="Interleaved1F1B"))
+@pytest.mark.parametrize(
+    "schedule, groups, seconds",
+    [
+        ("Interleaved1F1B", 2, (3.0, 6.0, 3.0, 1.5)),
+        ("InterleavedZeroBubble", 2, (3.0, 3.0)),
+        ("InterleavedZeroBubble", 2, (3.0, 6.0, 3.0, 1.5)),
+        ("ZBVZeroBubble", 2, (3.0, 6.0, 3.0, 1.5)),
+    ],
+)
+def test_groups_of_several_stages_take_what_their_passes_say(schedule, groups, seconds):
+    plan = pipeline(schedule, seconds, 4, way=0.25, once=1.0)
+    plan = replace(plan, mesh=Mesh.parse(f"pp={groups}"))
+    reads = [(f"layer{i - 1}",) * (i > 0) + op.reads for i, op in enumerate(plan.ops)]
+    ops = (replace(op, reads=r) for op, r in zip(plan.ops, reads, strict=True))
+    plan = replace(plan, ops=tuple(ops))
+    assert [work.splits for work in works_of(plan)] == [False] + [True] * (len(seconds) - 1)
+    homes = plan.pipeline.homes
+    moved = [s > 0 and homes[s] != homes[s - 1] for s in range(plan.stages)]
+    given = [
+        replace(time, splits=s > 0, receives=time.receives * moved[s])
+        for s, time in enumerate(times(seconds, way=0.25, once=1.0))
+    ]
+    expected = step_seconds(schedule, given, 4, groups)
+    found = pipeline_timeline(plan)
+    assert found.seconds / MS == pytest.approx(expected)
+    names = {task.track.ranks for task in found.tasks}
+    if len(seconds) == 4:
+        first = "stages 1, 4, rank 0" if schedule == "ZBVZeroBubble" else "stages 1, 3, rank 0"
+        assert first in names
+    halves = {task.name.split(" 1")[0] for task in found.tasks if task.kind == "backward"}
+    assert ("backward to weights" in halves) == (schedule != "Interleaved1F1B")
+
+
+def test_a_weight_that_is_read_twice_keeps_its_stage_from_splitting():
+    plan = pipeline("InterleavedZeroBubble", (3.0, 3.0), 4)
+    first, second = plan.ops
+    second = replace(second, reads=("layer0", "layer1.weight"))
+    again = replace(second, name="again", reads=("layer1", "layer1.weight"))
+    for ops, splits in (((first, second), True), ((first, second, again), False)):
+        assert [work.splits for work in works_of(replace(plan, ops=ops))] == [False, splits]
