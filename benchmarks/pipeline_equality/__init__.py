@@ -1,0 +1,1 @@
+"""Pipelines of every schedule give what one device gives."""
