@@ -1,0 +1,1 @@
+"""Predicted against measured step time of pipelines under every synchronous schedule."""
