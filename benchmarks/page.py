@@ -1,29 +1,53 @@
-"""docs/benchmarks.md, of the committed results and nothing else.
+"""docs/benchmarks.md and marked parts of other pages, of the committed results and nothing else.
 
     python -m benchmarks.page
 
 A benchmark whose folder has a `page.py` with `TITLE` and `body(result)` and a `result.json` is on
-the page; a test compares the page with what this writes.
+the page. What stands between `<!-- benchmarks/NAME -->` and `<!-- end -->` on any page of docs is
+`details(result)` of that benchmark. A test compares the pages with what this writes.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parent / "docs" / "benchmarks.md"
+DOCS = FOLDER.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
 _HEAD = """# Benchmarks
 
 Every figure here is written by `python -m benchmarks.page` from a file that a command of
 `benchmarks` has left; each says which.
 """
+_MARKED = re.compile(r"(<!-- benchmarks/(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """All pages that show results, in Markdown."""
+    known = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    marked = {path: filled(text) for path, text in known.items() if _MARKED.search(text)}
+    return {PAGE: written(), **marked}
+
+
+def filled(text: str) -> str:
+    """A page whose marked parts are made of results."""
+    return _MARKED.sub(lambda found: f"{found[1]}{_details(found[2])}\n{found[3]}", text)
+
+
+def _details(name: str) -> str:
+    file = FOLDER / name / "result.json"
+    if not file.exists():
+        return "\nThere is no record yet.\n"
+    result: dict[str, Any] = json.loads(file.read_text())
+    return f"\n{_module(name).details(result).strip()}\n\n{_origin(name, result)}\n"
 
 
 def written() -> str:
-    """The page, in Markdown."""
+    """docs/benchmarks.md."""
     return "\n".join([_HEAD.rstrip("\n"), *(_section(name) for name in _found())]) + "\n"
 
 
@@ -36,13 +60,17 @@ def _found() -> list[str]:
 
 def _section(name: str) -> str:
     result: dict[str, Any] = json.loads((FOLDER / name / "result.json").read_text())
-    host, module = result["machine"], _module(name)
-    origin = (
+    module = _module(name)
+    return f"\n## {module.TITLE}\n\n{module.body(result).strip()}\n\n{_origin(name, result)}"
+
+
+def _origin(name: str, result: dict[str, Any]) -> str:
+    host = result["machine"]
+    return (
         f"`{result['command']}`, {result['date']}, on {host['cores']} cores of {host['processor']},"
         f" torch {result['versions']['torch']}, at commit {result['commit'][:7]}:"
         f" `benchmarks/{name}/result.json`."
     )
-    return f"\n## {module.TITLE}\n\n{module.body(result).strip()}\n\n{origin}"
 
 
 def _module(name: str) -> Any:
@@ -56,4 +84,5 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    for path, text in pages().items():
+        path.write_text(text)

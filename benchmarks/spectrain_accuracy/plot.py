@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,24 @@ from matplotlib import pyplot
 
 SMOOTHED = 8  # steps a point of a curve is the mean of
 # The decayed predictors differ little from the linear ones; the table has them.
-SHOWN = ("synchronous", "stale", "stash", "spectrain", "pipeoptim")
+SHOWN = ("synchronous", "stale", "stash", "spectrain", "pipeoptim", "spectrain, discounted")
+CURVES, ERRORS = "async-curves.svg", "async-prediction.svg"
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:
-    """`curves.svg` and `prediction.svg` in `folder`."""
+    """`CURVES` and `ERRORS` in `folder`, each naming what it is drawn from."""
     matplotlib.rcParams["svg.hashsalt"] = "shardwright"  # equal results, equal files
-    _curves(result["rows"], folder / "curves.svg")
-    _errors(result["prediction_errors"], folder / "prediction.svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    _save(_curves(result["rows"]), folder / CURVES, result["rows"])
+    _save(_errors(result["prediction_errors"]), folder / ERRORS, result["prediction_errors"])
 
 
-def _curves(rows: list[dict[str, Any]], path: Path) -> None:
+def digest(drawn: Any) -> str:
+    """What a picture names as its source: a hash of the part of the result that it shows."""
+    return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
+
+
+def _curves(rows: list[dict[str, Any]]) -> Any:
     pipelines = sorted({row["stages"] for row in rows if row["weights"] != "synchronous"})
     columns = [(o, n) for o in dict.fromkeys(row["optimizer"] for row in rows) for n in pipelines]
     subjects = list(dict.fromkeys(row["subject"] for row in rows))
@@ -44,10 +53,10 @@ def _curves(rows: list[dict[str, Any]], path: Path) -> None:
     for ax in axes[-1]:
         ax.set_xlabel("mini-batch")
     axes[0][-1].legend(fontsize=8)
-    _save(figure, path)
+    return figure
 
 
-def _errors(errors: dict[str, dict[str, list[float]]], path: Path) -> None:
+def _errors(errors: dict[str, dict[str, list[float]]]) -> Any:
     figure, axes = pyplot.subplots(1, len(errors), figsize=(4 * len(errors), 3), squeeze=False)
     for ax, (optimizer, curves) in zip(axes[0], errors.items(), strict=True):
         for how, values in curves.items():
@@ -57,7 +66,7 @@ def _errors(errors: dict[str, dict[str, list[float]]], path: Path) -> None:
         ax.set_xlabel("s, updates ahead")
     axes[0][0].set_ylabel("mean distance from the weights to come")
     axes[0][0].legend(fontsize=8)
-    _save(figure, path)
+    return figure
 
 
 def _smooth(curve: list[float]) -> tuple[list[float], list[float]]:
@@ -67,7 +76,7 @@ def _smooth(curve: list[float]) -> tuple[list[float], list[float]]:
     return [i + SMOOTHED / 2 for i in starts], means
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, drawn: Any) -> None:
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None, "Description": digest(drawn)})
     pyplot.close(figure)

@@ -8,7 +8,8 @@
 Learning rates suit synchronous training and are the same for all. A gap is
 closed by 1 − (L − L_sync) / (L_stale − L_sync), L being the loss on what was
 held out, meaned over the seeds; a run whose loss is no number counts as the
-loss of a uniform guess.
+loss of a uniform guess. The record's pictures go to docs/pictures, and
+`python -m benchmarks.page` writes the pages that show them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ HERE = Path(__file__).parent
 OPTIMIZERS = ("momentum", "adamw")
 GUESS = {"transformer": math.log(256), "lstm": math.log(256), "digits": math.log(10)}
 FURTHEST = 8
+DISCOUNTED, DISCOUNT = ("stale", "spectrain"), 0.5  # of the steps, until there is none
+PICTURES = HERE.parents[1] / "docs" / "pictures"
 
 
 def runs(seeds: int, steps: int, pipelines: tuple[int, ...]) -> list[Run]:
@@ -49,15 +52,19 @@ def runs(seeds: int, steps: int, pipelines: tuple[int, ...]) -> list[Run]:
                     for stages in pipelines
                     for weights in WEIGHTS
                 ]
+                found += [
+                    Run(subject, optimizer, n, weights, seed, steps, discount=int(DISCOUNT * steps))
+                    for n in pipelines
+                    for weights in DISCOUNTED
+                ]
     return found
 
 
-def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean and spread over the seeds, the mean curve, and the share of the gap that is closed."""
     groups: dict[tuple[str, str, int, str], list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        key = (result["subject"], result["optimizer"], result["stages"], result["weights"])
-        groups[key].append(result)
+    for run, result in results.items():
+        groups[run.subject, run.optimizer, run.stages, run.contestant].append(result)
     means = {key: statistics.mean(_loss(r) for r in group) for key, group in groups.items()}
     found = []
     for (subject, optimizer, stages, weights), group in groups.items():
@@ -71,7 +78,7 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "spread": statistics.stdev(losses) if len(losses) > 1 else 0.0,
             "diverged": sum(not math.isfinite(result["held_out"]) for result in group),
             "curve": [
-                statistics.mean(_finite(loss, subject) for loss in at_step)
+                round(statistics.mean(_finite(loss, subject) for loss in at_step), 5)
                 for at_step in zip(*(result["losses"] for result in group), strict=True)
             ],
         }
@@ -90,13 +97,14 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The summary as text."""
     lines = [
-        "subject      optimizer  N  weights          held-out loss    closed  accuracy  diverged"
+        "subject      optimizer  N  weights                held-out loss    closed  accuracy"
+        "  diverged"
     ]
     for row in rows:
         closed = row.get("gap_closed")
         accuracy = f"{row['accuracy']:8.3f}" if "accuracy" in row else " " * 8
         lines.append(
-            f"{row['subject']:12} {row['optimizer']:9} {row['stages']:2}  {row['weights']:15}"
+            f"{row['subject']:12} {row['optimizer']:9} {row['stages']:2}  {row['weights']:21}"
             f" {row['held_out']:6.3f} ± {row['spread']:.3f}"
             f" {f'{closed:8.0%}' if closed is not None else ' ' * 8}  {accuracy}"
             f"  {row['diverged'] or ''}".rstrip()
@@ -105,12 +113,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _kept(path: Path | None) -> dict[Run, dict[str, Any]]:
-    """Runs that a file has results of."""
+    """Runs that a file has results of; fields that came later have their defaults."""
     if path is None or not path.exists():
         return {}
     names = [field.name for field in fields(Run)]
     results = [json.loads(line) for line in path.read_text().splitlines()]
-    return {Run(**{name: result[name] for name in names}): result for result in results}
+    return {Run(**{n: result[n] for n in names if n in result}): result for result in results}
 
 
 def _keep(path: Path | None, result: dict[str, Any]) -> None:
@@ -139,8 +147,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="JSON lines of finished runs, kept and read")
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
+    # Pictures of the record are those of the documentation.
+    pictures = PICTURES if options.out.resolve() == HERE / "result.json" else options.out.parent
     if options.plot_only:
-        draw(json.loads(options.out.read_text()), HERE)
+        draw(json.loads(options.out.read_text()), pictures)
         return
     pipelines: tuple[int, ...] = (4, 8)
     if options.quick:
@@ -168,12 +178,12 @@ def main() -> None:
         found = {
             "claim": "prediction closes at least half of the gap from stale to synchronous",
             "options": {"seeds": options.seeds, "steps": options.steps},
-            "rows": summary([done[run] for run in wanted]),
+            "rows": summary({run: done[run] for run in wanted}),
             "prediction_errors": {name: error.result() for name, error in errors.items()},
         }
     print("\n" + table(found["rows"]))
     record.write(found, options.out, 0)
-    draw(found, HERE)
+    draw(found, pictures)
 
 
 if __name__ == "__main__":

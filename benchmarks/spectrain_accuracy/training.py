@@ -22,7 +22,11 @@ WARM_UP = 20  # updates over which the learning rate rises
 
 @dataclass(frozen=True)
 class Run:
-    """One training run; `weights` is "synchronous" or how the pipeline chooses them."""
+    """One training run; `weights` is "synchronous" or how the pipeline chooses them.
+
+    With `discount` late stages begin with smaller learning rates (`runtime.discount`), for so many
+    updates.
+    """
 
     subject: str
     optimizer: str
@@ -31,6 +35,12 @@ class Run:
     seed: int
     steps: int
     rate: float = 0.0  # the subject's own if 0
+    discount: int = 0
+
+    @property
+    def contestant(self) -> str:
+        """What is compared."""
+        return f"{self.weights}, discounted" if self.discount else self.weights
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -74,7 +84,10 @@ def simulate(run: Run) -> tuple[nn.Module, AsyncSimulation]:
     alone = run.weights == "synchronous"
     stages = cut_stages(_captured(run.subject), 1 if alone else run.stages)
     weights = "stale" if alone else run.weights
-    return model, AsyncSimulation(stages, model, weights, optimizer, scheduler=warm_up)
+    simulation = AsyncSimulation(
+        stages, model, weights, optimizer, scheduler=warm_up, discount_steps=run.discount
+    )
+    return model, simulation
 
 
 @cache

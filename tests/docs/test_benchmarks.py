@@ -8,10 +8,17 @@ import pytest
 from benchmarks import page
 from benchmarks.efficiency import page as efficiency
 from benchmarks.soybean import page as soybean
+from benchmarks.spectrain_accuracy import page as accuracy
+from benchmarks.spectrain_accuracy import plot
+from benchmarks.spectrain_equality import page as equality
+from benchmarks.spectrain_speed import page as speed
 
 
-def test_the_page_is_what_the_results_give():
-    assert page.PAGE.read_text() == page.written(), "run python -m benchmarks.page"
+def test_pages_are_what_the_results_give():
+    pages = page.pages()
+    assert {path.name for path in pages} >= {"benchmarks.md", "async.md"}
+    for path, text in pages.items():
+        assert path.read_text() == text, f"{path.name}: run python -m benchmarks.page"
 
 
 def test_a_changed_result_changes_the_page(tmp_path, monkeypatch):
@@ -43,6 +50,44 @@ ROW |= {"model": "alexnet", "scale": 0.25, "batch": 64, "hosts": 4}
 CLOCK = {"ours_seconds": 0.1, "by_hand_seconds": 0.2, "ratio": 0.5, "ratio_quartiles": [0.4, 0.6]}
 
 
+EQUAL = {"stages": 4, "optimizer": "adamw", "weights": "stash", "compared": 912, "different": 3}
+EQUAL |= {"last_loss": 2.25}
+FAST = {"model": "vgg16", "against": "ddp", "hosts": 4, "gbit_per_s": 0.1, "seconds_other": 9.0}
+FAST |= {"seconds_async": 1.0, "times_faster": 9.0, "every_round": [8.5, 9.25], "target": 8.91}
+
+
+def learned(weights, stages, loss, **more):
+    row = {"subject": "lstm", "optimizer": "adamw", "weights": weights, "stages": stages}
+    return {**row, "held_out": loss, "spread": 0.1, "diverged": 0, "curve": [3.0] * 16, **more}
+
+
+LEARNED = {
+    "options": {"seeds": 5, "steps": 16},
+    "rows": [
+        learned("synchronous", 1, 2.125),
+        learned("stale", 4, 2.625, gap_closed=0.0),
+        learned("spectrain", 4, 2.25, gap_closed=0.75),
+    ],
+    "prediction_errors": {
+        "adamw": {"stale": [1.0, 2.0], "linear": [0.5, 3.0], "decayed": [0.5, 1.0]}
+    },
+}
+
+
+def test_pictures_say_what_they_are_drawn_from(tmp_path):
+    plot.draw(LEARNED, tmp_path)
+    names = {plot.CURVES: "rows", plot.ERRORS: "prediction_errors"}
+    folders = [(tmp_path, LEARNED)]
+    record = page.FOLDER / "spectrain_accuracy" / "result.json"
+    if record.exists():
+        folders.append((page.DOCS / "pictures", json.loads(record.read_text())))
+    for folder, result in folders:
+        for name, part in names.items():
+            drawn = (folder / name).read_text()
+            assert plot.digest(result[part]) in drawn, f"{folder}: run with --plot-only"
+    assert plot.digest(LEARNED["rows"][1:]) not in (tmp_path / plot.CURVES).read_text()
+
+
 @pytest.mark.parametrize(
     "body, result, line",
     [
@@ -58,6 +103,39 @@ CLOCK = {"ours_seconds": 0.1, "by_hand_seconds": 0.2, "ratio": 0.5, "ratio_quart
                 "rows": [{"model": "mlp", "strategy": "sharded", "wall": CLOCK, "cpu": CLOCK}],
             },
             "| mlp, sharded | 100.0 | 200.0 | 0.500 (0.400 to 0.600) | 0.500 |",
+        ),
+        (
+            equality.body,
+            {"steps": 200, "rows": [EQUAL]},
+            "| 4 stages, adamw, stash | 912 | 3 | 2.250000 |",
+        ),
+        (
+            speed.body,
+            {"rows": [FAST]},
+            "| vgg16, DDP | 4 | 0.1 | 9.000 | 1.000 | 9.00 (8.50 to 9.25) | 8.91 |",
+        ),
+        (
+            accuracy.details,
+            LEARNED,
+            "| lstm, adamw | 4 | spectrain | 2.250 ± 0.100 | 75% |  |  |",
+        ),
+        (
+            accuracy.body,
+            LEARNED,
+            "* Half of the gap on the language models, `spectrain`: met in 1 of 1 (lstm adamw N = 4"
+            " 75%).",
+        ),
+        (
+            accuracy.body,
+            LEARNED,
+            "* Best predictor at N = 4 within a standard deviation of synchronous training: 0 of 1"
+            " (deviations above it: lstm adamw spectrain +1.2).",
+        ),
+        (
+            accuracy.details,
+            LEARNED,
+            "Predictions are nearer than the stale weights: linear ones with adamw at 1 of 2"
+            " distances, decayed ones with adamw at 2 of 2 distances.",
         ),
     ],
 )
