@@ -55,5 +55,7 @@ def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[Call, float]
         if form is None or workload(op, rule, graph).kind in _UNTIMED:
             continue
         tiling = parse_tiling(rule, planned[op.name].tiling)
-        found[form.at(local_sizes(rule, tiling, plan.layout_mesh))] += planned[op.name].seconds / total
+        found[form.at(local_sizes(rule, tiling, plan.layout_mesh))] += (
+            planned[op.name].seconds / total
+        )
     return found
