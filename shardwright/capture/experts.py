@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from shardwright.capture.lookup import local_index
 
 EXPERTS = "shardwright.experts.default"
 
@@ -29,7 +26,6 @@ def experts(
     scores: Tensor,
     up: Tensor,
     down: Tensor,
-    tile: Sequence[int],
     turned: Sequence[bool],
     product: str,
     between: str,
@@ -38,29 +34,40 @@ def experts(
 
     x (tokens, width), `chosen` experts and their `scores` (tokens, k), `up`
     (experts, inner, width) and `down` (experts, width, inner), the last two dimensions the
-    other way round where `turned` is False. Weights are those of a `tile` of
-    all experts: start, length and size of each atom. `product` names the
-    grouped product, `between` has the steps between the two (see `steps_to_text`).
+    other way round where `turned` is False. `product` names the grouped product, `between` has the
+    steps between the two (see `mixtures.py`). All experts are here; a device that holds some of
+    them runs `runtime/experts.py`.
     """
-    held = prod(tile[1::3])
-    everything = held == prod(tile[2::3])
-    place, inside = local_index(chosen.reshape(-1), tile)
-    expert, order = torch.where(inside, place, held).sort()
-    if not everything:
-        # The rows of other experts are last. One row stays in any case: its score counts nothing.
-        count = max(1, int(inside.sum()))
-        expert, order = expert[:count].clamp(max=held - 1), order[:count]
-    ends = torch.searchsorted(expert, torch.arange(held, device=x.device), right=True)
-    multiply, offsets = _operator(product), ends.to(torch.int32)
-    up, down = (w.transpose(-2, -1) if t else w for w, t in zip((up, down), turned, strict=True))
-    inner = multiply(x[order // chosen.shape[1]], up, offsets)
-    rows = multiply(_run(json.loads(between), inner), down, offsets)
-    score = scores.reshape(-1)[order]
-    if not everything:
-        score = score * inside[order]
-    rows = rows * score.unsqueeze(-1)
-    spread = rows.new_zeros((chosen.numel(), rows.shape[1])).index_copy(0, order, rows)
-    total: Tensor = spread.view(*chosen.shape, -1).sum(1)
+    expert, order = chosen.reshape(-1).sort()
+    rows = through(x[order // chosen.shape[1]], expert, (up, down), turned, product, between)
+    return added(rows, order, scores)
+
+
+def through(
+    rows: Tensor,
+    expert: Tensor,
+    weights: tuple[Tensor, Tensor],
+    turned: Sequence[bool],
+    product: str,
+    between: str,
+) -> Tensor:
+    """Each of `rows`, sorted by the number of its `expert` among `weights`, through that expert."""
+    places = torch.arange(weights[0].shape[0], device=rows.device)
+    offsets = torch.searchsorted(expert, places, right=True).to(torch.int32)
+    multiply = _operator(product)
+    up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
+    found: Tensor = multiply(_run(json.loads(between), multiply(rows, up, offsets)), down, offsets)
+    return found
+
+
+def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
+    """Rows times their scores, added up by token: (rows, width) -> (tokens, width).
+
+    `order` says which of all `scores`, (tokens, k), are those of `rows`; others give nothing.
+    """
+    scored = rows * scores.reshape(-1)[order].unsqueeze(-1)
+    spread = rows.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)
+    total: Tensor = spread.view(*scores.shape, -1).sum(1)
     return total
 
 
@@ -92,7 +99,7 @@ def _operator(target: str) -> Any:
 
 torch.library.define(
     "shardwright::experts",
-    "(Tensor x, Tensor chosen, Tensor scores, Tensor up, Tensor down, int[] tile, bool[] turned,"
+    "(Tensor x, Tensor chosen, Tensor scores, Tensor up, Tensor down, bool[] turned,"
     " str product, str between) -> Tensor",
 )
 torch.library.impl("shardwright::experts", "CompositeImplicitAutograd", experts)

@@ -75,7 +75,6 @@ class _Mixture:
                 Ref(chosen),
                 Ref(scores),
                 *(Ref(name) for name, _ in weights),
-                (0, graph.tensor[weights[0][0]].shape[0], graph.tensor[weights[0][0]].shape[0]),
                 tuple(turned for _, turned in weights),
                 self.up.target,
                 json.dumps(steps),

@@ -69,6 +69,24 @@ def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
             return step_price(Collective.ALL_GATHER, link, machine).and_then(cut)
 
 
+_SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
+
+
+@cache
+def exchange_price(link: Link, machine: Machine) -> StepPrice:
+    """What rows cost that are sent where the data says, and their results sent back.
+
+    Counts are gathered first, then come two all_to_alls, per byte of both that the
+    busiest device is sent. Every row is sorted before it leaves and after it has come.
+    """
+    if link.ranks == 1:
+        return StepPrice(0.0)
+    calls = 3 * (machine.collective_launch_seconds + link.lap_seconds)
+    launches = _SORTING * machine.device.launch_seconds
+    sorting = 4 / _memory_bytes_per_s(machine)
+    return StepPrice(calls + launches, per_larger=link.exchange_seconds_per_byte + sorting)
+
+
 def collective_seconds(
     kind: Collective, link: Link, before: Bytes, after: Bytes, machine: Machine
 ) -> Seconds:

@@ -19,7 +19,7 @@ from shardwright.cost.calls import Form, form_of, timed
 from shardwright.ir.curve import Curve
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.ir.machine import Device
-from shardwright.rules.rule import Dims, Rule
+from shardwright.rules.rule import SPREAD, Dims, Rule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,9 +41,6 @@ class OperatorClass(Enum):
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
-# Rows of the busiest device over those of the mean, where devices hold different experts: what
-# losses that balance routers leave; a stated figure, not a measured one.
-EXPERT_SKEW = 1.25
 # These read as much of their operands as they return, not all of it.
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
 
@@ -82,6 +79,8 @@ class Workload:
     causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
     repeats: int = 1  # of the contraction
     experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
+    skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
+    routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: Form | None = None  # of operators that the device has timings of
 
     @property
@@ -90,8 +89,14 @@ class Workload:
         return results and any(port.requires_grad for port in self.operands)
 
 
-def workload(op: Op, rule: Rule, graph: Graph, known: Collection[str] = ()) -> Workload:
-    """The workload of `op`; `known` are the operators that the device has timings of."""
+def workload(
+    op: Op, rule: Rule, graph: Graph, known: Collection[str] = (), skew: float = 1.0
+) -> Workload:
+    """The workload of `op`; `known` are the operators that the device has timings of.
+
+    `skew` is how many more rows than the mean the busiest of devices has that hold different
+    experts.
+    """
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 
     def port(name: str, dims: Dims) -> Port:
@@ -123,6 +128,8 @@ def workload(op: Op, rule: Rule, graph: Graph, known: Collection[str] = ()) -> W
         causal=_causal(op, rule, index, graph),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
+        skew=skew if op.kind == "experts" else 1.0,
+        routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known else None,
     )
 
@@ -237,10 +244,29 @@ def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
 
 
 def expert_share(work: Workload, sizes: Ints) -> Floats:
-    """The share of all rows that goes to the experts of the busiest device: (K,)."""
+    """The share of the rows there are that goes to the experts of the busiest device: (K,)."""
     every = product_of(np.array(work.sizes)[:, None], work.experts)
     share: Floats = product_of(sizes, work.experts) / every
-    return np.where(share < 1.0, np.minimum(1.0, share * EXPERT_SKEW), share)
+    return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
+
+
+def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
+    """Bytes that the busiest device is sent of rows of the first operand, and of results: (K,)."""
+    rows = product_of(sizes, work.routed) * expert_share(work, sizes)
+    sent, made = work.operands[0], work.results[0]
+    widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
+    there, back = (
+        np.ceil(rows * product_of(sizes, width) * port.item_bytes).astype(np.int64)
+        for width, port in zip(widths, (sent, made), strict=True)
+    )
+    return there, back
+
+
+def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
+    """Of a mixture of experts: each token is a row for each expert that it chose."""
+    if not rule.routes:
+        return ()
+    return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
 
 
 def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:

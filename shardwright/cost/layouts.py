@@ -15,7 +15,7 @@ from shardwright.ir.layout import (
     largest_atoms,
     num_elements,
 )
-from shardwright.rules.rule import Choice, Placed, Rule, Split, Tiling
+from shardwright.rules.rule import SPREAD, Choice, Placed, Route, Rule, Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,10 @@ def _cut(rule: Rule, tiling: Tiling, mesh: Mesh, cut: Callable[[int, int], int])
     """Factor sizes after the cuts of all axes, outer axes first."""
     sizes = {factor.name: factor.size for factor in rule.factors}
     for choice, parts in zip(tiling, mesh.shape, strict=True):
-        if isinstance(choice, Split):
-            sizes[choice.factor] = cut(sizes[choice.factor], parts)
+        for factor in rule.cuts(choice):
+            sizes[factor] = cut(sizes[factor], parts)
+        if isinstance(choice, Route):
+            sizes[SPREAD] *= parts
     return tuple(sizes[factor.name] for factor in rule.factors)
 
 

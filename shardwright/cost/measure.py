@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import Ints
+from shardwright.cost.collectives import exchange_price
 from shardwright.cost.compute import Workload, forward_seconds, operator_seconds
 from shardwright.cost.prices import Prices
+from shardwright.cost.topology import links
 from shardwright.cost.update import update_seconds
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.machine import Machine
@@ -46,6 +48,12 @@ class Measure(Protocol):
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
 
+    def exchanges(self, axis: int, moved: Ints) -> Floats:
+        """Rows sent along a mesh axis to where they are worked on, and their results back.
+
+        `moved` are the bytes of both together that the busiest device is sent: (K,) -> (K,).
+        """
+
     def sum_launches(self) -> Floats:
         """What a sum along each mesh axis costs however small it is: (axes,)."""
 
@@ -57,7 +65,7 @@ class Duration:
     brings_once = True
 
     def __init__(self, machine: Machine, mesh: Mesh) -> None:
-        self._machine = machine
+        self._machine, self._mesh = machine, mesh
         self._ranks = mesh.size
         self._prices = Prices(machine, mesh)
 
@@ -79,6 +87,11 @@ class Duration:
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds of all steps."""
         return self._prices.seconds(atoms, item_bytes, src, dst)
+
+    def exchanges(self, axis: int, moved: Ints) -> Floats:
+        """Seconds of both all_to_alls, of the counts before them, and of sorting rows."""
+        price = exchange_price(links(self._machine, self._mesh)[axis], self._machine)
+        return price.fixed + price.per_larger * moved.astype(np.float64)
 
     def sum_launches(self) -> Floats:
         """Seconds of launch and latency."""

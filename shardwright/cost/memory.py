@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.compute import Ints, Workload, expert_share
+from shardwright.cost.compute import Ints, Workload, expert_share, routed_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.masters import stored_bytes
@@ -139,10 +139,16 @@ def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes:
 
 
 def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
-    """Bytes held while an operator runs: operands, results and their gradients: (K,)."""
+    """Bytes held while an operator runs: operands, results and their gradients: (K,).
+
+    Of experts whose rows come from several devices these rows too, and what is made of them.
+    """
     total = np.zeros(sizes.shape[1], np.int64)
     for port in (*work.operands, *work.results):
         total += port.local_bytes(sizes) * (1 + port.requires_grad)
+    if work.routed:
+        there, back = routed_bytes(work, sizes)
+        total += np.where(sizes[work.routed[-1]] > 1, 2 * (there + back), 0)
     return total
 
 

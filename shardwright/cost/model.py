@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.cost.agreements import agreed_bytes, agreement_seconds, reductions
 from shardwright.cost.codes import WHOLE, Ints, decode, storable
 from shardwright.cost.compute import Workload, backward_seconds, workload
+from shardwright.cost.exchanges import Exchanges, exchanged, exchanges
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
     bucket_size,
@@ -81,6 +82,7 @@ class CostModel:
         self._equal_workloads: dict[Workload, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
+        self._exchanged: dict[Hashable, Exchanges] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self._reads = Reads(
             graph,
@@ -110,7 +112,10 @@ class CostModel:
         key = (id(work), stays, op.extra_saved, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
-            seconds = (seconds + self._agreement(op) * (1 + again)) * self.micro_batches
+            seconds = seconds + self._agreement(op) * (1 + again)
+            if (sent := self._exchanges(op)) is not None:
+                seconds = seconds + sent.seconds(again)
+            seconds = seconds * self.micro_batches
             held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
@@ -291,12 +296,18 @@ class CostModel:
         return list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
 
     def agreements(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
-        """What devices reduce while they run `op` by its option `k`; once more if `again`."""
+        """What devices bring together, or send, while they run `op` by its option `k`.
+
+        Forward operators run once more if `again`.
+        """
         rule, options = self.analysis.rules[op.name], self.options(op)
-        if not rule.agreed:
-            return []
-        item = agreed_bytes(op, self.graph)
         found: list[Transfer] = []
+        if (sent := self._exchanges(op)) is not None:
+            made = exchanged(sent, k, self.mesh, self.micro_batches, again=again)
+            found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
+        if not rule.agreed:
+            return found
+        item = agreed_bytes(op, self.graph)
         for atoms, before, after in reductions(rule, options, k, len(self.mesh.axes)):
             phases = (Phase.FORWARD, Phase.AGAIN) if again else (Phase.FORWARD,)
             ways = [(phase, before, after, self.micro_batches) for phase in phases]
@@ -332,6 +343,18 @@ class CostModel:
         item, axes = agreed_bytes(op, self.graph), len(self.mesh.axes)
         return agreement_seconds(rule, self.options(op), item, self.measure, axes)
 
+    def _exchanges(self, op: Op) -> Exchanges | None:
+        """Rows that `op` sends to where they are worked on, if it may do so."""
+        rule = self.analysis.rules[op.name]
+        if not rule.routes or not self.mesh.axes:
+            return None
+        key = id(self._workload(op)), id(self.options(op))
+        if key not in self._exchanged:
+            self._exchanged[key] = exchanges(
+                rule, self._workload(op), self.options(op), self.measure
+            )
+        return self._exchanged[key]
+
     def _stays(self, value: str, recomputed: Collection[str]) -> bool:
         """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""
         savers = self._retention.savers
@@ -347,7 +370,8 @@ class CostModel:
         """Equal ones are the very same, so that tables are known by them."""
         if op.name not in self._workloads:
             rule = self.analysis.rules[op.name]
-            found = workload(op, rule, self.graph, targets(self.machine.device.timings))
+            known, skew = targets(self.machine.device.timings), self.machine.expert_skew
+            found = workload(op, rule, self.graph, known, skew)
             self._workloads[op.name] = self._equal_workloads.setdefault(found, found)
         return self._workloads[op.name]
 

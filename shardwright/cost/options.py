@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.cost.codes import BASE, Ints, digit, last_tile
 from shardwright.ir.layout import Mesh
-from shardwright.rules.rule import Rule, Split, Tiling
+from shardwright.rules.rule import SPREAD, Route, Rule, Tiling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,8 @@ class Options:
     """The feasible tilings of an operator, K of them, computed whole everywhere first if it may be.
 
     `choices[k]` has, per mesh axis, an index into `Rule.choices()`; layouts are
-    codes, `sizes` the local sizes of the rule's factors on the largest device.
+    codes, `sizes` the local sizes of the rule's factors on the largest device (of `SPREAD` from
+    how many devices its rows are).
     """
 
     choices: tuple[tuple[int, ...], ...]
@@ -86,7 +87,9 @@ def _form(rule: Rule) -> Hashable:
         for port in (*rule.operands, *rule.results, *rule.agreed)
     )
     factors = tuple((factor.size, factor.least, factor.kind) for factor in rule.factors)
-    return len(rule.operands), len(rule.results), dims, factors, rule.additive, rule.linear
+    routes = tuple((index[rows], index[owners]) for rows, owners in rule.routes)
+    counts = len(rule.operands), len(rule.results)
+    return counts, dims, factors, rule.additive, rule.linear, routes
 
 
 def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
@@ -100,15 +103,20 @@ def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
     every = list(product(*per_axis))
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
-    split = np.array([index[c.factor] if isinstance(c, Split) else -1 for c in known])
+    cuts = np.zeros((len(known), len(rule.factors)), bool)
+    for number, choice in enumerate(known):
+        cuts[number, [index[name] for name in rule.cuts(choice)]] = True
+    routes = np.array([isinstance(choice, Route) for choice in known])
     largest = np.array([[factor.size] * len(every) for factor in rule.factors], np.int64)
     largest = largest.reshape(len(rule.factors), len(every))
     least = np.array([factor.least or factor.size for factor in rule.factors], np.int64)
     last = np.broadcast_to(least[:, None], largest.shape)
     for axis, parts in enumerate(mesh.shape):
-        cut = split[chosen[:, axis]] == np.arange(len(rule.factors))[:, None]
+        cut = cuts[chosen[:, axis]].T
         largest = np.where(cut, -(-largest // parts), largest)
         last = np.where(cut, last_tile(last, parts), last)
+        if rule.routes:
+            largest[index[SPREAD]] *= np.where(routes[chosen[:, axis]], parts, 1)
     empty = np.array([factor.size == 0 for factor in rule.factors], bool)
     good = ((last > 0) | empty[:, None]).all(axis=0)
     chosen = chosen[good]

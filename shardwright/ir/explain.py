@@ -101,6 +101,9 @@ def head(plan: Plan) -> list[str]:
     if pieces := {op.piece for op in plan.ops} - {0}:
         again = sum(op.piece > 0 for op in plan.ops)
         lines.append(_item("recomputed", f"{again} operators in {len(pieces)} pieces"))
+    if plan.expert_skew:
+        often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
+        lines.append(_item("experts", often))
     for name, text in plan.habits.lines():
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")

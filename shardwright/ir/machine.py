@@ -173,6 +173,9 @@ class Level:
             _require_positive(name, self.gather_bytes_per_s, "50GB/s")
 
 
+EXPERT_SKEW = 1.25
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Equal devices under levels of links, innermost (fastest) level first.
@@ -180,7 +183,9 @@ class Machine:
     Rank r is device r; neighbouring ranks are joined by the innermost level.
     `backend` runs the collectives, `collective_launch_seconds` is what each
     costs before its first hop. `overlap` is the part of a collective's time that is hidden where
-    the device has other work meanwhile. `provenance` says where the figures come from:
+    the device has other work meanwhile. Where devices hold different experts the busiest is taken
+    to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
+    losses that balance routers leave, by default. `provenance` says where the figures come from:
     specified, assumed or measured, and `measured` when and how well.
     """
 
@@ -192,6 +197,7 @@ class Machine:
     collective_launch_seconds: Seconds = NO_TIME
     overlap: float = 0.0
     measured: Measured | None = None
+    expert_skew: float = EXPERT_SKEW
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -202,6 +208,11 @@ class Machine:
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
         if not 0 <= self.overlap <= 1:
             raise MachineError(f"overlap is {self.overlap}; give a part, at least 0 and at most 1")
+        if not 1 <= self.expert_skew < float("inf"):
+            raise MachineError(
+                f"expert_skew is {self.expert_skew}; give the rows of the busiest device over the"
+                " mean, at least 1"
+            )
 
     @property
     def devices(self) -> int:

@@ -12,7 +12,14 @@ from typing import Any
 
 from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
+from shardwright.ir.machine import (
+    EXPERT_SKEW,
+    Device,
+    Efficiency,
+    Level,
+    Machine,
+    MachineError,
+)
 from shardwright.ir.measured_text import measured_lines, read_measured
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -88,6 +95,8 @@ def to_toml(machine: Machine) -> str:
         f"backend = {_quoted(machine.backend)}",
         f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
         f"overlap = {machine.overlap!r} # part of a collective that other work hides",
+        f"expert_skew = {machine.expert_skew!r}"
+        " # rows of the busiest device over the mean, where devices hold different experts",
         "",
         "[device]",
         f"kind = {_quoted(device.kind)}",
@@ -154,7 +163,10 @@ def parse_toml(text: str) -> Machine:
         "the file",
         data,
         needed=("name", "device", "level"),
-        optional=("provenance", "backend", "collective_launch", "overlap", "measured"),
+        optional=(
+            *("provenance", "backend", "collective_launch"),
+            *("overlap", "expert_skew", "measured"),
+        ),
     )
     levels = _is("level", data["level"], list)
     return Machine(
@@ -167,6 +179,7 @@ def parse_toml(text: str) -> Machine:
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
+        expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
         measured=None
         if "measured" not in data
         else read_measured(_is("measured", data["measured"], dict)),

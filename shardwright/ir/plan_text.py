@@ -52,6 +52,7 @@ def write(plan: Plan) -> str:
             "memory": None if plan.memory is None else asdict(plan.memory),
             "lower_bound_seconds": plan.lower_bound_seconds,
             "overlap": plan.overlap,
+            **({"expert_skew": plan.expert_skew} if plan.expert_skew else {}),
             **asdict(plan.habits),
             "notes": list(plan.notes),
             "remarks": [
@@ -158,6 +159,7 @@ def _read(data: dict[str, Any]) -> Plan:
         memory=_memory(data.get("memory")),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
+        expert_skew=_number(data.get("expert_skew", 0.0)),
         habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(

@@ -32,7 +32,7 @@ from shardwright.lower.program import (
 )
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
-# Those that need a module each; of `Compute` only those that regather.
+# Those that need a module each; of `Compute` only those that regather or route.
 Special = Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint
 
 _RANDOM_STATE = "random state"
@@ -122,10 +122,12 @@ class _Writer:
         op = instruction.op
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
-        if not instruction.regathers:
+        if not instruction.regathers and instruction.routing is None:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"
         self.root.add_module(name, self.make(instruction))
+        if not instruction.regathers:
+            return self.graph.call_module(name, args, kwargs)
         again = tuple(self.nodes[self.sources[result]] for result in instruction.regathers)
         first = tuple(self.nodes[result] for result in instruction.regathers)
         return self.graph.call_module(name, (again, first, args, kwargs))

@@ -20,6 +20,7 @@ from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Block, Heap, Use
 from shardwright.lower.kernels import inside
 from shardwright.lower.loads import fetch, load, reduce
+from shardwright.lower.mixture import held_experts
 from shardwright.lower.moving import moved
 from shardwright.lower.program import (
     Attention,
@@ -69,7 +70,7 @@ class Walk:
 
     `given` are the leaves as the program is called with them; `stored` those
     among them that are parameters in plain tensors, whose gradients are taken
-    as they come.
+    as they come. `skew` as in `Machine.expert_skew`.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Walk:
         footprints: Footprints,
         on_cpu: bool,
         plain: bool,
+        skew: float = 1.0,
     ) -> None:
         self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
         self.sizes = dict(program.mesh.axes)
-        self.on_cpu, self.plain = on_cpu, plain
+        self.on_cpu, self.plain, self.skew = on_cpu, plain, skew
         self.views: dict[str, View] = dict(given)
         self.parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self.gradients: dict[str, View] = {}  # on their way back
@@ -169,6 +171,8 @@ class Walk:
                 heap.where = f"{self.label(instruction.op)}, forward"
                 if is_fused(self, instruction.op):
                     attention(self, instruction.op)
+                elif instruction.routing is not None:
+                    held_experts(self, instruction)
                 else:
                     self.compute(instruction)
 

@@ -211,6 +211,8 @@ class _Writer:
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
         elif placed := placed_call(local, placing, self.placed.mesh, positions, tuple(shapes)):
+            if isinstance(placed, Compute) and not self.piece:
+                placed = replace(placed, regathers=tuple(kept))
             self.write(placed)
         else:
             self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))

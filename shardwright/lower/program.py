@@ -20,6 +20,7 @@ from shardwright.ir.layout import (
     local_atoms,
 )
 from shardwright.ir.redistribution import Collective, steps_between
+from shardwright.lower.routing import Routing
 
 Shape = tuple[int, ...]
 
@@ -77,17 +78,20 @@ class Compute:
     """One operator on local tiles.
 
     What it keeps of `regathers`, results of redistributions, is dropped and
-    redistributed again in the backward pass.
+    redistributed again in the backward pass. A mixture that holds some of its experts has a
+    `routing`.
     """
 
     op: Op
     shapes: tuple[Shape, ...]  # of the results
     regathers: tuple[str, ...] = ()
+    routing: Routing | None = None
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(s)) for s in self.shapes)
         again = "".join(f", regathers %{name}" for name in self.regathers)
-        return f"{self.op}: {shapes}{again}"
+        routed = f", {self.routing}" if self.routing and self.routing.hops else ""
+        return f"{self.op}: {shapes}{routed}{again}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ It follows the formulas of `runtime.dropout` and `runtime.crossentropy`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -145,8 +146,26 @@ def local_shapes(walk: Walk, one: Joint | RunModule | Attention) -> tuple[Shape,
     return (views[1].shape[: len(whole)] if whole else (),)
 
 
-def stated(walk: Walk, op: Op, shapes: tuple[Shape, ...], one: Instruction | None = None) -> None:
-    """An operator that is no single call: its results, what the graph says it saves, gradients."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an operator keeps: so many bytes of its own, and operands; `backward` lives there."""
+
+    own: int
+    operands: tuple[str, ...]
+    backward: int
+
+
+def stated(
+    walk: Walk,
+    op: Op,
+    shapes: tuple[Shape, ...],
+    one: Instruction | None = None,
+    known: Kept | None = None,
+) -> None:
+    """An operator that is no single call: its results, what it saves, gradients.
+
+    What it saves is `known`, or else what the graph says.
+    """
     heap, graph = walk.heap, walk.graph
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
@@ -169,6 +188,7 @@ def stated(walk: Walk, op: Op, shapes: tuple[Shape, ...], one: Instruction | Non
     saved: list[Block] = []
     by_serial = dict(zip(original.operands, op.operands, strict=True))
     kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
+    kept = kept if known is None else known.operands
     for name in dict.fromkeys(kept):
         saved.append(heap.save(walk.views[name].block))
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
@@ -176,6 +196,8 @@ def stated(walk: Walk, op: Op, shapes: tuple[Shape, ...], one: Instruction | Non
     if joint:  # of each sample its normalizer and whether it counts
         logits = walk.views[op.operands[0]]
         extra = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
+    if known is not None:
+        extra = known.own
     if extra:
         own = heap.new(extra)
         saved.append(heap.save(own))
@@ -184,6 +206,7 @@ def stated(walk: Walk, op: Op, shapes: tuple[Shape, ...], one: Instruction | Non
     def back() -> None:
         came = [walk.taken(name) for name in op.outputs]
         if any(gradient is not None for gradient in came):
+            heap.briefly(known.backward if known else 0)
             made = [
                 (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
                 for name, v in forms.items()

@@ -14,6 +14,7 @@ from shardwright.capture.operators import argument
 from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.lower.program import Compute, Joint
+from shardwright.lower.routing import routing
 from shardwright.rules.placing import Placing
 
 Shape = tuple[int, ...]
@@ -28,7 +29,7 @@ def placed_call(
     if op.kind == "embedding":
         return _embedding(op, placing, positions, shapes)
     if op.kind == "experts":
-        return _experts(op, positions, shapes)
+        return _experts(op, placing, positions, shapes)
     if op.kind == "cross_entropy_loss":
         return _cross_entropy(op, placing, mesh, positions)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
@@ -50,11 +51,16 @@ def _embedding(
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
 
 
-def _experts(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute:
+def _experts(
+    op: Op, placing: Placing, positions: Positions, shapes: tuple[Shape, ...]
+) -> Compute | None:
     """The experts that are held, which are the first dimension of their weights."""
-    flat = tuple(number for atom in positions(3)[0] for number in atom)
-    held = replace(op, args=(*op.args[:5], flat or (0, 1, 1), *op.args[6:]))
-    return Compute(held, shapes)
+    tile = positions(3)[0]
+    if len(tile) != 1:  # of one expert
+        return None
+    ((start, length, size),) = tile
+    found = routing(placing.operands[0], placing.operands[3], size, (start, length))
+    return Compute(op, shapes, routing=found) if found else None
 
 
 def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:

@@ -32,13 +32,14 @@ class Trainer:
     `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
     bytes that it takes beside to update tiles of so many bytes. The
     allocator hands out multiples of `granularity`. With `on_cpu` sums that are scattered are
-    made on a copy, as Gloo does.
+    made on a copy, as Gloo does. `skew` as in `Machine.expert_skew`.
     """
 
     states: int
     update: Callable[[Sequence[int]], int]
     granularity: int = 1
     on_cpu: bool = False
+    skew: float = 1.0
 
 
 def step_memory(
@@ -156,7 +157,14 @@ class _Step:
 
     def walk(self, program: Program, given: Mapping[str, View]) -> Walk:
         return Walk(
-            self.graph, program, given, self.heap, self.book, self.trainer.on_cpu, self.plain
+            self.graph,
+            program,
+            given,
+            self.heap,
+            self.book,
+            self.trainer.on_cpu,
+            self.plain,
+            self.trainer.skew,
         )
 
     def micro_batched(self) -> list[int]:
@@ -188,6 +196,7 @@ class _Step:
                 self.book,
                 self.trainer.on_cpu,
                 plain=True,
+                skew=self.trainer.skew,
             )
             walk.kept = kept
             walk.forward()

@@ -107,6 +107,7 @@ _REWRITES: dict[str, Callable[..., Op]] = {
     "reshape": _as_reshape,
     "expand": _shape_argument(1),
     "new_zeros": _shape_argument(1),
+    "new_empty": _shape_argument(1),
     "new_ones": _shape_argument(1),
     "new_full": _shape_argument(1),
     "full": _shape_argument(0),

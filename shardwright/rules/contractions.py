@@ -111,10 +111,11 @@ def embedding(call: Call) -> Notation:
 def experts(call: Call) -> Notation:
     """A mixture of experts: each token is a row of its own, each expert a term of the sum.
 
-    So is each inner unit. The halves of a gated inner layer stay together; torch's
-    grouped product wants rows of whole 16 bytes.
+    So is each inner unit. Tokens and experts may be cut together, and each token sent where its
+    experts are. The halves of a gated inner layer stay together; torch's grouped product wants
+    rows of whole 16 bytes.
     """
-    turned, product, between = call.op.args[6:9]
+    turned, product, between = call.op.args[5:8]
     assert isinstance(turned, tuple) and isinstance(product, str) and isinstance(between, str)
     (_, *up), (_, *down) = call.operands[3:5]
     inner = down[1 if turned[1] else 0]
@@ -136,7 +137,7 @@ def experts(call: Call) -> Notation:
         sizes=sizes,
         work=f"n k m{tiles} h",
     )
-    return replace(one, work_repeats=halves + 1)
+    return replace(one, work_repeats=halves + 1, routes=(("n", "e"),))
 
 
 def grouped_mm(call: Call) -> Notation | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.rule import PassPartial, Rule, Split, Tiling
+from shardwright.rules.rule import PassPartial, Route, Rule, Split, Tiling
 
 # Per operator, words for the indices of its notation.
 _ATTENTION = {"h": "heads", "r": "queries per head", "l": "sequence", "s": "sequence"}
@@ -32,7 +32,8 @@ def dimension_names(graph: Graph, analysis: Analysis) -> dict[int, str]:
 def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str, ...]:
     """What a tiling splits along each axis, in words; "-" where nothing.
 
-    Summed dimensions are marked: "features (sum)" leaves partial sums behind.
+    Summed dimensions are marked: "features (sum)" leaves partial sums behind. "batch to experts"
+    cuts both, and sends rows to where their experts are.
     """
     words = []
     for choice in tiling:
@@ -41,6 +42,9 @@ def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str,
             word = names.get(factor.atom, "features")
             in_results = all(any(choice.factor in dim for dim in dims) for dims in rule.results)
             words.append(word if in_results else f"{word} (sum)")
+        elif isinstance(choice, Route):
+            rows, owners = (names.get(rule.factor[f].atom, "rows") for f in rule.cuts(choice))
+            words.append(f"{rows} to {owners}")
         else:
             words.append("partial sums" if isinstance(choice, PassPartial) else "-")
     return tuple(words)
@@ -67,6 +71,7 @@ def _suggestions(graph: Graph, analysis: Analysis) -> Iterator[tuple[int, str]]:
             if factor.name.startswith("b0") and factor.name in rule.work
         )
     yield from _roles(graph, analysis, "cross_entropy_loss", {"c": "classes"})
+    yield from _roles(graph, analysis, "experts", {"e": "experts"})
     for kind in _PRODUCTS:
         yield from _roles(graph, analysis, kind, {"n": "features", "k": "features"})
 

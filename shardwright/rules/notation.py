@@ -42,6 +42,7 @@ class Notation:
     work: tuple[str, ...] = ()
     work_repeats: int = 1
     agreed: tuple[Dims, ...] = ()
+    routes: tuple[tuple[str, str], ...] = ()
 
 
 def parse(

@@ -49,6 +49,21 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """Along one mesh axis, `rows` and `owners` are both cut into tiles, and rows travel.
+
+    Each row is sent to the devices that hold what it chose, and what they make of it is sent back.
+    Seen from outside all is sharded, forward and backward.
+    """
+
+    rows: str
+    owners: str
+
+    def __str__(self) -> str:
+        return f"{self.rows}>{self.owners}"
+
+
+@dataclass(frozen=True, slots=True)
 class PassPartial:
     """Along one mesh axis, partial sums go through a linear operator unreduced.
 
@@ -61,7 +76,7 @@ class PassPartial:
         return f"+{self.term}"
 
 
-Choice = Split | PassPartial | None  # None: every device along the axis computes all of it
+Choice = Split | Route | PassPartial | None  # None: every device along the axis computes all of it
 Tiling = tuple[Choice, ...]  # one choice per mesh axis
 
 
@@ -82,6 +97,7 @@ class Placed:
     agreed: tuple[Placement, ...] = ()
 
 
+SPREAD = "spread"  # the factor that says from how many devices rows come; see `Rule.routes`
 Dims = tuple[tuple[str, ...], ...]  # per tensor dimension, the names of its factors, major first
 
 
@@ -101,6 +117,9 @@ class Rule:
     * `agreed`: tensors inside of the operator that its forward pass needs whole: where
       splitting a factor leaves terms of one they are reduced over the axis, once each (the
       largest logit and the sum of exponentials of a cross entropy).
+    * `routes`: pairs of factors that may be cut along one axis together, rows and what they choose
+      among. A device then works on rows of all devices along the axis: so many times more than its
+      own, which the factor `SPREAD` counts (its size is one, and grows where others are cut).
     """
 
     factors: tuple[Factor, ...]
@@ -111,20 +130,32 @@ class Rule:
     work: tuple[str, ...] = ()
     work_repeats: int = 1
     agreed: tuple[Dims, ...] = ()
+    routes: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def factor(self) -> dict[str, Factor]:
         return {factor.name: factor for factor in self.factors}
 
     def choices(self) -> tuple[Choice, ...]:
-        """What the operator may do along one axis: replicate, split a factor, pass partials."""
+        """What the operator may do along one axis: replicate, split, route, pass partials."""
         return self._choices
 
     @cached_property
     def _choices(self) -> tuple[Choice, ...]:
         splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
         passes = (PassPartial(term) for term in range(len(self.linear)))
-        return (None, *splits, *passes)
+        return (None, *splits, *(Route(*pair) for pair in self.routes), *passes)
+
+    def cuts(self, choice: Choice) -> tuple[str, ...]:
+        """The factors that `choice` cuts into tiles."""
+        if isinstance(choice, Route):
+            return choice.rows, choice.owners
+        return (choice.factor,) if isinstance(choice, Split) else ()
+
+    def shares_owners(self, tiling: Tiling) -> bool:
+        """Whether devices have different ones of what rows choose among (`routes`)."""
+        owners = {owner for _, owner in self.routes}
+        return any(owners & {*self.cuts(choice)} for choice in tiling)
 
     def placed(self, choice: Choice) -> Placed:
         """Placements along the axis on which `choice` is made."""
@@ -134,6 +165,8 @@ class Rule:
             return Placed(whole, out, whole, out, (REPLICATE,) * len(self.agreed))
         if isinstance(choice, PassPartial):
             return self._passed(self.linear[choice.term])
+        if isinstance(choice, Route):
+            return self._routed(self.cuts(choice))
         results: tuple[Placement, ...] = tuple(
             _where(choice.factor, dims) or PARTIAL for dims in self.results
         )
@@ -168,6 +201,18 @@ class Rule:
             result_grads=(REPLICATE,) * len(self.results),
             agreed=(REPLICATE,) * len(self.agreed),
         )
+
+    def _routed(self, cut: tuple[str, ...]) -> Placed:
+        """Rows and owners are tiles wherever they occur, and so are their gradients."""
+
+        def placement(dims: Dims) -> Placement:
+            found = (_where(factor, dims) for factor in cut)
+            return next((shard for shard in found if shard is not None), REPLICATE)
+
+        operands = tuple(placement(dims) for dims in self.operands)
+        results = tuple(placement(dims) for dims in self.results)
+        agreed = (REPLICATE,) * len(self.agreed)
+        return Placed(operands, results, operands, results, agreed)
 
     def atoms(self, dims: Dims) -> Atoms:
         """Global atom sizes of an operand or result."""

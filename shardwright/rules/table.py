@@ -99,6 +99,7 @@ BUILDERS: dict[str, Builder] = {
     "ones": pointwise.fill_shape,
     "empty": pointwise.fill_shape,
     "new_zeros": pointwise.fill_shape,
+    "new_empty": pointwise.fill_shape,
     "new_ones": pointwise.fill_shape,
     "new_full": pointwise.fill_shape,
     "scalar_tensor": pointwise.fill_shape,

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from shardwright.ir.graph import Graph
 from shardwright.rules.notation import Notation
-from shardwright.rules.rule import Dims, Factor, FactorKind, Rule
+from shardwright.rules.rule import SPREAD, Dims, Factor, FactorKind, Rule
 
 
 class Dim:
@@ -122,8 +122,8 @@ def unify(graph: Graph, notations: Mapping[str, Notation]) -> Unified:
             for dim, names in zip(values[value], spelled, strict=True):
                 if dim is not None and names:
                     equations.append((dim, [mine[name] for name in names]))
-    for dim, product in sorted(equations, key=lambda equation: len(equation[1]) > 1):
-        equate([dim], product)
+    for dim, parts in sorted(equations, key=lambda equation: len(equation[1]) > 1):
+        equate([dim], parts)
     return Unified(values, indices)
 
 
@@ -183,6 +183,16 @@ def refine_rule(
         tuple(tuple(label for name in names for label in index(name)) for names in one)
         for one in notation.agreed
     )
+    routes = tuple(
+        (rows, owner)
+        for pair in notation.routes
+        if set(pair) <= set(indices) and len(atoms[pair[1]]) == 1
+        for rows, owner in product(*map(index, pair))
+        if factors[rows].kind is factors[owner].kind is FactorKind.PARALLEL
+    )
+    if routes:
+        factors[SPREAD] = Factor(SPREAD, 1, FactorKind.WHOLE)
+        work = (*work, SPREAD)
     count = len(notation.operands)
     return Rule(
         factors=tuple(factors.values()),
@@ -193,4 +203,5 @@ def refine_rule(
         work=work,
         work_repeats=notation.work_repeats,
         agreed=within,
+        routes=routes,
     )

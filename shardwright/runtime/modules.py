@@ -27,6 +27,7 @@ from shardwright.lower.program import (
 )
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.experts import held_experts
 from shardwright.runtime.gathering import Arrival, Departure, Remade
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution, reduced_over
@@ -59,8 +60,13 @@ def module_maker(
                 redistribution = made[instruction.result] = Redistribution(instruction, axes)
                 return redistribution
             case Compute():
+                operator = operator_of(instruction.op.target)
+                if instruction.routing is not None:
+                    operator = held_experts(instruction.routing, axes, device)
+                    if not instruction.regathers:
+                        return operator
                 again = [made[name] for name in instruction.regathers]
-                return Regathering(operator_of(instruction.op.target), again, keep)
+                return Regathering(operator, again, keep)
             case Fetch():
                 return Loading(instruction)
             case Reduce():

@@ -30,7 +30,7 @@ from shardwright.ir.layout import Mesh, Placement, Shard
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.naming import dimension_names, split_words
-from shardwright.rules.rule import Choice, PassPartial, Rule
+from shardwright.rules.rule import Choice, PassPartial, Route, Rule, Split
 from shardwright.search.clusters import constant_values
 
 _SHOWN = 12  # words or names in a message
@@ -150,7 +150,7 @@ class Limits:
                 sizes = {
                     f"{word} {rule.factor[str(choice)].size}"
                     for choice, word in zip(rule.choices(), splits, strict=True)
-                    if choice is not None and not isinstance(choice, PassPartial)
+                    if isinstance(choice, Split)
                 }
                 raise ConstraintError(
                     f"{self._said(op.name)}: on mesh {model.mesh} {_where(op)} would leave a device"
@@ -251,6 +251,10 @@ def _means(word: str, choice: Choice, rule: Rule, names: Mapping[int, str]) -> b
     if isinstance(choice, PassPartial):
         return word in ("partial sums", str(choice))
     (said,) = split_words(rule, (choice,), dict(names))
+    if isinstance(choice, Route):  # it splits either
+        splits = (Split(factor) for factor in rule.cuts(choice))
+        either = any(_means(word, split, rule, names) for split in splits)
+        return word in (said, str(choice)) or either
     base = choice.factor.split(".")[0]
     return word in (said, said.removesuffix(" (sum)"), choice.factor, base)
 

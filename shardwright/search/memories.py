@@ -38,6 +38,7 @@ class Memories:
             update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
             granularity=_BLOCK if gpu else 1,
             on_cpu=not gpu,
+            skew=machine.expert_skew,
         )
 
     @cached_property

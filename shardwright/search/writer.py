@@ -20,7 +20,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.remarks import Remark
 from shardwright.rules.naming import dimension_names, split_words
-from shardwright.rules.placing import tiling_text
+from shardwright.rules.placing import parse_tiling, tiling_text
 from shardwright.rules.remarks import remarks
 from shardwright.search.peaks import Peaks
 from shardwright.search.problem import Ints, Point
@@ -212,10 +212,21 @@ class PlanWriter:
             habits=self.graph.habits,
             micro_batches=self.space.model.micro_batches,
             overlap=self.space.model.machine.overlap,
+            expert_skew=self._skew(ops),
         )
         seconds = settled_seconds(plan)
         least = Seconds(min(bound, seconds))
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
+
+    def _skew(self, ops: list[PlannedOp]) -> float:
+        """The skew that times and memory suppose, 0 if every device has all experts."""
+        model = self.space.model
+        rules = (model.analysis.rules[self._rep(op.name)] for op in ops)
+        split = any(
+            rule.routes and rule.shares_owners(parse_tiling(rule, op.tiling))
+            for rule, op in zip(rules, ops, strict=True)
+        )
+        return model.machine.expert_skew if split else 0.0
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
         space, model = self.space, self.space.model

@@ -16,23 +16,51 @@ class Meeting:
 
     def reduce(self, rank, axes):
         """What `reduced_over` gives one rank: every rank must call it equally often."""
-        mine = self.mesh.coordinate(rank)
         along = [self.mesh.names.index(axis) for axis in axes]
+
+        def reduce(x, how):
+            parts = torch.stack(self.met(rank, along, x))
+            return parts.sum(0) if how == "sum" else parts.amax(0)
+
+        return reduce
+
+    def met(self, rank, along, x):
+        """What the ranks bring that differ from `rank` only along these axes, in order."""
+        mine = self.mesh.coordinate(rank)
 
         def meets(other):
             there = self.mesh.coordinate(other)
             return all(there[i] == mine[i] for i in range(len(mine)) if i not in along)
 
-        def reduce(x, how):
-            self.held[rank] = x
-            self.all_here.wait(60)
-            parts = torch.stack([self.held[r] for r in range(self.mesh.size) if meets(r)])
-            self.all_here.wait(60)
-            return parts.sum(0) if how == "sum" else parts.amax(0)
+        self.held[rank] = x
+        self.all_here.wait(60)
+        found = [self.held[r] for r in range(self.mesh.size) if meets(r)]
+        self.all_here.wait(60)
+        return found
 
-        return reduce
+    def peers(self, rank, axis):
+        """What an axis is to `HeldExperts`; gradients find their way back by autograd alone."""
+        return Along(self, rank, self.mesh.names.index(axis))
 
     def run(self, function):
         """`function(rank)` on all ranks at once."""
         with ThreadPoolExecutor(self.mesh.size) as pool:
             return list(pool.map(function, range(self.mesh.size)))
+
+
+class Along:
+    """The ranks along one axis."""
+
+    def __init__(self, meeting, rank, axis):
+        self.meeting, self.rank, self.axis = meeting, rank, axis
+        self.count = meeting.mesh.shape[axis]
+
+    def gather(self, counts):
+        return torch.stack(self.meeting.met(self.rank, [self.axis], counts))
+
+    def send(self, rows, sent, received):
+        here = self.meeting.mesh.coordinate(self.rank)[self.axis]
+        parts = self.meeting.met(self.rank, [self.axis], rows.split(sent))
+        found = [of_rank[here] for of_rank in parts]
+        assert [len(part) for part in found] == received
+        return torch.cat(found)

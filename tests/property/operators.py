@@ -169,6 +169,7 @@ CALLS = [
     call("scalar_tensor.default", 2.0),
     call("arange.default", 7),
     call("new_zeros.default", f(5, 7), [6, 9]),
+    call("new_empty.default", f(5, 7), [6, 9]),
     call("new_ones.default", f(5, 7), [6, 9]),
     call("new_full.default", f(5, 7), [6, 9], 3.0),
     # Views
@@ -411,10 +412,10 @@ CALLS = [
          f(9, 20).float().detach(), f(3, 20, 64).float().detach(),
          torch.tensor([2, 7, 9], dtype=torch.int32)),
     call("shardwright.experts.default",
-         f(9, 6), i(9, 2, below=5), u(9, 2), f(5, 14, 6), f(5, 6, 7), [0, 5, 5], [True, True],
+         f(9, 6), i(9, 2, below=5), u(9, 2), f(5, 14, 6), f(5, 6, 7), [True, True],
          "transformers.grouped_mm_fallback.default", GATED),
     call("shardwright.experts.default",  # of the experts only the first two are ever chosen
-         f(9, 6), i(9, 1, below=2), u(9, 1), f(5, 6, 7), f(5, 7, 6), [0, 5, 5], [False, False],
+         f(9, 6), i(9, 1, below=2), u(9, 1), f(5, 6, 7), f(5, 7, 6), [False, False],
          "transformers.grouped_mm_fallback.default", '[["aten.tanh.default", [{"value": 0}], {}]]'),
     # Recurrent layers
     call("lstm.input",

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwright.capture.operators import call_op
+from shardwright.capture.operators import call_op, to_torch
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
@@ -21,10 +21,11 @@ from shardwright.lower.program import Compute, Dropout, Joint, Uniform
 from shardwright.rules import table
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import place, tiling_text, tilings
-from shardwright.rules.rule import FactorKind
+from shardwright.rules.rule import FactorKind, Route
 from shardwright.runtime.comparable import in_parts
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.experts import HeldExperts
 from tests.property.meeting import Meeting
 from tests.property.operators import CALLS
 from tests.property.resized import free_sizes, resized
@@ -32,7 +33,7 @@ from tests.property.simulated_ranks import gather, scatter
 
 MESHES = [Mesh.parse(text) for text in ("a=2", "a=3", "a=2 b=2")]
 CPU = torch.device("cpu")
-MADE_UP = ("empty", "empty_like")  # of these only the shape is defined
+MADE_UP = ("empty", "empty_like", "new_empty")  # of these only the shape is defined
 # What the backward pass needs and nobody else may read.
 PER_PART = (("local_batch_norm", 1), ("local_batch_norm", 2))
 RESIZABLE = [one for one in CALLS if resized(one, {s: 2 * s for s in free_sizes(one)})[1]]
@@ -111,6 +112,7 @@ def test_what_may_be_split_matches_the_golden_page():
 def _describe(one):
     rule = analyze(one.graph).rules["y"]
     split = " ".join(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)
+    split += "".join(f" {rows}>{owners}" for rows, owners in rule.routes)
     partial = " ".join(f"{sorted(operands)}" for operands in rule.linear)
     return f"{rule}; splits: {split or 'nothing'}; passes partial sums of: {partial or 'nothing'}"
 
@@ -134,6 +136,7 @@ def _run(one, analysis, mesh, tiling):
         return _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting)
 
     joint = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
+    joint |= any(isinstance(choice, Route) for choice in tiling)
     results = meeting.run(run_rank) if joint else list(map(run_rank, range(mesh.size)))
     found = {}
     for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
@@ -172,7 +175,13 @@ def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
         return [GlobalUniform(instruction, CPU)(random_state(1, 2, CPU))]
     # An operand named twice is one value: the first of its tiles.
     values = dict(zip(reversed(instruction.op.operands), reversed(tiles), strict=True))
-    results = call_op(instruction.op, values, CPU)
+    how = instruction.routing
+    if how is not None:
+        peers = [meeting.peers(rank, axis) for axis, _ in how.hops]
+        experts = HeldExperts(how, peers, CPU)
+        results = [experts(*(to_torch(arg, values, CPU) for arg in instruction.op.args))]
+    else:
+        results = call_op(instruction.op, values, CPU)
     for k, result in enumerate(results):
         assert tuple(result.shape) == instruction.shapes[k] or (one.op.kind, k) in PER_PART
     return results

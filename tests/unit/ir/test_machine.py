@@ -174,6 +174,11 @@ def test_a_wrong_preset_says_what_to_write(text, says):
             "overlap = 2\n[device]",
             "overlap is 2.0; give a part, at least 0 and at most 1",
         ),
+        (
+            "[device]",
+            "expert_skew = 0.5\n[device]",
+            "expert_skew is 0.5; give the rows of the busiest device over the mean, at least 1",
+        ),
         ("[device]", 'backend = "mpi"\n[device]', "backend 'mpi' is not known; choose one of nccl"),
     ],
 )

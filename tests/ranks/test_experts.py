@@ -1,0 +1,134 @@
+"""Rows sent to their experts, on ranks: exact in float64, whatever else is split how.
+
+Loss, every gradient and every parameter after an optimizer step, where experts are routed to along
+one axis or several, where others split them without sending rows, and where a device has none.
+"""
+
+import random
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.rule import Route
+from shardwright.runtime.experts import skews
+from tests import models
+from tests.ranks.harness import run_ranks
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
+from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
+
+MESHES = {  # by their number of ranks, with the models that are tried on them
+    2: {"a=2": ("mixtral", "qwen3 moe", "deepseek")},
+    3: {"a=3": ("mixtral", "qwen3 moe")},
+    4: {"a=4": ("deepseek",), "a=2 b=2": ("mixtral", "deepseek")},
+}
+TRIED = 2  # assignments of a model on a mesh
+
+
+def deepseek():
+    """Experts in groups, of which a token sees one, and experts that all tokens share."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=12,
+        moe_intermediate_size=6,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_shared_experts=1,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=0,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=4,
+    )
+    ids = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(4))
+    return DeepseekV3ForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+def uneven():
+    """The last of five experts is never chosen, and on some meshes alone on its device."""
+    model, batch = mixtral()
+    gate = model.model.layers[0].mlp.gate.weight
+    with torch.no_grad():
+        gate.copy_(torch.tensor([4.0, -4.0, 3.9, -3.9, 0.0])[:, None] * gate[0] / 4)
+    ids = torch.cat([batch["input_ids"], batch["input_ids"][:1].flip(1)])
+    return model, {"input_ids": ids, "labels": ids}
+
+
+SUBJECTS = {"mixtral": uneven, "qwen3 moe": qwen3_moe, "deepseek": deepseek}
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    torch.manual_seed(1)
+    found = {}
+    for name, make in SUBJECTS.items():
+        one = Widened(*models.double(*make()))
+        found[name] = one, stepped(one, one.one_device())
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.parametrize("world", MESHES)
+def test_routed_experts_equal_one_device(world, subjects):
+    for seen in run_ranks(world, _compare, MESHES[world], subjects):
+        assert seen, "no rank has sent any row"
+
+
+def _compare(meshes, subjects):
+    """What mixtures saw of skew; all is compared on every rank."""
+    seen = []
+    for text, names in meshes.items():
+        mesh = Mesh.parse(text)
+        device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+        for name in names:
+            one, serial = subjects[name]
+            draw = random.Random(f"{name} {text}")
+            for how in _routes(one, mesh, draw):
+                chosen = {
+                    op.name: draw.choice([t for t, _ in tilings(one.analysis.rules[op.name], mesh)])
+                    for op in one.graph.ops
+                }
+                chosen.update((op.name, how) for op in one.graph.ops if op.kind == "experts")
+                storage = {
+                    leaf.name: draw.choice(stored_as(one.analysis.atoms[leaf.name], mesh))
+                    for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+                }
+                again = frozenset(key for key in storage if draw.random() < 0.5)
+                pieces = some_pieces(one.graph, draw) if draw.random() < 0.5 else {}
+                module = one.module(mesh, chosen, storage, device_mesh, again, pieces)
+                parallel = stepped(one, module)
+                errors = {key: error(serial[key], parallel[key]) for key in serial}
+                worst = max(errors, key=errors.get)
+                assert errors[worst] <= TOLERANCE, (
+                    f"{name} on {text}, {' '.join(tiling_text(how))}: {worst} is"
+                    f" {errors[worst]:.1e} off under {pieces}, {again}"
+                )
+                seen += skews([module])
+    assert all(1.0 <= skew.total / skew.calls <= skew.most for skew in seen)
+    return [skew.most for skew in seen]
+
+
+def _routes(one, mesh, draw):
+    """Tilings of the mixture that send rows, some of them, and along every axis if they can."""
+    op = next(op for op in one.graph.ops if op.kind == "experts")
+    found = [
+        tiling
+        for tiling, _ in tilings(one.analysis.rules[op.name], mesh)
+        if any(isinstance(choice, Route) for choice in tiling)
+    ]
+    everywhere = [t for t in found if all(isinstance(choice, Route) for choice in t)]
+    some = draw.sample(found, min(TRIED - 1, len(found)))
+    return [*draw.sample(everywhere, min(1, len(everywhere))), *some]
