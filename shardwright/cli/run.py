@@ -269,7 +269,16 @@ def _content(plan: Plan, training: Training) -> dict[str, object]:
         "predicted_memory": memory_content(plan.memory),
         "measured_peak_bytes": training.peak_bytes,
         "losses": [record.loss for record in training.records],
+        "expert_skew": _skew_content(plan, training),
     }
+
+
+def _skew_content(plan: Plan, training: Training) -> dict[str, float] | None:
+    """Rows of the busiest device over the mean: stated, and measured where experts are apart."""
+    if training.routing is None:
+        return None
+    found = training.routing
+    return {"stated": plan.expert_skew, "measured": found.busiest, "most": found.most}
 
 
 def _comparison(plan: Plan, training: Training) -> str:
@@ -286,8 +295,15 @@ def _comparison(plan: Plan, training: Training) -> str:
         if memory
         else ""
     )
+    routed = (
+        f"\nrows of experts, busiest device over the mean: stated {plan.expert_skew:g},"
+        f" {training.routing}"
+        if training.routing
+        else ""
+    )
     return (
         f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
         f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
-        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it{counted}"
+        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
+        f"{counted}{routed}"
     )

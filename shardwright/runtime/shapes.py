@@ -24,6 +24,7 @@ from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
 from shardwright.rules.rule import Rule
 from shardwright.runtime.batch import BatchError
+from shardwright.runtime.experts import Skew, skews
 from shardwright.runtime.nonfinite import origin
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.pipeline import PipelineModule
@@ -167,6 +168,10 @@ class ManyShapes:
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch of any of the shapes."""
         return self.module_for(batch).local_batch(batch)
+
+    def skews(self) -> list[Skew]:
+        """How unevenly rows were routed to experts."""
+        return skews(list(self._modules.values()))
 
     def train(self, mode: bool = True) -> ManyShapes:
         self.main.train(mode)

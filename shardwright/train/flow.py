@@ -17,6 +17,7 @@ from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.experts import Skew, skews
 from shardwright.runtime.shapes import Shapes
 from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.state import Run
@@ -50,6 +51,10 @@ class Flowing:
 
     def set_random_state(self, state: tuple[int, int]) -> None:
         self.pipeline.set_random_state(state)
+
+    def skews(self) -> list[Skew]:
+        """How unevenly rows were routed to experts."""
+        return skews([self.pipeline])
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, without dropout, on every rank; of a drained pipeline."""

@@ -16,6 +16,7 @@ from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
 from shardwright.train.loop import EvaluationRecord, StepRecord
+from shardwright.train.routing import RoutingRecord
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
@@ -26,11 +27,12 @@ Runner = Callable[[Sequence[str], Mapping[str, str], TextIO | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a run ended: torchrun's exit status and the steps that rank 0 reported."""
+    """How a run ended: torchrun's exit status, and what rank 0 reported."""
 
     status: int
     records: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...] = ()
+    routing: RoutingRecord | None = None
 
     @property
     def step_seconds(self) -> float | None:
@@ -129,13 +131,15 @@ def launch(
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
     # Ranks that were started again did some steps again: the later report counts.
-    steps_done, evaluated = {}, {}
+    steps_done, evaluated, routing = {}, {}, None
     for found in map(json.loads, lines):
-        if "evaluation" in found:
+        if "routing" in found:
+            routing = RoutingRecord(**found["routing"])
+        elif "evaluation" in found:
             evaluated[found["step"]] = EvaluationRecord(**found)
         else:
             steps_done[found["step"]] = StepRecord(**found)
-    return Training(status, _in_order(steps_done), _in_order(evaluated))
+    return Training(status, _in_order(steps_done), _in_order(evaluated), routing)
 
 
 def _in_order(by_step: Mapping[int, T]) -> tuple[T, ...]:

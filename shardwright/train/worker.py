@@ -41,6 +41,7 @@ from shardwright.train.loop import (
 )
 from shardwright.train.randomness import seed_all
 from shardwright.train.reading import CheckpointError
+from shardwright.train.routing import measured_routing
 from shardwright.train.saving import Saving
 from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError
@@ -118,6 +119,10 @@ def _train(
             )
             write(module, model, options.export)
             _say(f"weights written to {options.export}")
+        if plan.expert_skew and (found := measured_routing(module.skews(), device)) is not None:
+            _say(f"rows of the busiest device over the mean: {found}")
+            if dist.get_rank() == 0:
+                losses.write(found.line() + "\n")
 
 
 def _module(

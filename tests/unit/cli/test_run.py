@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
 
 import pytest
 
+from shardwright.ir.plan import Plan
 from shardwright.train import launch
 from shardwright.train.launch import Saving, Training
 from shardwright.train.loop import StepRecord
+from shardwright.train.routing import RoutingRecord
 
 RECORDS = tuple(
     StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20, tensor_bytes=50 * 2**20 * (i == 2))
@@ -50,6 +53,22 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     assert (plan.devices, steps, sizes) == (2, 3, (None, None))
     part = plan.peak_bytes / (50 * 2**20)
     assert f"measured 50.0 MiB of tensors, {part:.2f} of it" in result.stdout
+
+
+def test_run_ends_with_the_routing_that_was_measured(
+    api, target, tmp_path, launched, as_json, shardwright_command
+):
+    file = tmp_path / "apart.json"
+    assert shardwright_command("plan", target, "--machine", "2xcpu", "-o", file).exit_code == 0
+    replace(Plan.load(file), expert_skew=1.25).save(file)
+    launched.training = Training(0, RECORDS, routing=RoutingRecord(1.3125, 1.75))
+    result = shardwright_command("run", target, file, "--no-verify")
+    assert result.stdout.splitlines()[-1] == (
+        "rows of experts, busiest device over the mean: stated 1.25, measured 1.31 (mean), 1.75"
+        " (most)"
+    )
+    found = as_json("run", target, file, "--no-verify")
+    assert found["expert_skew"] == {"stated": 1.25, "measured": 1.3125, "most": 1.75}
 
 
 def test_run_takes_a_plan_and_a_number_of_steps(

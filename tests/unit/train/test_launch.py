@@ -12,6 +12,7 @@ import pytest
 from shardwright.ir.plan import Plan
 from shardwright.train.launch import Saving, Training, environment, launch, run_process
 from shardwright.train.loop import StepRecord
+from shardwright.train.routing import RoutingRecord
 from tests import plans
 
 
@@ -47,6 +48,17 @@ def test_torchrun_gets_one_rank_per_device_and_the_plan():
     assert torchrun.plan == plan
     assert "--batch" not in torchrun.command
     assert training == Training(0, (record(1), record(2), record(3)))
+
+
+def test_what_was_measured_of_routing_comes_back():
+    found = RoutingRecord(1.25, 1.5)
+
+    def run(command, env, stdout):
+        losses = Path(command[command.index("--losses") + 1])
+        losses.write_text("\n".join([json.dumps(asdict(record(1))), found.line()]))
+        return 0
+
+    assert launch("a.py:job", plans.simple(), 1, run=run) == Training(0, (record(1),), (), found)
 
 
 def test_the_sizes_of_a_config_are_passed_on():

@@ -1,0 +1,41 @@
+"""How unevenly rows were routed to experts in a run, measured where they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.experts import Skew
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRecord:
+    """Rows of the busiest device over the mean, where devices hold different experts.
+
+    `busiest` is the mean over the calls of a step's mixtures, as the devices saw it that saw most;
+    `most` is that of a single call.
+    """
+
+    busiest: float
+    most: float
+
+    def line(self) -> str:
+        """As rank 0 writes it among its steps."""
+        return json.dumps({"routing": asdict(self)})
+
+    def __str__(self) -> str:
+        return f"measured {self.busiest:.2f} (mean), {self.most:.2f} (most)"
+
+
+def measured_routing(skews: Sequence[Skew], device: torch.device) -> RoutingRecord | None:
+    """What all ranks have seen; every rank calls it. None where no experts are apart."""
+    calls, total = sum(s.calls for s in skews), sum(s.total for s in skews)
+    most = max((s.most for s in skews), default=0.0)
+    found = torch.tensor([total / max(1, calls), most], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    mean, worst = found.tolist()
+    return RoutingRecord(mean, worst) if worst else None
