@@ -7,6 +7,7 @@ Oracle: `Folded.unfolded`, the same problem written out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,16 @@ class Folded:
         time, memory = most(self.problem)
         count = max((run.count for run in self.runs), default=1)
         return count * time, count * memory
+
+    @property
+    def widest(self) -> int:
+        """Entries of the largest table over the entry, the exit and the hubs of a run."""
+        return max((self._entries(run) for run in self.runs), default=1)
+
+    def _entries(self, run: Run) -> int:
+        edges = [self.problem.edges[e] for e in self.inner_edges(run)]
+        outside = {end for edge in edges for end in (edge.tail, edge.head)} - set(run.nodes)
+        return math.prod(self.problem.sizes[node] for node in outside | {run.entry, run.exit})
 
     def places(self, number: int) -> Ints:
         """Where the nodes of a run stand in a whole assignment: (copies, nodes)."""

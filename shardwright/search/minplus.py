@@ -92,7 +92,7 @@ def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
 
     Every cost that mentions a pinned node takes that node's best choice on its own.
     """
-    tables = forward(schedule, objectives, leaf_rows=lambda leaf: _relaxed_rows(leaf, objectives))
+    tables = forward(schedule, objectives, leaf_rows=lambda leaf: relaxed_rows(leaf, objectives))
     return tables[schedule.factors[schedule.root].table]
 
 
@@ -105,7 +105,8 @@ def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) ->
     return table
 
 
-def _relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
+def relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
+    """At most what a table costs, whatever its pinned nodes choose: (L, axes that are left...)."""
     table = objectives.rows(leaf.time, leaf.memory)
     pinned = tuple(axis + 1 for axis, pin in enumerate(leaf.pinned) if pin is not None)
     return np.asarray(table.min(axis=pinned)) if pinned else table
@@ -166,8 +167,8 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
     if entries * join.sizes[-1] <= _AT_ONCE:
         return np.asarray(_sum(inputs).min(axis=0))
     if entries <= _AT_ONCE * shape[0]:
-        return _least(inputs, np.empty(shape), max(1, _AT_ONCE // entries))
-    found = np.empty(shape)
+        return _least(inputs, np.empty(shape, inputs[0].dtype), max(1, _AT_ONCE // entries))
+    found = np.empty(shape, inputs[0].dtype)
     axes = 2 if len(shape) > 2 and entries > _AT_ONCE * shape[0] * 4 else 1
     for index in np.ndindex(*shape[:axes]):  # as much at once as stays in cache
         parts = [table[_within(index, table.shape[1:])] for table in inputs]
@@ -186,7 +187,7 @@ def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int
 def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
     """Write the least sum over the first axis of `inputs` into `best`, in blocks of that axis."""
     _, *shape = np.broadcast_shapes(*(table.shape for table in inputs))
-    part = np.empty((block, *shape))
+    part = np.empty((block, *shape), best.dtype)
     size = max(len(table) for table in inputs)
     for begin in range(0, size, block):
         end = min(begin + block, size)

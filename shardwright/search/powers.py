@@ -57,7 +57,7 @@ def product(left: Floats, right: Floats) -> Floats:
     rows, inner, columns = *left.shape[-2:], right.shape[-1]
     lefts = np.broadcast_to(left, (*shape, rows, inner)).reshape(-1, rows, inner, 1)
     rights = np.broadcast_to(right, (*shape, inner, columns)).reshape(-1, inner, 1, columns)
-    found = np.empty((len(lefts), rows, columns))
+    found = np.empty((len(lefts), rows, columns), left.dtype)
     size = max(1, _AT_ONCE // (rows * columns))
     for begin in range(0, len(found), size):
         one, other = lefts[begin : begin + size], rights[begin : begin + size]

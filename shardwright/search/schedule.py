@@ -20,14 +20,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.search.problem import Edge, Floats, Ints, Node, Problem
+
+NOTHING: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class Leaf(NamedTuple):
@@ -120,22 +123,25 @@ def make_schedule(
     problem: Problem,
     max_table: int,
     kept: Sequence[int] = (),
-    given: Sequence[tuple[int, ...]] = (),
+    given: Mapping[int, tuple[int, ...]] = NOTHING,
     after: Schedule | None = None,
+    pins: Sequence[int] = (),
 ) -> Schedule:
     """Decide how to eliminate every node with no new table above `max_table` entries.
 
-    Nodes that are `kept` are not eliminated. `given` are the scopes of further tables, which come
-    with the objectives. The tables of the schedule begin with all those of the one it comes
-    `after`, and equal ones are used again.
+    Nodes that are `kept` are not eliminated. `given` are the scopes of further tables, by the
+    numbers under which they come with the objectives. The tables of the schedule begin with all
+    those of the one it comes `after`, and equal ones are used again. `pins` are pinned in any case.
+    Given tables over a node that is pinned are left out: whoever gives any looks at `pinned`.
     """
     neighbours: list[set[int]] = [set() for _ in problem.nodes]
     scopes = [(edge.tail, edge.head) for edge in problem.edges]
-    for scope in (*scopes, *given):
+    for scope in (*scopes, *given.values()):
         for node in scope:
             neighbours[node].update(scope)
             neighbours[node].discard(node)
-    order, pinned = elimination_order(neighbours, problem.sizes, max_table, kept)
+    order, pinned = elimination_order(neighbours, problem.sizes, max_table, kept, pins)
+    given = {number: scope for number, scope in given.items() if not {*scope} & {*pinned}}
     return _Builder(problem, frozenset(pinned), after).build(order, given, tuple(sorted(kept)))
 
 
@@ -144,8 +150,11 @@ def elimination_order(
     sizes: Sequence[int],
     max_table: int,
     kept: Sequence[int] = (),
+    pins: Sequence[int] = (),
 ) -> tuple[list[int], list[int]]:
     """Nodes in the order of their elimination, and the nodes to pin before it starts.
+
+    `pins` are among the latter.
 
     >>> elimination_order([{1}, {0, 2}, {1}], [9, 9, 9], 81)
     ([0, 2, 1], [])
@@ -154,7 +163,7 @@ def elimination_order(
     generation = [0] * len(graph)
     remaining = set(range(len(graph))) - set(kept)
     order: list[int] = []
-    pinned: list[int] = []
+    pinned = list(pins)
 
     def table_size(node: int) -> int:
         return math.prod(sizes[other] for other in graph[node])
@@ -176,6 +185,8 @@ def elimination_order(
             if other in remaining:
                 heapq.heappush(heap, (rank(other), other))
 
+    for pin in pins:
+        remove(pin, fill=False)
     while remaining:
         known, node = heapq.heappop(heap)
         if node not in remaining or known != rank(node):
@@ -208,13 +219,13 @@ class _Builder:
         self.constants: list[int] = []  # factors of empty scope
 
     def build(
-        self, order: Sequence[int], given: Sequence[tuple[int, ...]], kept: tuple[int, ...]
+        self, order: Sequence[int], given: Mapping[int, tuple[int, ...]], kept: tuple[int, ...]
     ) -> Schedule:
         for number, node in enumerate(self.problem.nodes):
             self._add_leaf(node, (number,))
         for edge in self.problem.edges:
             self._add_leaf(edge, (edge.tail, edge.head))
-        for number, scope in enumerate(given):
+        for number, scope in given.items():
             table = Given(tuple(self.sizes[node] for node in scope), number)
             self._add_factor(scope, table, table)
         for number in order:

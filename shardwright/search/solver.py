@@ -10,6 +10,8 @@ Oracle: the same without runs, and `tests/oracles.py::enumerate_problem`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, final
 
 import numpy as np
@@ -17,10 +19,13 @@ import numpy as np
 from shardwright.search.folded import Folded
 from shardwright.search.merged import Merged, merge
 from shardwright.search.minplus import Objectives, Rows, backward, forward, relaxed_minimum
+from shardwright.search.narrowing import Narrowed, narrowed
 from shardwright.search.pin import settle
 from shardwright.search.powers import power, ways
 from shardwright.search.problem import Ints, Problem
 from shardwright.search.schedule import Schedule, make_schedule
+
+_WIDE = 100_000  # entries of the table of one run, beyond which hubs are narrowed
 
 
 class Solver(Protocol):
@@ -42,7 +47,12 @@ def make_solver(folded: Folded, max_table: int) -> Solver:
     """The solver for a problem: with nodes merged, and folded where it can be."""
     merged = merge(folded)
     if folded.runs:
-        solver = _FoldedSolver(merged.folded, max_table)
+        make = partial(_FoldedSolver, max_table=max_table)
+        ranges = narrowed(merged.folded, max_table, make) if merged.folded.widest > _WIDE else ()
+        parts = [make(narrow.folded) for narrow in ranges]
+        if parts and not any(part.too_wide for part in parts):
+            return _MergedSolver(merged, _NarrowedSolver(ranges, parts))
+        solver = make(merged.folded)
         if not solver.too_wide:
             return _MergedSolver(merged, solver)
     return _MergedSolver(merged, _FlatSolver(merged.folded.unfolded(), max_table))
@@ -61,6 +71,30 @@ class _MergedSolver:
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
         values, choice = self.solver.minimise(objectives)
         return values, self.merged.spread(choice)
+
+
+@final
+class _NarrowedSolver:
+    """Solves a problem by others, with fewer choices, each for a range of objectives."""
+
+    def __init__(self, ranges: Sequence[Narrowed], solvers: Sequence[_FoldedSolver]) -> None:
+        self.ranges = ranges
+        self.solvers = solvers
+        self.pinned: tuple[int, ...] = ()
+        self.entries = max(solver.entries for solver in solvers)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        with np.errstate(divide="ignore"):
+            weights = objectives.memory / objectives.time
+        which = np.searchsorted([narrow.most for narrow in self.ranges], weights)
+        values = np.empty(len(weights))
+        choice = np.empty((len(weights), self.ranges[0].folded.num_nodes), np.int64)
+        for number in np.unique(which).tolist():
+            rows = np.flatnonzero(which == number)
+            part = Objectives(objectives.time[rows], objectives.memory[rows])
+            values[rows], found = self.solvers[number].minimise(part)
+            choice[rows] = self.ranges[number].spread(found)
+        return values, choice
 
 
 @final
@@ -106,7 +140,7 @@ class _FoldedSolver:
             self.pieces.append(_Piece(run.count, schedule, numbers, len(kept), places, order))
             scopes.append(tuple(at[node] for node in numbers[: len(kept)]))
         self.scopes = scopes
-        self.schedule = make_schedule(outer, max_table, given=scopes, after=last)
+        self.schedule = make_schedule(outer, max_table, given=dict(enumerate(scopes)), after=last)
         schedules = [self.schedule, *(piece.schedule for piece in self.pieces)]
         self.too_wide = any(schedule.pinned for schedule in schedules)
         self.pinned = ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 
 from shardwright.cost.memory import bucket_size
+from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
@@ -14,9 +15,12 @@ from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.cuts import Cuts
 from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short, shorten
-from shardwright.search.space import Space, make_folded_space, make_space
+from shardwright.search.space import Space, TooWideError, make_folded_space, make_space
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
+_MOST_RUN = (
+    _MOST_ENTRIES // 8
+)  # of these in the table of one run, before there is any recomputation
 
 
 class Sources:
@@ -56,23 +60,31 @@ class Sources:
         Recomputation is left out where the space is too wide with it. Raises
         `ConstraintError` where constraints leave something no choice.
         """
-        if self.recompute and mesh not in self.too_wide:
-            space, short = self._space(machine, mesh, optimizer, count, recompute=True)
-            if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
-                return space, short
-            self.too_wide.add(mesh)
-        return self._space(machine, mesh, optimizer, count, recompute=False)
+        bucket = bucket_size(self.graph)
 
-    def _space(
-        self, machine: Machine, mesh: Mesh, optimizer: str, count: int, *, recompute: bool
-    ) -> tuple[Space, Short]:
-        short, bucket = self.short, bucket_size(self.graph)
-        model = self._limited(count, whole=False).model(machine, mesh, optimizer, count, bucket)
-        space = make_folded_space(model, short.repeats, short.skipped, recompute=recompute)
+        @cache
+        def model(whole: bool) -> CostModel:  # with tables that both tries share
+            return self._limited(count, whole=whole).model(machine, mesh, optimizer, count, bucket)
+
+        if self.recompute and mesh not in self.too_wide:
+            try:
+                space, short = self._space(model, recompute=True)
+            except TooWideError:
+                pass  # and nothing else is built
+            else:
+                if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
+                    return space, short
+            self.too_wide.add(mesh)
+        return self._space(model, recompute=False)
+
+    def _space(self, model: Callable[[bool], CostModel], *, recompute: bool) -> tuple[Space, Short]:
+        short = self.short
+        space = make_folded_space(
+            model(False), short.repeats, short.skipped, recompute=recompute, most_run=_MOST_RUN
+        )
         if space is not None:
             return space, short
-        model = self._limited(count, whole=True).model(machine, mesh, optimizer, count, bucket)
-        return make_space(model, recompute=recompute), Short(self.graph, (), (), {}, {})
+        return make_space(model(True), recompute=recompute), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

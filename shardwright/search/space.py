@@ -14,6 +14,7 @@ their nodes are there twice (`twofold.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,10 @@ from shardwright.search.solver import Solver, make_solver
 from shardwright.search.twofold import Twofold, twofold
 
 _MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
+
+
+class TooWideError(Exception):
+    """With recomputation the tables would be too large. Never seen outside this package."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,21 +169,35 @@ def make_space(model: CostModel, *, recompute: bool = True) -> Space:
 
 
 def make_folded_space(
-    model: CostModel, repeats: Sequence[Repeat], skipped: Sequence[int], *, recompute: bool = True
+    model: CostModel,
+    repeats: Sequence[Repeat],
+    skipped: Sequence[int],
+    *,
+    recompute: bool = True,
+    most_run: float = math.inf,
 ) -> Space | None:
     """The space of a graph in which the second of three copies stands for `1 + skipped`.
 
-    None if `repeats` do not repeat in the space as they do in the graph.
+    None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
+    pieces may be recomputed and a run's table has more than `most_run` entries even if none is.
     """
     pieces = segments(model.graph, repeats) if recompute else ()
-    return _make(model, pieces, repeats, skipped)
+    return _make(model, pieces, repeats, skipped, most_run)
 
 
 def _make(
-    model: CostModel, pieces: Sequence[range], repeats: Sequence[Repeat], skipped: Sequence[int]
+    model: CostModel,
+    pieces: Sequence[range],
+    repeats: Sequence[Repeat],
+    skipped: Sequence[int],
+    most_run: float = math.inf,
 ) -> Space | None:
     assembly = Assembly(model, pieces)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
+    if pieces and repeats:
+        plain = fold(kept, assembly.homes(), repeats, skipped)
+        if plain is not None and plain.widest > most_run:
+            raise TooWideError
     again = assembly.problem(recomputed) if recomputed else kept
     both = twofold(kept, again, assembly.piece_of)
     homes = assembly.homes()
