@@ -7,7 +7,10 @@ import pytest
 
 from benchmarks import page
 from benchmarks.efficiency import page as efficiency
+from benchmarks.never_worse import page as never_worse
+from benchmarks.search import page as search
 from benchmarks.soybean import page as soybean
+from benchmarks.soybean_cuts import page as soybean_cuts
 from benchmarks.spectrain_accuracy import page as accuracy
 from benchmarks.spectrain_accuracy import plot
 from benchmarks.spectrain_equality import page as equality
@@ -48,6 +51,13 @@ def test_every_section_names_its_command_and_file():
 ROW = {"seconds": {"ours": 0.25}, "ratios": {"DDP": [1.5, 2.25, 3.5]}, "bit_per_s": 1e8}
 ROW |= {"model": "alexnet", "scale": 0.25, "batch": 64, "hosts": 4}
 CLOCK = {"ours_seconds": 0.1, "by_hand_seconds": 0.2, "ratio": 0.5, "ratio_quartiles": [0.4, 0.6]}
+CHOICE = {"machine": "8xH100", "chosen": "searched (dp=8)", "gap": 0.0125}
+BYTES = {f"{kind}, bytes": 2.5e9 for kind in ("data parallel", "model parallel", "k-cut", "joint")}
+CUTS = BYTES | {"devices": 4} | {f"{kind}, processor seconds": 0.5 for kind in ("k-cut", "joint")}
+MESHES = {"search of every mesh": {"wall_seconds": 2.25, "processor_seconds": 2.0}}
+MESHES |= {"meshes": 6, "peak_resident_gib": 0.5}
+DISTANCE = {"most_above_optimum": 0.001, "bound_most_below_optimum": 0.002}
+DISTANCE |= {"search_processor_seconds": 0.75, "program_processor_seconds": 90.0}
 
 
 EQUAL = {"stages": 4, "optimizer": "adamw", "weights": "stash", "compared": 912, "different": 3}
@@ -103,6 +113,29 @@ def test_pictures_say_what_they_are_drawn_from(tmp_path):
                 "rows": [{"model": "mlp", "strategy": "sharded", "wall": CLOCK, "cpu": CLOCK}],
             },
             "| mlp, sharded | 100.0 | 200.0 | 0.500 (0.400 to 0.600) | 0.500 |",
+        ),
+        (
+            never_worse.body,
+            {
+                "models": 1,
+                "rows": [CHOICE | {"ratio": ratio} for ratio in (0.5, 0.75, 1.0, None)],
+            },
+            "| 8xH100 | 4 | 0.500 | 0.750 | 1.000 | 0 | 1.25% |",
+        ),
+        (
+            soybean_cuts.body,
+            {"models": {"mlp": [CUTS]}},
+            "| mlp | 4 | 2.500 | 2.500 | 2.500 | 2.500 | 0.50 | 0.50 |",
+        ),
+        (
+            search.body,
+            {"machine planned for": "8x8xH100", "rows": {"llama": MESHES}, "aims": []},
+            "| llama | 6 | 2.25 | 0.50 |",
+        ),
+        (
+            search.distances,
+            {"command": "run", "date": "today", "commit": "0" * 40, "rows": {"gpt2": DISTANCE}},
+            "| gpt2 | 0.100% | 0.200% | 0.75 | 90.0 |",
         ),
         (
             equality.body,
