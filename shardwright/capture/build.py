@@ -21,6 +21,7 @@ from shardwright.capture.mixtures import with_mixtures
 from shardwright.capture.observer import Observer
 from shardwright.capture.onebyone import Functional
 from shardwright.capture.opaque import OpaqueCall
+from shardwright.capture.operators import OVERLOAD
 from shardwright.capture.origin import PREFIX, error, part_of, require_fixed_sizes, source_of
 from shardwright.capture.renumber import renumbered
 from shardwright.ir.graph import (
@@ -142,7 +143,7 @@ class _Builder:
             self.names[node] = results[index]
             return
         target = str(node.target)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OVERLOAD):
             raise error(node, f"{target} is no torch operator")
         if target == "aten.cat.default" and (only := self._only_part(node)) is not None:
             self.names[node] = only

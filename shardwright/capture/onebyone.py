@@ -17,6 +17,8 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 
+from shardwright.capture.operators import OVERLOAD
+
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
 _WORTH = 8.0  # operators for each distinct call, as a small program costs its own to trace
@@ -126,7 +128,7 @@ def _stands_alone(node: fx.Node) -> bool:
     values = node.meta.get("val")
     values = values if isinstance(values, tuple | list) else (values,)
     return (
-        isinstance(node.target, torch._ops.OpOverload)
+        isinstance(node.target, OVERLOAD)
         and (not name.endswith("_") or name.endswith("__"))
         and all(_is_fixed(value) for value in values)
     )

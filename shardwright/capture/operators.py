@@ -15,6 +15,8 @@ from shardwright.capture import localnorm as localnorm
 from shardwright.capture import lookup as lookup
 from shardwright.ir.graph import Arg, Op, Ref, Symbol
 
+OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class
+
 
 def operator_of(target: str) -> Callable[..., Any]:
     """The torch operator `namespace.name.overload`.

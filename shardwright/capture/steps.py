@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shardwright.capture.operators import OVERLOAD
+
 _PLAIN = (
     int, bool, str, NoneType, EllipsisType, torch.Size,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
-_NAMED = (type, FunctionType, BuiltinFunctionType, torch._ops.OpOverload)
+_NAMED = (type, FunctionType, BuiltinFunctionType, OVERLOAD)
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _WRITING = frozenset(("__setitem__", "__set__", "__delete__", "batch_norm", "instance_norm"))
 _REGIONS = ("_set_grad_enabled", "_enter_autocast")  # of which export makes graphs of their own

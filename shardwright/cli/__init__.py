@@ -17,12 +17,20 @@ from shardwright.cli import (
     run,
     simulate,
     verify,
+    version,
 )
 from shardwright.cli.errors import OneLineErrors
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="shardwright")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=version.show,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Find, explain and run the best ways to train a PyTorch model in parallel.
 

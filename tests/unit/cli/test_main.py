@@ -1,5 +1,7 @@
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,22 @@ def test_every_command_has_help_and_json(shardwright_command, name):
     assert result.exit_code == 0
     assert "--json" in result.stdout
     assert main.commands[name].help
+
+
+def test_the_version_is_told_where_it_is_installed(shardwright_command, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: {"shardwright": "7.8.9"}[name])
+    assert shardwright_command("--version").stdout == "shardwright 7.8.9\n"
+
+
+def test_the_version_is_told_in_a_source_tree(shardwright_command, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    result = shardwright_command("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"shardwright {number}, not installed, run in {ROOT}\n"
 
 
 def test_without_a_command_help_is_shown(shardwright_command):
