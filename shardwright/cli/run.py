@@ -6,24 +6,20 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
+from shardwright.cli.outcome import comparison
+from shardwright.cli.outcome import content as run_content
 from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
-from shardwright.report.units import milliseconds, size
-
-if TYPE_CHECKING:
-    from shardwright.train.launch import Training
 
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/async.md);"
@@ -188,9 +184,9 @@ def command(
     # An asynchronous plan trains otherwise than one device, so there is nothing to compare.
     report = verified(captured.job, chosen) if verify and not flows(chosen) else None
     if as_json:
-        print_json(_content(chosen, training) | {"verify": content(report) if report else None})
+        print_json(run_content(chosen, training) | {"verify": content(report) if report else None})
     else:
-        click.echo(_comparison(chosen, training))
+        click.echo(comparison(chosen, training))
         if flows(chosen):
             click.echo(_OTHER_TRAINING)
         if report:
@@ -256,54 +252,3 @@ def _planned(
     if not quiet:
         print_choice(chosen, frontier, limit, "time")
     return chosen
-
-
-def _content(plan: Plan, training: Training) -> dict[str, object]:
-    return {
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "summary": summary(plan),
-        "predicted_step_seconds": plan.step_seconds,
-        "measured_step_seconds": training.step_seconds,
-        "predicted_peak_bytes": plan.peak_bytes,
-        "predicted_memory": memory_content(plan.memory),
-        "measured_peak_bytes": training.peak_bytes,
-        "losses": [record.loss for record in training.records],
-        "expert_skew": _skew_content(plan, training),
-    }
-
-
-def _skew_content(plan: Plan, training: Training) -> dict[str, float] | None:
-    """Rows of the busiest device over the mean: stated, and measured where experts are apart."""
-    if training.routing is None:
-        return None
-    found = training.routing
-    return {"stated": plan.expert_skew, "measured": found.busiest, "most": found.most}
-
-
-def _comparison(plan: Plan, training: Training) -> str:
-    """Loss from first to last step; predicted against measured step time and peak memory."""
-    measured = training.step_seconds
-    if measured is None:
-        return "no step was reported"
-    first, last = training.records[0], training.records[-1]
-    memory = training.peak_bytes
-    counted = (
-        f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
-        f" {plan.peak_bytes / memory:.2f} of it"
-        f"{f'; predicted to be at {plan.memory.at}' if plan.memory else ''}"
-        if memory
-        else ""
-    )
-    routed = (
-        f"\nrows of experts, busiest device over the mean: stated {plan.expert_skew:g},"
-        f" {training.routing}"
-        if training.routing
-        else ""
-    )
-    return (
-        f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
-        f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
-        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
-        f"{counted}{routed}"
-    )

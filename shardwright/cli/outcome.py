@@ -1,0 +1,65 @@
+"""What a run printed at its end: losses, and what was predicted beside what was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.ir.memory import as_json as memory_content
+from shardwright.ir.plan import Plan
+from shardwright.report.summary import summary
+from shardwright.report.units import milliseconds, size
+
+if TYPE_CHECKING:
+    from shardwright.train.launch import Training
+
+
+def content(plan: Plan, training: Training) -> dict[str, object]:
+    """What `run --json` prints, without the comparison with one device."""
+    return {
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "summary": summary(plan),
+        "predicted_step_seconds": plan.step_seconds,
+        "measured_step_seconds": training.step_seconds,
+        "predicted_peak_bytes": plan.peak_bytes,
+        "predicted_memory": memory_content(plan.memory),
+        "measured_peak_bytes": training.peak_bytes,
+        "losses": [record.loss for record in training.records],
+        "expert_skew": _skew_content(plan, training),
+    }
+
+
+def _skew_content(plan: Plan, training: Training) -> dict[str, float] | None:
+    """Rows of the busiest device over the mean: stated, and measured where experts are apart."""
+    if training.routing is None:
+        return None
+    found = training.routing
+    return {"stated": plan.expert_skew, "measured": found.busiest, "most": found.most}
+
+
+def comparison(plan: Plan, training: Training) -> str:
+    """Loss from first to last step; predicted against measured step time and peak memory."""
+    measured = training.step_seconds
+    if measured is None:
+        return "no step was reported"
+    first, last = training.records[0], training.records[-1]
+    memory = training.peak_bytes
+    counted = (
+        f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
+        f" {plan.peak_bytes / memory:.2f} of it"
+        f"{f'; predicted to be at {plan.memory.at}' if plan.memory else ''}"
+        if memory
+        else ""
+    )
+    routed = (
+        f"\nrows of experts, busiest device over the mean: stated {plan.expert_skew:g},"
+        f" {training.routing}"
+        if training.routing
+        else ""
+    )
+    return (
+        f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
+        f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
+        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
+        f"{counted}{routed}"
+    )
