@@ -15,7 +15,7 @@ from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
-from shardwright.report.choice import why
+from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary
 
 
@@ -75,7 +75,7 @@ def command(
     if as_json:
         print_json(content(plan, frontier, captured.seconds, output))
         return
-    print_choice(plan, frontier, limit, objective)
+    print_choice(plan, frontier, limit, objective, pipelines=bool(stages))
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
 
@@ -102,11 +102,21 @@ def content(
     }
 
 
-def print_choice(plan: Plan, frontier: Frontier, limit: int | None, objective: str) -> None:
-    """The frontier with the baselines, the plan picked from it, and why."""
+def print_choice(
+    plan: Plan, frontier: Frontier, limit: int | None, objective: str, *, pipelines: bool
+) -> None:
+    """The frontier with the baselines, the plan picked from it, whether it fits, and why.
+
+    `pipelines` says whether they were searched, too.
+    """
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)
-    click.echo(f"\nchosen: {summary(plan)}")
+    text = f"chosen: {summary(plan)}"
+    if plan.stages == 1 and plan.devices > 1:
+        unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
+        text += f"; no pipeline{unsearched}"
+    click.echo(f"\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}")
+    click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
     for line in remarks.lines(plan, WIDTH):

@@ -16,6 +16,7 @@ from shardwright.cli.outcome import comparison
 from shardwright.cli.outcome import content as run_content
 from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
+from shardwright.cli.tracing import NOT_TRACED, OPEN, check_traceable, write_steps
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
@@ -90,6 +91,11 @@ _OTHER_TRAINING = (
     "--tensorboard", type=click.Path(file_okay=False), help="Folder for TensorBoard's event files."
 )
 @click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="File for the simulated step and the third one of the run, measured, side by side.",
+)
+@click.option(
     "--export",
     type=click.Path(),
     help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
@@ -122,6 +128,7 @@ def command(
     weights: str | None,
     compiled: bool,
     tensorboard: str | None,
+    trace: str | None,
     export: str | None,
     verify: bool,
     as_json: bool,
@@ -164,11 +171,14 @@ def command(
 
     from shardwright.train.launch import Saving, launch
 
+    steps = steps or captured.job.steps
+    if trace:
+        check_traceable(trace, chosen, steps)
     click.echo(f"\ntraining {target} on {chosen.devices} ranks", err=as_json)
     training = launch(
         target,
         chosen,
-        steps or captured.job.steps,
+        steps,
         (batch, seq),
         settings=settings,
         saving=Saving(folder, every, keep, wait_for_saves) if folder is not None else None,
@@ -176,17 +186,22 @@ def command(
         stall_timeout=stall_timeout,
         export=export,
         options=_further(weights, compiled, tensorboard),
+        traced=bool(trace),
         stdout=sys.stderr if as_json else None,
     )
     if training.status != 0:
         click.echo(f"shardwright: training ended with status {training.status}", err=True)
         sys.exit(training.status)
+    written = write_steps(trace, chosen, training.traces) if trace else None
     # An asynchronous plan trains otherwise than one device, so there is nothing to compare.
     report = verified(captured.job, chosen) if verify and not flows(chosen) else None
     if as_json:
-        print_json(run_content(chosen, training) | {"verify": content(report) if report else None})
+        further = {"trace": written, "verify": content(report) if report else None}
+        print_json(run_content(chosen, training) | further)
     else:
         click.echo(comparison(chosen, training))
+        if trace:
+            click.echo(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
         if flows(chosen):
             click.echo(_OTHER_TRAINING)
         if report:
@@ -250,5 +265,5 @@ def _planned(
     if cache is not None:
         cache.keep(key, chosen)
     if not quiet:
-        print_choice(chosen, frontier, limit, "time")
+        print_choice(chosen, frontier, limit, "time", pipelines=bool(wishes.stages))
     return chosen

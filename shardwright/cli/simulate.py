@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
-from shardwright.cost.pipeline_step import mini_batches, pipeline_timeline
-from shardwright.cost.step import timeline
+from shardwright.cli.tracing import OPEN, simulated_step
+from shardwright.cli.writing import write_text
+from shardwright.cost.pipeline_step import mini_batches
 from shardwright.cost.timeline import Stream, Timeline
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.files import write_whole
 from shardwright.ir.layout import Seconds
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
@@ -25,26 +26,40 @@ from shardwright.report.units import milliseconds
 @click.command("simulate")
 @click.argument("plan", type=click.Path(dir_okay=False))
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Trace file to write.")
+@click.option(
+    "--measured",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="Chrome trace by torch.profiler: its last step goes into the same file, beside.",
+)
 @options.as_json
-def command(plan: str, output: str | None, as_json: bool) -> None:
+def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: bool) -> None:
     """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
     loaded = Plan.load(plan)
-    try:
-        found = timeline(loaded) if loaded.pipeline is None else pipeline_timeline(loaded)
-    except PipelineError as e:
-        raise UsageError(str(e)) from e
+    if measured and not output:
+        raise UsageError("--measured goes into the trace: say with -o where to write it")
+    found = simulated_step(loaded)
+    steps = [_read(file) for file in measured]
     if output:
-        try:
-            write_whole(output, chrome_trace(found, loaded))
-        except OSError as e:
-            raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
+        write_text(output, chrome_trace(found, loaded, steps))
     if as_json:
-        print_json(content(found, output) | {"mini_batches": mini_batches(loaded)})
+        seen = {"measured_step_seconds": [step.seconds for step in steps]}
+        print_json(content(found, output) | {"mini_batches": mini_batches(loaded)} | seen)
         return
     click.echo(summary(loaded))
     click.echo(textwrap.fill(_in_words(found, mini_batches(loaded)), WIDTH))
+    for step in steps:
+        click.echo(f"{step.label}: {milliseconds(step.seconds)}")
     if output:
-        click.echo(f"wrote {output}; open it in https://ui.perfetto.dev or chrome://tracing")
+        click.echo(f"wrote {output}; {OPEN}")
+
+
+def _read(file: str) -> Profiled:
+    try:
+        return profiled(Path(file).read_text(), f"measured, {Path(file).name}")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UsageError(f"cannot read {file}: {reason}") from e
 
 
 def content(found: Timeline, output: str | None) -> dict[str, object]:

@@ -50,6 +50,19 @@ class Held(NamedTuple):
         return cls(state, saved, max(0, plan.peak_bytes - state - saved))
 
 
+def fit(plan: Plan, memory_limit: int | None) -> str:
+    """On how many devices the plan runs, how long a step takes, and whether it fits.
+
+    `memory_limit` is in bytes per rank; None is no limit.
+    """
+    devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
+    needs = f"{milliseconds(plan.step_seconds)} a step, {size(plan.peak_bytes)} per device"
+    if memory_limit is None:
+        return f"on {devices}: {needs}"
+    fits = "fits" if plan.peak_bytes <= memory_limit else "does not fit"
+    return f"{fits} on {devices}: {needs} of {size(memory_limit)}"
+
+
 def why(
     chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
 ) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.cost import timeline
 from shardwright.report.page import Timeline
 
+SIMULATED = "simulated, "  # how the names of processes begin that nobody measured
 _SHOWN = 4_000  # events; more do not get any clearer on a page
 
 
@@ -16,7 +17,7 @@ class TraceError(ValueError):
 
 
 def read_trace(text: str, label: str) -> Timeline:
-    """The complete events of a trace, the longest if there are very many.
+    """The complete events of what a trace has measured, the longest if there are very many.
 
     Raises `TraceError` for anything that is not in the Trace Event Format.
     """
@@ -28,6 +29,8 @@ def read_trace(text: str, label: str) -> Timeline:
             e.get("pid"): e["args"]["name"] for e in events if e.get("name") == "process_name"
         }
         bars = [e for e in events if e.get("ph") == "X"]
+        made = {pid for pid, name in owners.items() if name.startswith(SIMULATED)}
+        bars = [e for e in bars if e.get("pid") not in made] or bars
         bars.sort(key=lambda e: -float(e["dur"]))
         shown = sorted(bars[:_SHOWN], key=lambda e: float(e["ts"]))
         start = min((float(e["ts"]) for e in shown), default=0.0)

@@ -42,7 +42,7 @@ def metered(
         return result, torch.cuda.max_memory_allocated(device)
     before = storage_bytes(held)
     gc.collect()  # what only cycles keep alive would be released at some other time
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = run()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
@@ -57,7 +57,7 @@ def metered(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Drop what the profiler itself writes to the standard error; the rest comes afterwards."""
     sys.stderr.flush()
     kept = os.dup(2)

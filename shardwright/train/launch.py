@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
 from shardwright.train.loop import EvaluationRecord, StepRecord
 from shardwright.train.routing import RoutingRecord
+from shardwright.train.traced import trace_file
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
@@ -33,6 +34,7 @@ class Training:
     records: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...] = ()
     routing: RoutingRecord | None = None
+    traces: Mapping[int, str] = field(default_factory=dict)  # of a step, by rank, if asked for
 
     @property
     def step_seconds(self) -> float | None:
@@ -103,6 +105,7 @@ def launch(
     stall_timeout: float | None = None,
     export: str | None = None,
     options: Sequence[str] = (),
+    traced: bool = False,
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
@@ -112,8 +115,9 @@ def launch(
     `load_job`. With `saving` the ranks go on from the latest checkpoint, and
     torchrun starts them again up to `max_restarts` times if one dies, or none has done
     a step for `stall_timeout` seconds. At the end they write the weights to `export`, a
-    `.safetensors` file or a folder. `options` are further ones of the worker. Their log
-    goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
+    `.safetensors` file or a folder. `options` are further ones of the worker. Where it is
+    `traced`, one rank of each stage records a step. Their log goes to `stdout`, by default ours.
+    `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
@@ -127,9 +131,12 @@ def launch(
         command += saving.options() if saving is not None else []
         command += ["--stall-timeout", str(stall_timeout)] if stall_timeout is not None else []
         command += options
+        command += ["--trace", folder] if traced else []
         command += ["--export", str(Path(export).absolute())] if export is not None else []
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
+        files = {rank: trace_file(folder, rank) for rank in range(plan.devices)}
+        traces = {rank: file.read_text() for rank, file in files.items() if file.exists()}
     # Ranks that were started again did some steps again: the later report counts.
     steps_done, evaluated, routing = {}, {}, None
     for found in map(json.loads, lines):
@@ -139,7 +146,7 @@ def launch(
             evaluated[found["step"]] = EvaluationRecord(**found)
         else:
             steps_done[found["step"]] = StepRecord(**found)
-    return Training(status, _in_order(steps_done), _in_order(evaluated), routing)
+    return Training(status, _in_order(steps_done), _in_order(evaluated), routing, traces)
 
 
 def _in_order(by_step: Mapping[int, T]) -> tuple[T, ...]:

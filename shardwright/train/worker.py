@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -43,9 +44,10 @@ from shardwright.train.randomness import seed_all
 from shardwright.train.reading import CheckpointError
 from shardwright.train.routing import measured_routing
 from shardwright.train.saving import Saving
-from shardwright.train.state import Run
-from shardwright.train.step import NonFiniteLossError
+from shardwright.train.state import Run, Steppable
+from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.target import build_model, load_job
+from shardwright.train.traced import Traced, trace_file
 from shardwright.train.values import ValueFormatError
 from shardwright.train.watchdog import Store, Watchdog, timeout_of
 
@@ -90,6 +92,7 @@ def _train(
 ) -> None:
     model = build_model(job)
     check_alike(plan, model)
+    steps: Steps | None
     module, steps, ahead = _module(job, model, plan, device)
     if job.evaluation is not None:
         module.check_evaluation()
@@ -108,6 +111,10 @@ def _train(
             if options.tensorboard:
                 board = stack.enter_context(Board(options.tensorboard))
                 report = _both(report, board.add)
+        if options.trace:
+            steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
+            if dist.get_rank() % plan.layout_mesh.size == 0:  # one rank of each stage
+                steps = Traced(steps, trace_file(options.trace, dist.get_rank()), device)
         beat = watchdog.beat
         if not train(
             run, job, options.steps, device, report, saving, Agreement(ahead), beat, steps
@@ -225,6 +232,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--weights", help="safetensors file or folder to start from")
     known.add_argument("--compile", action="store_true", help="run through torch.compile")
     known.add_argument("--tensorboard", help="folder for event files of rank 0")
+    known.add_argument("--trace", help="folder for a profile of the third step")
     known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")
     known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")

@@ -8,6 +8,8 @@ from shardwright.train import launch
 from shardwright.train.launch import Saving, Training
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
+from tests import plans
+from tests.unit.cli.conftest import GRAPH
 
 RECORDS = tuple(
     StepRecord(i, 2.0 / i, 0.04, 8, "samples", 2**20, tensor_bytes=50 * 2**20 * (i == 2))
@@ -194,3 +196,48 @@ def test_a_damaged_plan_is_searched_again(api, target, launched, tmp_path, shard
 def test_restarts_without_a_checkpoint_would_begin_anew(api, target, plan_file, launched, mistake):
     line = mistake("run", target, plan_file, "--max-restarts", 1)
     assert line.endswith("give --checkpoint DIR")
+
+
+def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
+    api, target, tmp_path, launched, as_json, shardwright_command, mistake
+):
+    file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    known = {"fingerprint": GRAPH.fingerprint, "inputs": plans.simple().inputs}
+    replace(plans.transformer(), **known).save(file)
+    step = {"ph": "X", "name": "ProfilerStep#3", "ts": 90.0, "dur": 4e4, "pid": 1, "tid": 2}
+    launched.training = Training(0, RECORDS, traces={0: json.dumps([step])})
+    asked = ("run", target, file, "--no-verify", "--trace", trace)
+    assert as_json(*asked)["trace"] == str(trace)
+    assert launched.rest["traced"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(processes.values()) == ["simulated, each of 4 ranks", "measured, rank 0"]
+    assert {e["pid"] for e in events if e["ph"] == "X"} == set(processes)
+
+    launched.training = Training(0, RECORDS)
+    trace.unlink()
+    assert "no step was traced" in shardwright_command(*asked).stdout
+    assert not trace.exists()
+    launched.calls.clear()
+    assert "step 3 of a run, and this one has 2" in mistake(*asked, "--steps", 2, "--json")
+    gone = tmp_path / "gone" / "trace.json"
+    line = mistake("run", target, file, "--trace", gone, "--json")
+    assert "in a folder that does not exist" in line
+    assert launched.calls == []
+
+
+def test_options_reach_the_ranks(api, target, plan_file, launched, tmp_path, as_json):
+    weights, folder, export = (tmp_path / name for name in ("w.safetensors", "runs", "end"))
+    weights.touch()
+    asked = ("--weights", weights, "--export", export, "--stall-timeout", 5, "--compile")
+    saving = ("--checkpoint", folder, "--wait-for-saves")
+    as_json("run", target, plan_file, "--no-verify", *asked, *saving)
+    assert launched.rest["options"] == ["--weights", str(weights), "--compile"]
+    assert (launched.rest["export"], launched.rest["stall_timeout"]) == (str(export), 5)
+    assert launched.rest["saving"] == Saving(str(folder), wait=True)
+
+
+def test_a_run_in_bf16_is_planned_so(api, target, launched, as_json):
+    asked = ("--devices", 2, "--machine", "2xcpu", "--precision", "bf16", "--no-verify")
+    as_json("run", target, *asked)
+    assert launched.calls[0][1].habits.precision == "bf16"

@@ -26,6 +26,39 @@ def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shard
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
+def test_a_measured_step_is_a_process_beside_the_simulated_one(
+    tmp_path, shardwright_command, as_json
+):
+    file, seen, trace = (tmp_path / name for name in ("plan.json", "seen.json", "trace.json"))
+    plans.transformer().save(file)
+    spans = [("ProfilerStep#3", 500.0, 2000.0), ("aten::mm", 600.0, 80.0), ("aten::old", 0.0, 9.0)]
+    place = {"ph": "X", "pid": 9, "tid": 9}
+    seen.write_text(json.dumps([place | {"name": n, "ts": t, "dur": d} for n, t, d in spans]))
+    result = shardwright_command("simulate", file, "-o", trace, "--measured", seen)
+    assert result.exit_code == 0, result.exception
+    assert "measured, seen.json: 2.00 ms" in result.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(processes.values()) == ["simulated, each of 4 ranks", "measured, seen.json"]
+    drawn = {name: [e for e in events if e["ph"] == "X" and e["pid"] == pid]
+             for pid, name in processes.items()}  # fmt: skip
+    assert len(drawn["simulated, each of 4 ranks"]) == len(timeline(Plan.load(file)).tasks)
+    measured = [(e["name"], e["ts"], e["dur"]) for e in drawn["measured, seen.json"]]
+    assert measured == [("ProfilerStep#3", 0.0, 2000.0), ("aten::mm", 100.0, 80.0)]
+    found = as_json("simulate", file, "-o", trace, "--measured", seen)
+    assert found["measured_step_seconds"] == [0.002]
+
+
+def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, plan_file, mistake):
+    trace, there = tmp_path / "trace.json", tmp_path / "there.json"
+    there.write_text("no")
+    assert "say with -o where" in mistake("simulate", plan_file, "--measured", there)
+    asked = ("simulate", plan_file, "-o", trace, "--measured")
+    assert "cannot read" in mistake(*asked, tmp_path / "gone.json")
+    assert "is not a trace of torch.profiler" in mistake(*asked, there)
+    assert not trace.exists()
+
+
 def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
     plans.transformer().save(tmp_path / "plan.json")
     found = as_json("simulate", tmp_path / "plan.json")
@@ -49,7 +82,7 @@ def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command,
     assert shardwright_command("simulate", file, "-o", trace).exit_code == 0
     events = json.loads(trace.read_text())["traceEvents"]
     groups = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-    assert groups == ["stage 1, rank 0", "stage 2, rank 1"]
+    assert groups == ["simulated, stage 1, rank 0", "simulated, stage 2, rank 1"]
     assert {"forward 4", "backward 1", "receive values 2", "receive gradients 3"} <= {
         e["name"] for e in events
     }

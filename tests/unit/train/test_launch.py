@@ -13,6 +13,7 @@ from shardwright.ir.plan import Plan
 from shardwright.train.launch import Saving, Training, environment, launch, run_process
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
+from shardwright.train.traced import trace_file
 from tests import plans
 
 
@@ -23,8 +24,8 @@ def record(step, seconds=0.5):
 class FakeTorchrun:
     """Keeps what it was asked to run, writes the losses that rank 0 would, and ends."""
 
-    def __init__(self, status=0, steps=3):
-        self.status, self.steps = status, steps
+    def __init__(self, status=0, steps=3, traces=()):
+        self.status, self.steps, self.traces = status, steps, traces
 
     def __call__(self, command, env, stdout):
         self.command, self.env, self.stdout = list(command), dict(env), stdout
@@ -32,6 +33,8 @@ class FakeTorchrun:
         lines = [json.dumps(asdict(record(i + 1))) for i in range(self.steps)]
         if lines:
             Path(self.option("--losses")).write_text("\n".join(lines))
+        for rank in self.traces:
+            trace_file(self.option("--trace"), rank).write_text(f"step of rank {rank}")
         return self.status
 
     def option(self, name):
@@ -81,6 +84,14 @@ def test_ranks_are_told_of_checkpoints_and_restarted():
     assert "--max-restarts=3" in torchrun.command
     assert torchrun.option("--checkpoint") == str(Path("runs/a").absolute())
     assert (torchrun.option("--every"), torchrun.option("--keep")) == ("7", "2")
+
+
+def test_steps_that_ranks_recorded_come_back():
+    torchrun = FakeTorchrun(traces=(0, 2))
+    training = launch("a.py:job", plans.simple(mesh="dp=4"), 3, traced=True, run=torchrun)
+    assert training.traces == {0: "step of rank 0", 2: "step of rank 2"}
+    launch("a.py:job", plans.simple(), 3, run=(untraced := FakeTorchrun()))
+    assert "--trace" not in untraced.command
 
 
 def test_a_step_that_was_done_again_counts_once():

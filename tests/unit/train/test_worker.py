@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from shardwright.report.profiled import profiled
 from shardwright.train import worker
 from tests import plans
 
@@ -75,7 +76,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     target.write_text(JOB)
     plans.simple(mesh="dp=1").save(plan)
     options = ["--target", f"{target}:job", "--plan", plan, "--steps", 4, "--losses", losses]
-    options += ["--compile", "--tensorboard", tmp_path / "board"]
+    options += ["--compile", "--tensorboard", tmp_path / "board", "--trace", tmp_path]
     worker.main([str(option) for option in options])
 
     assert asked == {"plan": plans.simple(mesh="dp=1"), "seed": 0, "group": True}
@@ -85,3 +86,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     assert records[-1]["loss"] < records[0]["loss"]
     assert len(list((tmp_path / "board").iterdir())) == 1
     assert len(capsys.readouterr().out.splitlines()) == 4
+    step = profiled((tmp_path / "step-0.json").read_text(), "measured")
+    names = [name for _, name, *_ in step.events]
+    assert names[0] == "ProfilerStep#3" and "Optimizer.step#SGD.step" in names
+    assert 0 < step.seconds <= records[2]["seconds"]

@@ -1,0 +1,52 @@
+"""Steps as Chrome traces: simulated, and measured as further processes of the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwright.cli.errors import UsageError
+from shardwright.cli.writing import write_text
+from shardwright.cost.pipeline_step import pipeline_timeline
+from shardwright.cost.step import timeline
+from shardwright.cost.timeline import Timeline
+from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.plan import Plan
+from shardwright.report.profiled import profiled
+from shardwright.report.trace import chrome_trace
+
+NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
+OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
+
+
+def simulated_step(plan: Plan) -> Timeline:
+    """The timeline of the plan's step; raises `UsageError` for a schedule that has none."""
+    try:
+        return timeline(plan) if plan.pipeline is None else pipeline_timeline(plan)
+    except PipelineError as e:
+        raise UsageError(str(e)) from e
+
+
+def check_traceable(output: str, plan: Plan, steps: int) -> None:
+    """Raise `UsageError` where a run of `steps` could not write the trace of one to `output`."""
+    from shardwright.train.traced import NTH
+
+    if plan.pipeline is not None and plan.pipeline.weights is not None:
+        raise UsageError(
+            "--trace shows one step, and steps of an asynchronous plan overlap; leave it out, or"
+            " see them simulated by `shardwright simulate`"
+        )
+    if steps < NTH:
+        raise UsageError(f"--trace shows step {NTH} of a run, and this one has {steps}; take more")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"--trace {output} is in a folder that does not exist; make it first")
+    simulated_step(plan)
+
+
+def write_steps(output: str, plan: Plan, traces: Mapping[int, str]) -> str | None:
+    """Write the simulated step and what ranks recorded; None if none of them did."""
+    if not traces:
+        return None
+    steps = [profiled(text, f"measured, rank {rank}") for rank, text in sorted(traces.items())]
+    write_text(output, chrome_trace(simulated_step(plan), plan, steps))
+    return output

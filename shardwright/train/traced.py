@@ -1,0 +1,57 @@
+"""A step of a run under torch's profiler, written as a Chrome trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from shardwright.runtime.meter import quiet
+from shardwright.train.job import Batch, JobError
+from shardwright.train.state import Run
+from shardwright.train.step import Stepped, Steps
+
+NTH = 3  # step that is traced: the first is slow, and the memory of the second is counted
+
+
+def trace_file(folder: str, rank: int) -> Path:
+    """Where a rank writes its step."""
+    return Path(folder, f"step-{rank}.json")
+
+
+@final
+class Traced:
+    """The steps of `steps`, of which the third of the run is written to `file`.
+
+    Raises `JobError` for steps that go on after they return: the profiler does not survive it.
+    """
+
+    def __init__(self, steps: Steps, file: Path, device: torch.device) -> None:
+        if not steps.whole:
+            raise JobError("steps of an asynchronous plan overlap, so none is traced alone")
+        self.steps, self.file, self.device = steps, file, device
+        self.lag, self.whole = steps.lag, steps.whole
+        self.begun = 0
+
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+        """Begin a step; those that are finished."""
+        self.begun += 1
+        if self.begun != NTH:
+            return self.steps(run, batches)
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        mark = record_function(f"ProfilerStep#{run.step + 1}")
+        with quiet(), profile(activities=activities) as profiler, mark:
+            done = self.steps(run, batches)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        profiler.export_chrome_trace(str(self.file))
+        return done
+
+    def drain(self, run: Run) -> list[Stepped]:
+        """Finish all that are under way."""
+        return self.steps.drain(run)
