@@ -186,7 +186,7 @@ class Frontier:
         return iter(self.plans)
 
     def _repr_html_(self) -> str:
-        """The frontier in a notebook: time against memory as a picture, plans as a table."""
+        """The frontier in a notebook: time against memory as a picture, plans as a list to open."""
         from shardwright.ir.picture import picture
 
         rows = "".join(
@@ -196,7 +196,9 @@ class Frontier:
                 *(("baseline", plan) for plan in self.baselines),
             ]
         )
-        return f"<div>{picture(self)}<table>{rows}</table></div>"
+        count = f"{len(self)} plans, fastest first, and {len(self.baselines)} baselines"
+        listed = f"<details><summary>{count}</summary><table>{rows}</table></details>"
+        return f"<div>{picture(self)}{listed}</div>"
 
     def __str__(self) -> str:
         return "\n".join(str(plan) for plan in self.plans)

@@ -16,7 +16,7 @@ WIDTH, HEIGHT, MARGIN = 560, 260, 50
 
 def picture(frontier: Frontier) -> str:
     """Step time over memory per rank: plans joined by a line, baselines hollow."""
-    found = [(seconds, size, "") for seconds, size in frontier.costs]
+    found = [(*costs, f"plan {index}") for index, costs in enumerate(frontier.costs)]
     known = [(b.step_seconds, b.peak_bytes, b.name) for b in frontier.baselines]
     times, sizes = zip(*((p[0], p[1]) for p in (*found, *known)), strict=True)
 
@@ -26,7 +26,8 @@ def picture(frontier: Frontier) -> str:
         return round(x, 1), round(y, 1)
 
     line = " ".join("{},{}".format(*at(p[0], p[1])) for p in found)
-    dots = "".join(_dot(*at(p[0], p[1]), _words(*p), hollow=bool(p[2])) for p in (*found, *known))
+    dots = "".join(_dot(*at(p[0], p[1]), _words(*p), hollow=False) for p in found)
+    dots += "".join(_dot(*at(p[0], p[1]), _words(*p), hollow=True) for p in known)
     frame = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     ends = (
         _label(MARGIN, HEIGHT - 18, "start", f"{min(sizes) / 2**30:.4g} GiB"),
@@ -47,7 +48,7 @@ def _share(value: float, first: float, last: float) -> float:
 
 
 def _words(seconds: float, size: float, name: str) -> str:
-    return f"{name or 'plan'}: {seconds * 1e3:.4g} ms, {size / 2**30:.4g} GiB"
+    return f"{name}: {seconds * 1e3:.4g} ms, {size / 2**30:.4g} GiB"
 
 
 def _dot(x: float, y: float, words: str, *, hollow: bool) -> str:

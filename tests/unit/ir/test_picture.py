@@ -23,6 +23,7 @@ def test_every_plan_and_baseline_is_a_point_inside_of_the_picture():
     fast, _, small = found[:3]
     assert float(fast.get("cy")) > float(small.get("cy")), "faster is lower"
     assert float(fast.get("cx")) > float(small.get("cx")), "smaller is left"
+    assert found[1].find("title").text.startswith("plan 1: ")
     assert found[3].find("title").text == "data parallel: 90 ms, 0.3125 GiB"
 
 
