@@ -1,6 +1,7 @@
-"""Plans exported for `parallelize_module`, applied by torch: same loss and gradients."""
+"""Exported plans, applied by the tools they are for: loss and gradients of one device."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -8,11 +9,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import shardwright as sw
+from shardwright.report.export import hf_tp_plan, split_spec
 from shardwright.report.export import parallelize_module as export
+from shardwright.report.styles import NotExpressibleError
 from tests.ranks.harness import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -46,10 +50,24 @@ class Model(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids, labels):
+        return loss_of(self.scores(ids), labels)
+
+    def scores(self, ids):
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+        return self.head(self.norm(x))
+
+
+class Scores(Model):
+    """The same, its loss outside: torch's pipelines compute one from what a model returns."""
+
+    def forward(self, ids):
+        return self.scores(ids)
+
+
+def loss_of(scores, labels):
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
 def example():
@@ -67,13 +85,54 @@ def baselines():
 
 
 @pytest.fixture(scope="module")
+def staged():
+    """The first plan of two stages whose cuts are beginnings of modules, exported."""
+    model, batch = example()
+    graph = sw.capture(model, (), batch)
+    machine = sw.Machine.preset("2xcpu")
+    found = sw.search(graph, machine, optimizer="sgd", stages=(2,), micro_batches=(2,))
+    for plan in (*found, *found.baselines):
+        if plan.stages == 2:
+            try:
+                return split_spec(plan)
+            except NotExpressibleError:
+                continue
+    raise AssertionError("no plan begins a stage with a module")
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A folder with a Qwen3, whose heads are normalised, and its tensor parallel plan."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).double()
+    folder = tmp_path_factory.mktemp("qwen3")
+    model.save_pretrained(folder)
+    ids = torch.zeros(4, 8, dtype=torch.long)
+    graph = sw.capture(model, kwargs={"input_ids": ids, "labels": ids})
+    baselines = sw.search(graph, sw.Machine.preset("2xcpu")).baselines
+    ours = json.loads(hf_tp_plan(next(b for b in baselines if b.name == "tensor parallel")))
+    vocabulary = {"embed_tokens": "embedding_rowwise"}  # which Hugging Face leaves whole
+    assert ours["base_model_tp_plan"] == config.base_model_tp_plan | vocabulary
+    assert ours["_tp_plan"] == type(model)._tp_plan
+    named = {f"model.{name}": style for name, style in ours["base_model_tp_plan"].items()}
+    return str(folder), named | ours["_tp_plan"]
+
+
+@pytest.fixture(scope="module")
 def exported(baselines):
     names = ("tensor parallel", "sequence and tensor parallel")
     return {name: export(baselines[name]) for name in names}
 
 
-def test_the_exported_plans_give_the_loss_and_gradients_of_one_device(exported):
-    run_ranks(2, _apply, list(exported.values()))
+@pytest.mark.hf
+def test_the_exported_plans_give_the_loss_and_gradients_of_one_device(exported, staged, qwen):
+    run_ranks(2, _apply, list(exported.values()), staged, qwen)
 
 
 def test_tensor_parallelism_is_megatrons(exported):
@@ -107,7 +166,65 @@ def _run(text):
     return scope
 
 
-def _apply(texts):
+def _apply(texts, staged, qwen):
+    _in_modules(texts)
+    _in_stages(json.loads(staged))
+    _in_hugging_face(*qwen)
+
+
+def _in_stages(spec):
+    """By torch's pipelining: the loss on the last rank, on each the gradients of its stage."""
+    model, batch = example()
+    plain = Scores().double()
+    plain.load_state_dict(model.state_dict())
+    loss = model(**batch)
+    loss.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    parts = spec["n_microbatches"]
+    split = {
+        name: SplitPoint[point.partition(".")[2]] for name, point in spec["split_spec"].items()
+    }
+    pipe = pipeline(plain, (batch["ids"].chunk(parts)[0],), split_spec=split)
+    rank = dist.get_rank()
+    stage = pipe.build_stage(rank, torch.device("cpu"))
+    schedules = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
+    schedule = schedules[spec["schedule"]](stage, parts, loss_fn=loss_of)
+    if rank == 0:
+        schedule.step(batch["ids"])
+    else:
+        losses = []
+        schedule.step(target=batch["labels"], losses=losses)
+        assert len(losses) == parts > 1
+        torch.testing.assert_close(sum(losses) / parts, loss, rtol=1e-12, atol=1e-12)
+    mine = dict(stage.submod.named_parameters())
+    assert 0 < len(mine) < len(expected)
+    for name, p in mine.items():
+        torch.testing.assert_close(p.grad, expected[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+def _in_hugging_face(folder, plan):
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    torch.manual_seed(1)
+    ids = torch.randint(64, (4, 8))
+    whole, split = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options)
+        for options in ({}, {"distributed_config": DistributedConfig(tp_plan=plan, tp_size=2)})
+    )
+    sharded = {name for name, p in split.named_parameters() if isinstance(p, DTensor)}
+    assert "model.layers.1.mlp.down_proj.weight" in sharded
+    losses = [model(input_ids=ids, labels=ids).loss for model in (whole, split)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=1e-12)
+    for loss in losses:
+        loss.backward()
+    expected = {name: p.grad for name, p in whole.named_parameters()}
+    for name, p in split.named_parameters():
+        grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def _in_modules(texts):
     model, batch = example()
     alone = copy.deepcopy(model)
     loss = alone(**batch)
