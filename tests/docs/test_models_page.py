@@ -62,6 +62,16 @@ def test_only_what_is_the_same_on_every_machine_is_compared(tmp_path):
     assert list(stale(read(page), {"bert": old})) == ["bert has no row"]
 
 
+def test_a_row_that_is_planned_again_keeps_its_errors():
+    before = Row.of("vit", GOOD, NONE).cells
+    other = Published("plain", 8, GOOD.operators, GOOD.work, GOOD.whole, "dp=4 tp=2", 1.0, 2.0)
+    row = Row.replanned("vit", other, before)
+    assert row == Row.of("vit", other, NONE) and row.trouble == ""
+    assert "not verified yet" in Row.replanned("vit", other, ()).trouble
+    failed = Row.replanned("vit", "CaptureError: no", before)
+    assert failed.trouble == "planning failed: CaptureError: no"
+
+
 class Inverts(nn.Module):
     """Most of the work is in an operator that nothing can split."""
 

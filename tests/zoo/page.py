@@ -9,6 +9,9 @@ TOLERANCE = 1e-8  # of errors in float64
 MOST_WHOLE = 0.01  # of the multiply-adds, in one operator that nothing can split
 
 
+VERIFIED = ("plan on 2 / 2x2", "tilings on 2 / 2x2")  # columns that take ranks
+
+
 @dataclass(frozen=True)
 class Heading:
     """A column; `checked` if it is the same on every machine, so that CI compares it."""
@@ -24,8 +27,7 @@ HEADINGS = (
     *(Heading(kind) for kind in KINDS),
     Heading("largest whole"),
     Heading(f"planned on {MACHINE}", checked=False),  # changes with search and costs
-    Heading("plan on 2 / 2x2", checked=False),
-    Heading("tilings on 2 / 2x2", checked=False),
+    *(Heading(name, checked=False) for name in VERIFIED),
     Heading("capture + search", checked=False),
 )
 HEAD = f"""# Models
@@ -44,7 +46,7 @@ nothing allocated:
   most;
 * *planned*: mesh, step time and memory per rank, as estimated, of the fastest plan that fits the
   devices' memory, in the precision that the model is built in;
-* *capture + search*: seconds, on the machine that wrote the page.
+* *capture + search*: seconds of one core of the machine that wrote the page.
 
 At a reduced size, in float64, on 2 and on 2x2 ranks against one device:
 
@@ -82,6 +84,16 @@ class Row:
             f"{plan.capture_seconds:.1f} + {plan.search_seconds:.1f} s",
         )
         return cls(cells, _trouble(plan, errors))
+
+    @classmethod
+    def replanned(cls, name, plan, before):
+        """The row of a `Published` with the errors that cells from `before` have."""
+        row = cls.of(name, plan, {})
+        if len(before) != len(HEADINGS):
+            return cls(row.cells, row.trouble or f"{name} was not verified yet")
+        pairs = zip(HEADINGS, row.cells, before, strict=True)
+        cells = tuple(old if heading.name in VERIFIED else new for heading, new, old in pairs)
+        return cls(cells, row.trouble)
 
 
 RUNS = ("plan", "random")
