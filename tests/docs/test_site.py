@@ -38,6 +38,17 @@ def test_every_command_and_option_says_what_it_is_for(name):
     assert silent == []
 
 
+def test_every_option_is_used_by_a_test():
+    tests = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))
+    silent = [
+        f"{name} {option.opts[0]}"
+        for name, command in commands().items()
+        for option in site_pages.options(command)
+        if not any(f'"{flag}' in tests for flag in (*option.opts, *option.secondary_opts))
+    ]
+    assert silent == []
+
+
 def test_the_page_of_commands_has_all_of_them():
     page = "\n".join(site_pages.commands())
     for name, command in commands().items():
