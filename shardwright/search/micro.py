@@ -82,14 +82,15 @@ def if_tight(run: Callable[[Sequence[int] | None], Frontier], limit: str | int |
     """The frontier that `run` finds without micro-batches, or with them where `limit` asks for it.
 
     Micro-batches never make a step faster. They save memory, so they are worth
-    trying where nothing fits into the limit, or only what is slower than the fastest.
+    trying where of the plans that are as good as the fastest none fits. That is asked of
+    the one that adds up to the least, by the memory that it really needs.
     """
     plain = run((1,))
     if limit is None:
         return plain
     most = parse_bytes(limit)
-    fits = min((seconds for seconds, peak in plain.costs if peak <= most), default=None)
-    if fits is not None and fits <= _TIGHT * plain.costs[0][0]:
+    good = sum(seconds <= _TIGHT * plain.costs[0][0] for seconds, _ in plain.costs)
+    if plain.costs[good - 1][1] <= most or plain.settled(plain[good - 1]).peak_bytes <= most:
         return plain
     more = run(None)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

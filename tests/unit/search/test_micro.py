@@ -156,6 +156,13 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
     plain = if_tight(run, None)
     assert if_tight(run, plain[0].peak_bytes).smallest().micro_batches == 1
     assert asked == [(1,), (1,)]
+    good = max(
+        i for i, (seconds, _) in enumerate(plain.costs) if seconds <= 1.02 * plain.costs[0][0]
+    )
+    needed = plain.settled(plain[good]).peak_bytes
+    assert needed < plain.costs[good][1], "it adds up to more than it needs"
+    assert if_tight(run, needed).smallest().micro_batches == 1
+    assert asked.pop() == (1,)
     less = plain.smallest().peak_bytes - 1
     with pytest.raises(InfeasibleError):
         plain.fastest(less)
