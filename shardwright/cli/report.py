@@ -36,7 +36,7 @@ _TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred 
     "--measured",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="What `run --json` printed: its step time is shown beside the predicted one.",
+    help="What `run --json` printed: step time and peak memory, beside what was predicted.",
 )
 @click.option(
     "--trace",
@@ -111,8 +111,13 @@ def _timeline(file: str) -> Timeline:
 def _measured(file: str) -> Measured:
     try:
         data = json.loads(Path(file).read_text())
-        predicted, seen = data["predicted_step_seconds"], data["measured_step_seconds"]
-        return Measured(Path(file).stem, float(predicted), float(seen))
+        return Measured(
+            Path(file).stem,
+            float(data["predicted_step_seconds"]),
+            float(data["measured_step_seconds"]),
+            data.get("predicted_peak_bytes"),
+            data.get("measured_peak_bytes"),
+        )
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:

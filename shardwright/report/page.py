@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -44,11 +44,16 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run of one of the plans: what it predicted and what was seen, in seconds a step."""
+    """A run of one of the plans: what it predicted and what was seen, a step and per rank.
+
+    Memory is None where nobody counted it.
+    """
 
     label: str
     predicted_seconds: float
     measured_seconds: float
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ def page(
         "plans": [_plan(shown) for shown in plans],
         "rivals": _rivals([shown.plan for shown in plans]),
         "memory_limit": memory_limit,
-        "measured": [[m.label, m.predicted_seconds, m.measured_seconds] for m in measured],
+        "measured": [astuple(run) for run in measured],
         "timeline": _bars(timeline),
         "chosen": chosen,
     }

@@ -37,7 +37,10 @@ def text():
         shown(),
         f"Plans of {ODD}",
         200 * plans.MIB,
-        [Measured("run", 0.1, 0.125)],
+        [
+            Measured("run", 0.1, 0.125, 150 * plans.MIB, 200 * plans.MIB),
+            Measured("other", 0.1, 0.1),
+        ],
         Timeline("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
     )
 
@@ -210,7 +213,12 @@ def test_timeline_and_measurement_are_shown(tab):
     assert {"forward", "backward", "compute", "comm"} <= set(names)
     assert rows[-1] == "trace.json: rank 0 comm"
     assert rows[0].startswith("as simulated: ")
-    assert tab.inner_text("#measured tbody tr").split("\t") == ["run", "100 ms", "125 ms", "0.80"]
+    seen = [row.inner_text().split("\t") for row in tab.query_selector_all("#measured tbody tr")]
+    assert seen == [
+        ["run", "step", "100 ms", "125 ms", "0.80"],
+        ["run", "peak memory of tensors", "150 MiB", "200 MiB", "0.75"],
+        ["other", "step", "100 ms", "100 ms", "1.00"],
+    ]
 
 
 def test_it_is_readable_in_the_dark(open_page, text):

@@ -33,13 +33,14 @@ def test_the_limit_is_that_of_the_preset(files, tmp_path, as_json):
 
 def test_a_run_and_a_trace_are_shown(files, tmp_path, shardwright_command):
     run, trace, out = tmp_path / "run.json", tmp_path / "trace.json", tmp_path / "report.html"
-    run.write_text('{"predicted_step_seconds": 0.1, "measured_step_seconds": 0.2}')
+    seen = {"predicted_step_seconds": 0.1, "measured_step_seconds": 0.2, "measured_peak_bytes": 5}
+    run.write_text(json.dumps(seen))
     event = {"name": "mm", "ph": "X", "ts": 0, "dur": 1, "pid": 0, "tid": 0}
     trace.write_text(json.dumps([event]))
     asked = ("report", files[0], "-o", out, "--measured", run, "--trace", trace)
     assert shardwright_command(*asked).exit_code == 0
     text = out.read_text()
-    assert '"measured":[["run",0.1,0.2]]' in text
+    assert '"measured":[["run",0.1,0.2,null,5]]' in text
     assert '"label":"trace.json"' in text
     assert '"label":"as simulated"' in text
 
