@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+PATIENCE = 240_000  # ms for what takes two seconds, on a machine that does other work
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -34,6 +35,7 @@ def open_page(browser, tmp_path_factory):
         file.write_text(text)
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
+        context.set_default_timeout(PATIENCE)
         tab = context.new_page()
         tab.on("pageerror", lambda error: faults.append(str(error)))
         tab.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
