@@ -91,7 +91,7 @@
     const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
     const times = [...data.plans.map((p) => p.seconds), ...data.rivals.map((r) => r[2])];
     const wide = Math.max(...times) > 3 * Math.min(...times); // else the slowest hide how the others differ
-    const step = wide ? { type: "log", dtick: "D1", title: { text: "step time, ms, by its logarithm" } } : { title: { text: "step time, ms" } };
+    const step = wide ? { type: "log", dtick: "D1", title: { text: "step time, ms (logarithmic)" } } : { title: { text: "step time, ms" } };
     const layout = {
       ...theme(), autosize: true, margin: { t: 10, r: 10, b: 45, l: 60 }, hovermode: "closest",
       xaxis: { ...axis, title: { text: "memory per rank, GiB" } }, yaxis: { ...axis, ...step },
