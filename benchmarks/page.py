@@ -3,8 +3,9 @@
     python -m benchmarks.page
 
 A benchmark whose folder has a `page.py` with `TITLE` and `body(result)` and a `result.json` is on
-the page. What stands between `<!-- benchmarks/NAME -->` and `<!-- end -->` on any page of docs is
-`details(result)` of that benchmark. A test compares the pages with what this writes.
+the page; so is each PART of a folder that has a `PART_page.py` and a `PART.json`. What stands
+between `<!-- benchmarks/NAME -->` and `<!-- end -->` on any page of docs is `details(result)` of
+that benchmark. A test compares the pages with what this writes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def filled(text: str) -> str:
 
 
 def _details(name: str) -> str:
-    file = FOLDER / name / "result.json"
+    file = _file(name)
     if not file.exists():
         return "\nThere is no record yet.\n"
     result: dict[str, Any] = json.loads(file.read_text())
@@ -52,14 +53,16 @@ def written() -> str:
 
 
 def _found() -> list[str]:
-    """Folders with something to show and a result, by title."""
-    names = [f.parent.name for f in FOLDER.glob("*/page.py") if f.with_name("result.json").exists()]
+    """Folders, or FOLDER/PART, with something to show and a result, by title."""
+    every = [f.parent.name for f in FOLDER.glob("*/page.py")]
+    every += [f"{f.parent.name}/{f.stem.removesuffix('_page')}" for f in FOLDER.glob("*/*_page.py")]
+    names = [name for name in every if _file(name).exists()]
     with_title = [(_module(name).TITLE, name) for name in names if hasattr(_module(name), "TITLE")]
     return [name for _, name in sorted(with_title)]
 
 
 def _section(name: str) -> str:
-    result: dict[str, Any] = json.loads((FOLDER / name / "result.json").read_text())
+    result: dict[str, Any] = json.loads(_file(name).read_text())
     module = _module(name)
     return f"\n## {module.TITLE}\n\n{module.body(result).strip()}\n\n{_origin(name, result)}"
 
@@ -69,12 +72,18 @@ def _origin(name: str, result: dict[str, Any]) -> str:
     return (
         f"`{result['command']}`, {result['date']}, on {host['cores']} cores of {host['processor']},"
         f" torch {result['versions']['torch']}, at commit {result['commit'][:7]}:"
-        f" `benchmarks/{name}/result.json`."
+        f" `benchmarks/{_file(name).relative_to(FOLDER)}`."
     )
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"benchmarks.{name}.page")
+    folder, _, part = name.partition("/")
+    return importlib.import_module(f"benchmarks.{folder}.{f'{part}_page' if part else 'page'}")
+
+
+def _file(name: str) -> Path:
+    folder, _, part = name.partition("/")
+    return FOLDER / folder / f"{part or 'result'}.json"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -15,6 +15,7 @@ from benchmarks.spectrain_accuracy import page as accuracy
 from benchmarks.spectrain_accuracy import plot
 from benchmarks.spectrain_equality import page as equality
 from benchmarks.spectrain_speed import page as speed
+from benchmarks.wide import experts_page as experts
 
 
 def test_pages_are_what_the_results_give():
@@ -40,14 +41,43 @@ def test_a_changed_result_changes_the_page(tmp_path, monkeypatch):
     assert len(changed) == 1 and "7.12" in changed.pop()
 
 
+def test_a_folder_may_have_several_pages(tmp_path, monkeypatch):
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "experts_page.py").touch()
+    file = tmp_path / "wide" / "experts.json"
+    file.write_text(json.dumps({**ORIGIN, "published": PUBLISHED, "local": LOCAL}))
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    found = page.written()
+    assert f"## {experts.TITLE}" in found and "`benchmarks/wide/experts.json`" in found
+    file.unlink()
+    assert experts.TITLE not in page.written()
+
+
 def test_every_section_names_its_command_and_file():
     sections = page.PAGE.read_text().split("\n## ")[1:]
     assert sections
     for section in sections:
-        (name,) = re.findall(r"`benchmarks/(\w+)/result\.json`", section)
+        ((name, _),) = re.findall(r"`benchmarks/(\w+)/(\w+)\.json`", section)
         assert f"benchmarks.{name}." in section
 
 
+ORIGIN = {"command": "python -m benchmarks.wide.experts", "date": "2026-01-02", "commit": "0" * 40}
+ORIGIN |= {"machine": {"cores": 2, "processor": "X"}, "versions": {"torch": "2.13"}}
+WITH = {"mesh": "dp=8 tp=8", "step_seconds": 0.5, "peak_bytes": 2**35}
+WITH |= {"splits": ["batch to experts"]}
+PUBLISHED = {"model": "Mixtral-8x7B", "machine": "8x8xH100", "batch": 128, "length": 2048}
+PUBLISHED |= {"search_cpu_seconds": 5.25, "with": WITH}
+PUBLISHED |= {"without": {"step_seconds": 0.75, "at_least": 0.625}}
+MEASURED = {
+    "chosen_seconds": 0.1,
+    "other_seconds": 0.2,
+    "ratio": 0.5,
+    "ratio_quartiles": [0.4, 0.6],
+}
+LOCAL = [
+    {"model": "experts", "memory_limit": 2**30, "chosen": WITH, "measured": MEASURED},
+    {"model": "vocabulary", "memory_limit": 2**20, "infeasible": "too small"},
+]
 ROW = {"seconds": {"ours": 0.25}, "ratios": {"DDP": [1.5, 2.25, 3.5]}, "bit_per_s": 1e8}
 ROW |= {"model": "alexnet", "scale": 0.25, "batch": 64, "hosts": 4}
 CLOCK = {"ours_seconds": 0.1, "by_hand_seconds": 0.2, "ratio": 0.5, "ratio_quartiles": [0.4, 0.6]}
@@ -105,6 +135,16 @@ def test_pictures_say_what_they_are_drawn_from(tmp_path):
             soybean.body,
             {"rows": [ROW]},
             "| alexnet x 0.25, batch 64 | 4 | 0.1 | 250 | 2.25 (1.50 to 3.50) |",
+        ),
+        (
+            experts.body,
+            {"published": PUBLISHED, "local": LOCAL},
+            "| experts, 1024 MiB | batch to experts | 100.0 | 200.0 | 0.500 (0.400 to 0.600) |",
+        ),
+        (
+            experts.body,
+            {"published": PUBLISHED, "local": LOCAL},
+            "| vocabulary, 1 MiB | no plan fits |  |  |  |",
         ),
         (
             efficiency.body,

@@ -1,0 +1,1 @@
+"""Long sequences and mixtures of experts: what splitting them gives."""
