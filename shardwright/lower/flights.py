@@ -28,7 +28,7 @@ class Flight:
         self.ranks = walk.sizes[one.axis]
         self.tiles = [walk.views[part.value] for part in one.parts]
         self.users: Counter[int] = Counter()
-        self._sent: tuple[list[int], Block, Block] | None = None
+        self._sent: tuple[list[int], Block] | None = None
         self._again: dict[int, View] = {}
 
     def start(self) -> None:
@@ -39,9 +39,8 @@ class Flight:
         """The copies that were sent for; they are the caller's."""
         assert self._sent is not None
         heap = self.walk.heap
-        numbers, own, buffer = self._sent
+        numbers, buffer = self._sent
         self._sent = None
-        heap.drop(own)
         copies = {}
         for number in numbers:
             part, dtype = self.parts[number], self._dtype(number)
@@ -77,29 +76,14 @@ class Flight:
             self._send(sorted(wanted))
 
     def _send(self, numbers: Sequence[int]) -> None:
-        """Tiles are cast, padded and joined; the buffer is for those of all ranks."""
+        """Tiles are put where they will be among those of all ranks."""
         heap = self.walk.heap
-        made: list[Block] = []
-        size = 0
-        for number in numbers:
-            part, item = self.parts[number], ITEM_BYTES[self._dtype(number)]
-            elements, room = prod(part.before), _room(part, self.ranks)
-            if self._dtype(number) != self.tiles[number].dtype:
-                made.append(heap.new(elements * item))
-            if room != elements:
-                made.append(heap.new((room - elements) * item))
-            size += room * item
-        first = self.parts[numbers[0]]
-        if len(numbers) == 1 and _room(first, self.ranks) == prod(first.before):
-            own = heap.own(made[0] if made else self.tiles[numbers[0]].block)
-        else:
-            own = heap.new(size, Use.COMMUNICATION)
-        buffer = heap.new(size * self.ranks, Use.COMMUNICATION)
+        rooms = (_room(self.parts[n], self.ranks) * ITEM_BYTES[self._dtype(n)] for n in numbers)
+        size = sum(rooms) * self.ranks
+        buffer = heap.new(size, Use.COMMUNICATION)
         if self.walk.on_cpu:  # Gloo receives in a buffer of its own
-            heap.briefly(size * self.ranks, Use.COMMUNICATION)
-        for block in made:
-            heap.drop(block)
-        self._sent = list(numbers), own, buffer
+            heap.briefly(size, Use.COMMUNICATION)
+        self._sent = list(numbers), buffer
 
     def _dtype(self, number: int) -> str:
         cast = self.parts[number].cast
@@ -144,8 +128,7 @@ def gather(walk: Walk, one: Gather) -> None:
         for block in copies:
             heap.drop(block)
         own = heap.new(size, Use.COMMUNICATION)
-        # Until the sum is waited for, NCCL keeps what it is given, and Gloo a copy of it.
-        works = heap.new(given.bytes, Use.COMMUNICATION) if walk.on_cpu else heap.own(given)
+        works = heap.own(given)  # until the sum is waited for
         if one.summed:
             heap.drop(works)
         else:

@@ -22,7 +22,7 @@ from shardwright.lower.program import Gather, Prefetch, Redistribute
 from shardwright.runtime.loading import Works
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.regather import Keep
-from shardwright.runtime.waiting import wait_for
+from shardwright.runtime.waiting import Waited, wait_for
 
 # Their names from torch 2.13 on, then those before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -108,7 +108,7 @@ class _Flight:
         numbers, work, buffer = self._sent
         self._sent = None
         wait_for(work, f"copies of {self.how.names}")
-        del work  # it holds what was sent
+        del work  # it holds the buffer
         return dict(zip(numbers, self.how.opened(buffer, numbers), strict=True))
 
     def again(self, number: int) -> torch.Tensor:
@@ -142,6 +142,7 @@ class Departure(nn.Module):
         super().__init__()
         mesh = axes[instruction.axis]
         self.group, self.ranks = mesh.get_group(), mesh.size()
+        self.rank = mesh.get_local_rank()
         self.parts = [_part(one, self.ranks) for one in instruction.parts]
         self.names = ", ".join(f"%{one.value}" for one in instruction.parts)
         self.text = str(instruction)
@@ -159,13 +160,17 @@ class Departure(nn.Module):
     def send(
         self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]
     ) -> tuple[dist.Work, torch.Tensor]:
-        """Those tiles in one buffer, and the buffer in which all ranks' arrive."""
-        given: list[torch.Tensor] = []
-        for number in numbers:
-            part, tile = self.parts[number], tiles[number]
-            given += _padded(tile if part.narrow is None else tile.to(part.narrow), part.room)
-        own = given[0] if len(given) == 1 else torch.cat(given)
-        buffer = own.new_empty(own.numel() * self.ranks)
+        """Those tiles sent to all ranks, and the buffer in which all ranks' arrive."""
+        room = sum(self.parts[number].room for number in numbers)
+        dtype = self.parts[numbers[0]].narrow or tiles[numbers[0]].dtype
+        buffer = tiles[numbers[0]].new_empty(room * self.ranks, dtype=dtype)
+        # This rank's tiles are where they will be, so nothing else is held until all are there.
+        own = buffer.narrow(0, self.rank * room, room)
+        places = own.split([self.parts[number].room for number in numbers])
+        for number, place in zip(numbers, places, strict=True):
+            tile = tiles[number].reshape(-1)
+            place[: tile.numel()].copy_(tile)
+            place[tile.numel() :].zero_()
         work = _all_gather(buffer, own, group=self.group, async_op=True)
         assert work is not None
         return work, buffer
@@ -222,19 +227,51 @@ class Arrival(nn.Module):
         given = torch.cat([piece for r in range(self.ranks) for row in rows for piece in row[r]])
         del rows
         own = given.new_empty(given.numel() // self.ranks)
-        wait = bool(self.summed)
-        work = _reduce_scatter(own, given, group=self.group, async_op=not wait)
-        for number, group in enumerate(self.summed, 1):
-            work = dist.all_reduce(own, group=group, async_op=number == len(self.summed))
-        assert work is not None
-        works.append(work)
+        works.append(self._scattered(own, given))
         rooms = own.split([part.room for _, part, _ in known])
         for (i, part, _), tile in zip(known, rooms, strict=True):
             found[i] = tile[: prod(part.before)].view(part.before)
         return found
 
+    def _scattered(self, own: torch.Tensor, given: torch.Tensor) -> Waited:
+        """The ranks' sum of this rank's part of `given` on its way into `own`."""
+        wait = bool(self.summed)
+        work: Waited | None
+        if dist.get_backend(self.group) == "gloo":
+            work = _Taken(
+                own, given, self.rank, dist.all_reduce(given, group=self.group, async_op=True)
+            )
+            if wait:
+                wait_for(work, "sums of gradients")
+        else:
+            work = _reduce_scatter(own, given, group=self.group, async_op=not wait)
+        for number, group in enumerate(self.summed, 1):
+            work = dist.all_reduce(own, group=group, async_op=number == len(self.summed))
+        assert work is not None
+        return work
+
     def extra_repr(self) -> str:
         return self.text
+
+
+class _Taken:
+    """A rank's part of a sum that all ranks get whole.
+
+    Gloo scatters a sum so itself, but makes a copy of what it is given before.
+    """
+
+    def __init__(
+        self, own: torch.Tensor, given: torch.Tensor, rank: int, work: dist.Work | None
+    ) -> None:
+        self._own, self._work = own, work
+        self._part = given.narrow(0, rank * own.numel(), own.numel())
+
+    def wait(self) -> None:
+        """Until the part is there."""
+        assert self._work is not None
+        self._work.wait()
+        self._work = None
+        self._own.copy_(self._part)
 
 
 class Remade:

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import wait_for
+from shardwright.runtime.waiting import Waited, wait_for
 
-Works = list[dist.Work]
+Works = list[Waited]
 
 
 class Loading(nn.Module):
