@@ -48,12 +48,30 @@ def metered(
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
-    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
-    now = most = 0
-    for _, change in sorted(changes, key=lambda event: event[0]):
-        now += change
-        most = max(most, now)
+    changes = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    most = most_alive((e["args"]["Addr"], e["args"]["Bytes"]) for e in changes)
     return result, before + most
+
+
+def most_alive(changes: Iterable[tuple[int, int]]) -> int:
+    """The most bytes alive, after pairs (address, bytes taken or, if negative, given back).
+
+    What a thread of the backend gives back nobody reports; that it is gone shows when its address
+    is taken again.
+
+    >>> most_alive([(8, 100), (8, 100), (9, 50), (8, -100), (9, -50)])
+    150
+    """
+    alive: dict[int, int] = {}
+    now = most = 0
+    for address, change in changes:
+        if change < 0:
+            now -= alive.pop(address, -change)
+            continue
+        now += change - alive.get(address, 0)
+        alive[address] = change
+        most = max(most, now)
+    return most
 
 
 @contextlib.contextmanager
