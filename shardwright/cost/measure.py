@@ -19,6 +19,7 @@ from shardwright.cost.topology import links
 from shardwright.cost.update import update_seconds
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.machine import Machine
+from shardwright.ir.redistribution import Collective
 
 Floats = NDArray[np.float64]
 
@@ -42,8 +43,8 @@ class Measure(Protocol):
     def update(self, held: Ints, optimizer: str) -> Floats:
         """The update of a parameter whose tiles have so many bytes: (K,) -> (K,)."""
 
-    def casts(self, moved: Ints, times: int) -> Floats:
-        """Conversions of a parameter, `times` a step, which move so many bytes: (K,) -> (K,)."""
+    def copies(self, moved: Ints, times: int) -> Floats:
+        """Copies of parameters, `times` a step, each of which moves so many bytes: (K,) -> (K,)."""
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
@@ -54,8 +55,8 @@ class Measure(Protocol):
         `moved` are the bytes of both together that the busiest device is sent: (K,) -> (K,).
         """
 
-    def sum_launches(self) -> Floats:
-        """What a sum along each mesh axis costs however small it is: (axes,)."""
+    def launches(self, kind: Collective) -> Floats:
+        """What such a step along each mesh axis costs however small it is: (axes,)."""
 
 
 @final
@@ -78,7 +79,7 @@ class Duration:
         """Seconds of its operators."""
         return update_seconds(held, optimizer, self._machine.device, self._ranks)
 
-    def casts(self, moved: Ints, times: int) -> Floats:
+    def copies(self, moved: Ints, times: int) -> Floats:
         """Seconds of as many kernels."""
         device = self._machine.device
         streamed = device.bytes_per_s * device.efficiency.streaming
@@ -93,6 +94,6 @@ class Duration:
         price = exchange_price(links(self._machine, self._mesh)[axis], self._machine)
         return price.fixed + price.per_larger * moved.astype(np.float64)
 
-    def sum_launches(self) -> Floats:
+    def launches(self, kind: Collective) -> Floats:
         """Seconds of launch and latency."""
-        return self._prices.sum_launches()
+        return self._prices.launches(kind)

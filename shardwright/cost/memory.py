@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.cost.compute import Ints, Workload, expert_share, routed_bytes
+from shardwright.ir.buckets import gather_limit
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.masters import stored_bytes
@@ -158,12 +160,23 @@ def fixed_bytes(graph: Graph) -> Bytes:
     return Bytes(sum(graph.tensor[leaf.name].bytes for leaf in leaves))
 
 
-def bucket_size(graph: Graph) -> Bytes:
-    """Bytes of gradients that are summed at once: of a bucket, or of all where they are less."""
+class BucketSizes(NamedTuple):
+    """Bytes of gradients that are summed at once, and of sharded parameters gathered at once."""
+
+    sums: Bytes
+    gathers: Bytes
+
+
+def bucket_sizes(graph: Graph) -> BucketSizes:
+    """Those of full buckets, or of all trained parameters where they are less."""
     leaves = graph.leaves_of(LeafKind.PARAMETER)
-    trained = (leaf.name for leaf in leaves if graph.tensor[leaf.name].requires_grad)
-    total = sum(stored_bytes(graph, name) for name in trained)
-    return Bytes(max(1, min(BUCKET_BYTES, total)))
+    trained = [leaf.name for leaf in leaves if graph.tensor[leaf.name].requires_grad]
+    gradients = sum(stored_bytes(graph, name) for name in trained)
+    copies = [graph.tensor[name].bytes for name in trained]
+    limit = gather_limit(max(copies, default=0))
+    return BucketSizes(
+        Bytes(max(1, min(BUCKET_BYTES, gradients))), Bytes(max(1, min(limit, sum(copies))))
+    )
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:

@@ -21,7 +21,8 @@ from shardwright.cost.compute import Workload, backward_seconds, workload
 from shardwright.cost.exchanges import Exchanges, exchanged, exchanges
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
-    bucket_size,
+    BucketSizes,
+    bucket_sizes,
     fixed_bytes,
     kept_bytes,
     retention,
@@ -49,8 +50,8 @@ class CostModel:
     is priced beside memory, by default the seconds of a step.
     With `micro_batches`, `graph` and `analysis` are those of one micro-batch
     (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
-    counts so often, what is done once a step counts once. `bucket_bytes` says
-    how many bytes of gradients are summed at once, by default those of a bucket or all of them.
+    counts so often, what is done once a step counts once. `buckets` says how much travels at
+    once, by default what `graph` as it is gives (`bucket_sizes`).
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -65,7 +66,7 @@ class CostModel:
         allowed: Allowed = EVERYTHING,
         measure: Measure | None = None,
         micro_batches: int = 1,
-        bucket_bytes: int | None = None,
+        buckets: BucketSizes | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -90,7 +91,7 @@ class CostModel:
             mesh,
             self.measure,
             micro_batches,
-            bucket_bytes or bucket_size(graph),
+            buckets or bucket_sizes(graph),
         )
 
     def options(self, op: Op) -> Options:
@@ -158,7 +159,7 @@ class CostModel:
             cast = narrow if wide > 1 else 0 * narrow
             seconds = np.zeros(len(held))
             if wide > 1:
-                seconds = self.measure.casts(held + cast, 1 + tensor.requires_grad)
+                seconds = self.measure.copies(held + cast, 1 + tensor.requires_grad)
             if tensor.requires_grad:
                 seconds = seconds + self.measure.update(held, self._optimizer)
                 held = (2 + self._states) * held
@@ -199,7 +200,7 @@ class CostModel:
         back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        terms = Terms(back, pays, copies, bucketed, converted)
+        terms = Terms(back, pays, copies, bucketed, bucketed and not recomputed, converted)
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
@@ -268,25 +269,34 @@ class CostModel:
         return self._reads.redistribution(value, sources, targets)
 
     def transfers(
-        self, value: str, source: int, want: tuple[int, int], op: Op, again: bool = False
+        self,
+        value: str,
+        source: int,
+        want: tuple[int, int],
+        op: Op,
+        again: bool = False,
+        recomputed: bool = False,
     ) -> list[Transfer]:
         """The redistributions of one read: their seconds sum to those of the edge.
 
         The forward one is made `again` in the backward pass where the reader is
-        recomputed, or keeps no copy of a parameter that is regathered.
+        `recomputed`, or keeps no copy of a parameter that is regathered.
         """
         axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
+        again = again or recomputed
         ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.gradient_bytes(value)
+        bucketed = self._reads.bucketed(value, op)
+        terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
+        wanted = Want(np.array([want[0]]), np.array([want[1]]))
+        saved = self._reads.saved(value, np.array([source]), wanted, terms)
         found: list[Transfer] = []
         for way in ways:
             size = sums if way[0] is Phase.BACKWARD else item
-            found += transfers(value, op.name, [way], atoms, size, self.machine, self.mesh)
-        if self._reads.bucketed(value, op) and found and found[-1].phase is Phase.BACKWARD:
-            wanted = Want(np.array([want[0]]), np.array([want[1]]))
-            saved = self._reads.shared_launches(value, np.array([source]), wanted)
-            found[-1] = replace(found[-1], seconds=Seconds(found[-1].seconds - float(saved[0, 0])))
+            for one in transfers(value, op.name, [way], atoms, size, self.machine, self.mesh):
+                less = 0.0 if saved is None else float(saved.of(way[0])[0, 0])
+                found.append(replace(one, seconds=Seconds(one.seconds - less)))
         return found
 
     def returned(self, value: str, source: int) -> list[Transfer]:

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits, joined, local_elements
 from shardwright.cost.collectives import StepPrice, step_price
 from shardwright.cost.topology import links
-from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.machine import Machine
-from shardwright.ir.redistribution import KINDS, ORDER
+from shardwright.ir.redistribution import KINDS, ORDER, Collective
 
 Floats = NDArray[np.float64]
-_TYPES = 3  # of placements: Replicate, Partial, Shard, as digits cut off at 2
+# Types of placements, as digits cut off at 2.
+_TYPE: dict[type[Placement], int] = {Replicate: 0, Partial: 1, Shard: 2}
+_TYPES = len(_TYPE), len(_TYPE)
 
 
 class _Step(NamedTuple):
@@ -46,11 +48,10 @@ class Prices:
     def __init__(self, machine: Machine, mesh: Mesh) -> None:
         self._mesh = mesh
         self._routes: dict[tuple[bytes, bytes], _Route] = {}
-        self._coefficients = np.zeros((len(mesh.axes), _TYPES, _TYPES, len(StepPrice._fields)))
-        self._order = np.zeros((_TYPES, _TYPES), np.int64)
-        types = {"Replicate": 0, "Partial": 1, "Shard": 2}
+        self._coefficients = np.zeros((len(mesh.axes), *_TYPES, len(StepPrice._fields)))
+        self._order = np.zeros(_TYPES, np.int64)
         for (src, dst), kind in KINDS.items():
-            at = types[src.__name__], types[dst.__name__]
+            at = _TYPE[src], _TYPE[dst]
             self._order[at] = ORDER[kind]
             for axis, link in enumerate(links(machine, mesh)):
                 self._coefficients[(axis, *at)] = step_price(kind, link, machine)
@@ -96,9 +97,10 @@ class Prices:
         )
         return _Route(digits(codes, axes), tuple(steps))
 
-    def sum_launches(self) -> Floats:
-        """Seconds of an all_reduce along each axis that do not depend on its size: (axes,)."""
-        found: Floats = self._coefficients[:, 1, 0, 0]
+    def launches(self, kind: Collective) -> Floats:
+        """Seconds of a step along each axis that do not depend on its size: (axes,)."""
+        src, dst = next(pair for pair, known in KINDS.items() if known is kind)
+        found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
         return found
 
     def _next(self, now: Ints, want: Ints) -> tuple[Ints, Ints]:

@@ -10,9 +10,8 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.bucketing import Bucketing, Saved, Sizes
 from shardwright.cost.codes import (
-    SUMS,
-    WHOLE,
     Ints,
     digits,
     duals,
@@ -22,6 +21,7 @@ from shardwright.cost.codes import (
     summed_gradients,
 )
 from shardwright.cost.measure import Measure
+from shardwright.cost.memory import BucketSizes
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.masters import stored_item_bytes
@@ -63,7 +63,8 @@ class Terms(NamedTuple):
 
     * `back`: the way of its gradient;
     * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
-    * `bucketed`: a gradient that is only summed on its way shares a buffer with others;
+    * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
+      a copy that is only gathered does so too;
     * `converted`: the way there is paid for twice, though nothing is made twice.
     """
 
@@ -71,6 +72,7 @@ class Terms(NamedTuple):
     pays: bool
     copies: bool
     bucketed: bool = False
+    ahead: bool = False
     converted: bool = False
 
 
@@ -87,14 +89,14 @@ class Reads:
         mesh: Mesh,
         measure: Measure,
         micro_batches: int,
-        bucket_bytes: int,
+        buckets: BucketSizes,
     ) -> None:
         self._graph = graph
         self._analysis = analysis
         self._mesh = mesh
         self._measure = measure
         self._micro_batches = micro_batches
-        self._bucket_bytes = bucket_bytes
+        self._bucketing = Bucketing(measure, buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
         self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
@@ -167,8 +169,10 @@ class Reads:
             sums = self.gradient_bytes(value)
             backward = self._matrix(atoms, sums, grad, dual).T[np.ix_(to_dual, to_grad)]
             seconds = seconds + backward * self._micro_batches
-            if terms.bucketed:
-                seconds = seconds - self.shared_launches(value, sources, want)
+        saved = self.saved(value, sources, want, terms)
+        if saved is not None:
+            forward = forward - saved.forward
+            seconds = seconds - saved.forward - saved.backward
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
         held = np.zeros(seconds.shape, np.int64)
@@ -180,20 +184,18 @@ class Reads:
             held = np.where(twice[:, None], 0, held)
         return Table(seconds, held)
 
-    def shared_launches(self, value: str, sources: Ints, want: Want) -> Floats:
-        """Seconds saved where gradients are only summed, in buckets: (Ks,), (Kt,) -> (Ks, Kt).
-
-        A sum pays for the part of its bucket's launch that is its part of the
-        bucket, so that the sums of a full bucket pay for one launch.
-        """
-        axes = len(self._mesh.axes)
-        home, come = digits(sources, axes)[:, None], digits(want.grad, axes)[None]
-        summed = (come == SUMS) & (home == WHOLE)
-        only = (summed | (come == home)).all(axis=2) & (sources[:, None] == want.layout)
+    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
+        """What a read saves by sharing buckets with others; None where it shares none."""
+        if not terms.bucketed:
+            return None
         wide = self.gradient_bytes(value) // self.item_bytes(value)
-        part = np.minimum(1.0, self.local_bytes(value, sources) * wide / self._bucket_bytes)
-        launches: Floats = (summed * self._measure.sum_launches()).sum(axis=2)
-        return np.where(only, launches * (1 - part)[:, None], 0.0)
+        stored, read = (self.local_bytes(value, codes) for codes in (sources, want.layout))
+        given = sources, want.layout, want.grad, Sizes(stored, read, wide)
+        sums = self._bucketing.sums(*given)
+        if not terms.ahead:
+            return sums
+        copies = self._bucketing.gathers(*given)
+        return Saved(copies.forward, sums.backward + copies.backward)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds of a parameter's gradient: to where terms are summed each time, home once."""

@@ -86,7 +86,7 @@ class Communication:
         """Nothing: a parameter and its gradient are tiled alike."""
         return np.zeros(held.shape)
 
-    def casts(self, moved: Ints, times: int) -> Floats:
+    def copies(self, moved: Ints, times: int) -> Floats:
         """Nothing: no bytes between devices."""
         return np.zeros(moved.shape)
 
@@ -95,7 +95,7 @@ class Communication:
         parts = self._mesh.shape[axis]
         return moved * (parts - 1) / parts * self._mesh.size
 
-    def sum_launches(self) -> Floats:
+    def launches(self, kind: Collective) -> Floats:
         """Nothing: latency does not count."""
         return np.zeros(len(self._mesh.axes))
 

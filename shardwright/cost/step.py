@@ -1,26 +1,26 @@
 """A planned step as tasks, in the order in which the runtime gives them to a rank's two streams.
 
 What an operator reads in another layout is brought there right before it, and
-the operator waits; so do gradients on their way back, and gathers of sharded
-parameters. Only sums of gradients are on their way while the backward pass goes
-on: in buckets, of which each is waited for one bucket later
-(`lower/buckets.py`). While they are, the device is slower by the part of their
-time that the machine does not hide (`Plan.overlap`).
+the operator waits; so do gradients on their way back. What parameters need is on its way
+while operators run, in buckets: sums of their gradients, of which each is waited for one
+bucket later (`lower/buckets.py`); copies of sharded ones, which set out one bucket ahead, and
+their gradients, of which one bucket at a time is under way (`lower/gathers.py`). Meanwhile the
+device is slower by the part of their time that the machine does not hide (`Plan.overlap`), and
+messages along other axes by the part that links are shared (`Plan.contention`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import final
 
 from shardwright.cost.timeline import Stream, Task, Timeline, Track, schedule
+from shardwright.cost.together import flights_of, in_buckets, sums_of
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
-from shardwright.ir.redistribution import BUCKET_BYTES, Collective
 
-_SUM = Collective.ALL_REDUCE.value
+_SLOWED = "slowed down by parameters on their way"
 
 
 def timeline(plan: Plan) -> Timeline:
@@ -33,33 +33,13 @@ def settled_seconds(plan: Plan) -> Seconds:
 
     It is that sum less what is hidden, so that nothing hidden changes no digit.
     """
-    if plan.overlap == 0 or not any(in_buckets(plan)):
+    if plan.overlap == 0 or not (any(in_buckets(plan)) or flights_of(plan)):
         return plan.step_seconds
     parts = [op.seconds for op in plan.ops]
     parts += [transfer.seconds for transfer in plan.transfers]
     parts += [parameter.seconds for parameter in plan.parameters]
     hidden = max(0.0, sum(parts) - timeline(plan).seconds)
     return Seconds(max(0.0, plan.step_seconds - hidden))
-
-
-def in_buckets(plan: Plan) -> list[bool]:
-    """For each transfer, whether it sums a gradient while the backward pass goes on.
-
-    So it is where the one reader of a parameter takes it as it is stored.
-    """
-    parameters = {parameter.name for parameter in plan.parameters}
-    brought = {t.value for t in plan.transfers if t.phase is not Phase.BACKWARD}
-    back: defaultdict[str, int] = defaultdict(int)
-    for t in plan.transfers:
-        back[t.value] += t.phase is Phase.BACKWARD
-    return [
-        plan.micro_batches == 1
-        and t.phase is Phase.BACKWARD
-        and t.value in parameters - brought
-        and back[t.value] == 1
-        and all(collective.split(" ")[0] == _SUM for collective in t.collectives)
-        for t in plan.transfers
-    ]
 
 
 def tasks_of(plan: Plan) -> tuple[Task, ...]:
@@ -72,16 +52,6 @@ def tasks_of(plan: Plan) -> tuple[Task, ...]:
     return tuple(writer.tasks)
 
 
-@dataclass
-class _Bucket:
-    """Sums of gradients that are made together, when operator number `at` has gone backward."""
-
-    at: int
-    sums: list[Transfer] = field(default_factory=list)
-    bytes: int = 0
-    task: int = -1
-
-
 @final
 class _Writer:
     """The tasks of one group of ranks while they are written."""
@@ -90,27 +60,27 @@ class _Writer:
         self.plan = plan
         self.tasks: list[Task] = []
         self._here = Track(ranks, Stream.COMPUTE)
-        self._link = Track(ranks, Stream.COMMUNICATION)
+        axes = plan.mesh.names if plan.contention < 1 else ("",) * len(plan.mesh.names)
+        self._links = {
+            name: Track(ranks, Stream.COMMUNICATION, axis)
+            for name, axis in zip(plan.mesh.names, axes, strict=True)
+        }
         self._last = -1  # number of the last task that computes
         self._waits: list[int] = []  # what the next one waits for
         self._sources = {op.name: op.source.module for op in plan.ops}
+        self._sums = sums_of(plan)
+        self._summing: dict[int, int] = {}  # bucket -> the task that it is
+        self._flights = flights_of(plan)
+        self._flying: dict[int, int] = {}  # flight under way -> the task that it is
+        self._again: set[int] = set()  # flights whose copies were gathered again
+        self._scattering: list[int] = []  # the bucket of gradients that is under way
+        apart = {id(t) for bucket in self._sums for t in bucket.sums}
+        apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
+        known = {op.name for op in plan.ops}
         self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
-        self._buckets: list[_Bucket] = []
-        known = {op.name: number for number, op in enumerate(plan.ops)}
-        open_: dict[tuple[str, ...], _Bucket] = {}
-        for t, summed in zip(plan.transfers, in_buckets(plan), strict=True):
-            if not summed:
-                consumer = t.consumer if t.consumer in known else ""
-                self._moved[consumer, t.phase].append(t)
-                continue
-            if t.collectives not in open_:
-                open_[t.collectives] = _Bucket(known[t.consumer])
-                self._buckets.append(open_[t.collectives])
-            bucket = open_[t.collectives]
-            bucket.sums.append(t)
-            bucket.bytes += t.bytes
-            if bucket.bytes >= BUCKET_BYTES:
-                del open_[t.collectives]
+        for t in plan.transfers:
+            if id(t) not in apart:
+                self._moved[t.consumer if t.consumer in known else "", t.phase].append(t)
         self._recomputed: defaultdict[int, list[PlannedOp]] = defaultdict(list)
         for op in plan.ops:
             if op.piece:
@@ -118,7 +88,8 @@ class _Writer:
 
     def forward(self) -> None:
         """The forward pass of one micro-batch."""
-        for op in self.plan.ops:
+        for number, op in enumerate(self.plan.ops):
+            self._fly(number)
             self._bring(op.name, Phase.FORWARD)
             self._compute(op, "forward", op.forward_seconds)
         self._bring("", Phase.FORWARD)
@@ -133,10 +104,13 @@ class _Writer:
                 self._bring(one.name, Phase.AGAIN)
                 self._compute(one, "again", one.forward_seconds)
             if not op.piece:
+                self._fly_again(op.name)
                 self._bring(op.name, Phase.AGAIN)
             self._compute(op, "backward", op.backward_seconds)
             self._bring(op.name, Phase.BACKWARD)
             self._sum(number)
+            self._scatter(number)
+        self._waits += self._scattering
 
     def finish(self) -> None:
         """What is done once, when all micro-batches are through."""
@@ -155,21 +129,64 @@ class _Writer:
 
     def _sum(self, number: int) -> None:
         """Send off the buckets that are full now, and wait for those sent off before."""
-        for place, bucket in enumerate(self._buckets):
+        for place, bucket in enumerate(self._sums):
             if bucket.at != number:
                 continue
-            seconds = sum(t.seconds for t in bucket.sums)
-            before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
             name = f"sum gradients of {len(bucket.sums)} parameters"
-            bucket.task = len(self.tasks)
-            what = bucket.sums[0].collectives[-1]
-            self.tasks.append(Task(name, self._link, Seconds(seconds), before, "backward", what))
-            slowed = Seconds(seconds * (1 - self.plan.overlap))
-            self._add("slowed down by sums of gradients", "backward", slowed, what, idle=True)
-            later = self._buckets[place + 1 : place + 2]
-            self._waits += [one.task for one in later if one.task >= 0]
+            sent = self._send(name, bucket.sums, "slowed down by sums of gradients")
+            self._summing[place] = sent
+            if place + 1 in self._summing:
+                self._waits.append(self._summing[place + 1])
             if place == 0:
-                self._waits.append(bucket.task)
+                self._waits.append(sent)
+
+    def _fly(self, number: int) -> None:
+        """Send for the copies that are needed next, and wait for those needed now."""
+        for place, flight in enumerate(self._flights):
+            if self._flights[max(0, place - 1)].at == number:
+                name = f"gather {len(flight.forward)} parameters"
+                self._flying[place] = self._send(name, flight.forward, _SLOWED)
+        for place, flight in enumerate(self._flights):
+            if flight.at == number:
+                self._waits.append(self._flying.pop(place))
+
+    def _fly_again(self, consumer: str) -> None:
+        """Wait for copies that an operator wants again, and send for those of the flight before."""
+        for place, flight in enumerate(self._flights):
+            if all(t.consumer != consumer for t in flight.again) or place in self._again:
+                continue
+            self._send_again(place)
+            self._again.add(place)
+            self._waits.append(self._flying.pop(place))
+            self._send_again(place - 1)
+
+    def _send_again(self, place: int) -> None:
+        if place < 0 or place in self._flying or place in self._again:
+            return
+        again = self._flights[place].again
+        if not again:
+            return
+        name = f"gather {len(again)} parameters again"
+        self._flying[place] = self._send(name, again, _SLOWED)
+
+    def _scatter(self, number: int) -> None:
+        """Send off the gradients of a flight, when those sent off before have arrived."""
+        for flight in self._flights:
+            if flight.at == number:
+                self._waits += self._scattering
+                name = f"scatter gradients of {len(flight.backward)} parameters"
+                self._scattering = [self._send(name, flight.backward, _SLOWED)]
+
+    def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
+        """Something that is on its way while the device goes on, as slow as it makes it."""
+        seconds = sum(t.seconds for t in together)
+        before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
+        collectives, phase = together[0].collectives, together[0].phase.value
+        what = collectives[-1]
+        sent = self._message(name, Seconds(seconds), before, phase, what, collectives)
+        lost = Seconds(seconds * (1 - self.plan.overlap))
+        self._add(slowed, phase, lost, what, idle=True)
+        return sent
 
     def _communicate(self, moved: Sequence[Transfer], seconds: Seconds) -> None:
         """A redistribution that what comes next waits for."""
@@ -178,8 +195,27 @@ class _Writer:
             collectives = ", ".join(t.collectives)
             name = f"{collectives}: {'gradient of ' * (t.phase is Phase.BACKWARD)}{t.value}"
             where = self._sources.get(t.consumer, "")
-            self._waits.append(len(self.tasks))
-            self.tasks.append(Task(name, self._link, seconds, after, t.phase.value, where))
+            sent = self._message(name, seconds, after, t.phase.value, where, t.collectives)
+            self._waits.append(sent)
+
+    def _message(
+        self,
+        name: str,
+        seconds: Seconds,
+        after: tuple[int, ...],
+        kind: str,
+        where: str,
+        collectives: Sequence[str],
+    ) -> int:
+        """A message along the axes of its collectives; along others nothing goes for a while."""
+        every = dict.fromkeys(self._links.values())
+        own = dict.fromkeys(self._links[one.split(" ")[1]] for one in collectives)
+        sent = len(self.tasks)
+        for number, track in enumerate((*own, *(track for track in every if track not in own))):
+            part = Seconds(seconds if track in own else seconds * self.plan.contention)
+            if part or not number:
+                self.tasks.append(Task(name, track, part, after, kind, where, idle=number > 0))
+        return sent
 
     def _compute(self, op: PlannedOp, kind: str, seconds: Seconds) -> None:
         part = Seconds(seconds / self.plan.micro_batches)

@@ -13,11 +13,12 @@ After FSDP (arXiv 2304.11277), whose buckets are modules; these are of equal siz
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
+from shardwright.ir.buckets import gather_buckets
 from shardwright.ir.graph import ITEM_BYTES, Graph
-from shardwright.ir.redistribution import BUCKET_BYTES, Collective
+from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import (
     Fetch,
     Gather,
@@ -27,8 +28,6 @@ from shardwright.lower.program import (
     Redistribute,
     reads,
 )
-
-_LEAST_BYTES = 2**20  # less in a bucket is not worth a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +41,19 @@ class _Kind:
     cast: tuple[str, str] | None
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Bucket:
     """Gathers of copies, the first of which is read by instruction `at`."""
 
     kind: _Kind
     at: int
-    parts: list[Redistribute] = field(default_factory=list)
-    bytes: int = 0
+    parts: tuple[Redistribute, ...]
 
 
 def gathered(program: Program, graph: Graph) -> Program:
     """`program`, after `bucketed`, with a `Prefetch` and a `Gather` for each bucket of copies.
 
-    A bucket has at most twice the bytes of the largest copy, within 1 and 25 MiB, so that what is
-    on its way does not take much memory. Copies made inside of what is recomputed stay alone.
+    Copies made inside of what is recomputed stay alone.
     """
     buckets = _fill(program, graph)
     if not buckets:
@@ -76,8 +73,7 @@ def gathered(program: Program, graph: Graph) -> Program:
                 found.append(fetches[bucket.kind.works])
                 fetched.add(bucket.kind.works)
             before = f"flight/{number - 1}" if number else ""
-            parts = tuple(bucket.parts)
-            found.append(Prefetch(parts, f"flight/{number}", before, bucket.kind.axis))
+            found.append(Prefetch(bucket.parts, f"flight/{number}", before, bucket.kind.axis))
         if at in ready:
             found.append(_arrival(buckets[ready[at]], ready[at]))
         if isinstance(instruction, Redistribute) and instruction.result in gone:
@@ -92,7 +88,7 @@ def gathered(program: Program, graph: Graph) -> Program:
 
 def _arrival(bucket: _Bucket, number: int) -> Gather:
     kind = bucket.kind
-    return Gather(tuple(bucket.parts), f"flight/{number}", kind.works, kind.axis, kind.summed)
+    return Gather(bucket.parts, f"flight/{number}", kind.works, kind.axis, kind.summed)
 
 
 def _fill(program: Program, graph: Graph) -> list[_Bucket]:
@@ -104,7 +100,8 @@ def _fill(program: Program, graph: Graph) -> list[_Bucket]:
                 leaves[load.result], works[load.result] = load.leaf, one.works
     readers = Counter(name for one in program.instructions for name in reads(one))
     readers.update((*program.outputs, *(value for _, value in program.updates)))
-    found: list[tuple[int, Redistribute, _Kind, int]] = []
+    found: list[tuple[int, Redistribute]] = []
+    kinds: list[tuple[int, _Kind]] = []
     for at, one in enumerate(program.instructions):
         # A gradient on its way cannot be added to another one of the same parameter.
         if not isinstance(one, Redistribute) or readers[one.value] != 1 or one.value not in leaves:
@@ -114,18 +111,12 @@ def _fill(program: Program, graph: Graph) -> list[_Bucket]:
         dtype = graph.tensor[leaves[one.value]].dtype
         kind = _Kind(works[one.value], axes[0], axes[1:], dtype, one.cast)
         item = ITEM_BYTES[one.cast[0] if one.cast else dtype]
-        found.append((at, one, kind, prod(one.after) * item))
-    largest = max((size for *_, size in found), default=0)
-    limit = max(_LEAST_BYTES, min(BUCKET_BYTES, 2 * largest))
-    buckets: list[_Bucket] = []
-    for at, one, kind, size in found:
-        last = buckets[-1] if buckets else None
-        if last is None or last.kind != kind or last.bytes + size > limit:
-            last = _Bucket(kind, at)
-            buckets.append(last)
-        last.parts.append(one)
-        last.bytes += size
-    return buckets
+        found.append((at, one))
+        kinds.append((prod(one.after) * item, kind))
+    return [
+        _Bucket(kinds[numbers[0]][1], found[numbers[0]][0], tuple(found[n][1] for n in numbers))
+        for numbers in gather_buckets(kinds)
+    ]
 
 
 def _scattered(one: Redistribute) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import final
 
 from shardwright.cost.codes import digit
+from shardwright.cost.memory import BucketSizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
 from shardwright.ir.constraints import (
@@ -123,7 +124,7 @@ class Limits:
         mesh: Mesh,
         optimizer: str,
         micro_batches: int = 1,
-        bucket_bytes: int | None = None,
+        buckets: BucketSizes | None = None,
     ) -> CostModel:
         """Prices of what is left; raises `ConstraintError` where something has no choice.
 
@@ -137,7 +138,7 @@ class Limits:
             optimizer,
             self.allowed(mesh),
             micro_batches=micro_batches,
-            bucket_bytes=bucket_bytes,
+            buckets=buckets,
         )
         self._check_sizes(model)
         return model

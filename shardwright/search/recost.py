@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.cost.codes import digit, encode
-from shardwright.cost.memory import bucket_size
+from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
 from shardwright.ir.frontier import Frontier
@@ -55,7 +55,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         optimizer,
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
         micro_batches=decisions.micro_batches,
-        bucket_bytes=bucket_size(graph),
+        buckets=bucket_sizes(graph),
     )
     space = make_space(model, recompute=any(decisions.pieces.values()))
     point = PriceList.of(space.folded).point(_assignment(space, decisions))

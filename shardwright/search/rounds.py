@@ -25,7 +25,7 @@ from shardwright.search.permitted import broken
 from shardwright.search.pipelines import Pipelines, Staged, schedule_of
 from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
-from shardwright.search.settle import bound_on_step, most_summed
+from shardwright.search.settle import bound_on_step, most_at_once, most_hidden
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
 from shardwright.search.stage_costs import most_updates
@@ -135,8 +135,11 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        summed = most_summed(self.sources.graph, self.machine, mesh)
-        settled = partial(bound_on_step, overlap=self.machine.overlap, summed=summed)
+        hidden = most_hidden(self.sources.graph, self.machine, mesh)
+        at_once = most_at_once(mesh, self.machine.contention)
+        settled = partial(
+            bound_on_step, overlap=self.machine.overlap, hidden=hidden, at_once=at_once
+        )
         self.bounds.append((writer.least_overhead, lambda memory: settled(bound(memory))))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))

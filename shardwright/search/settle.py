@@ -1,15 +1,16 @@
 """What the timeline makes of additive times and of bounds on them.
 
-The search adds up; sums of gradients that hide behind the backward pass make a
-step shorter than that. Of the additive seconds A, with H those of such sums and
-o the part of them that the machine hides, a step takes T >= A - o H; and as
-sums follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives
-one on T.
+The search adds up; sums of gradients that hide behind the backward pass, and sharded parameters
+and their gradients on their way, make a step shorter than that. Of the additive seconds A, with H
+those of such messages and o the part of them that the machine hides, a step takes T >= A - o H; and
+as they follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives one on T. Where
+messages along different axes may pass k at once, T >= H / k and T >= A / (1 + k o).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from shardwright.cost.collectives import collective_seconds
@@ -24,25 +25,49 @@ from shardwright.ir.redistribution import Collective
 T = TypeVar("T")
 
 
-def most_summed(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
-    """Seconds that no plan on `mesh` exceeds with its sums of gradients."""
-    total = 0.0
+def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
+    """Seconds that no plan on `mesh` exceeds with what is on its way while operators run.
+
+    Along each axis a parameter is either whole, and its gradient summed, or gathered twice, and its
+    gradient scattered.
+    """
+    device, total = machine.device, 0.0
+    streamed = device.bytes_per_s * device.efficiency.streaming
+    seconds = partial(collective_seconds, machine=machine)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
-        tensor = graph.tensor[leaf.name]
-        if tensor.requires_grad:
-            size = Bytes(stored_bytes(graph, leaf.name))
-            for link in links(machine, mesh):
-                total += collective_seconds(Collective.ALL_REDUCE, link, size, size, machine)
+        if not graph.tensor[leaf.name].requires_grad:
+            continue
+        size = Bytes(stored_bytes(graph, leaf.name))
+        for link in links(machine, mesh):
+            tile = Bytes(-(-size // link.ranks))
+            summed = seconds(Collective.ALL_REDUCE, link, size, size)
+            gathered = seconds(Collective.ALL_GATHER, link, tile, size)
+            scattered = seconds(Collective.REDUCE_SCATTER, link, size, tile)
+            total += max(summed, 2 * gathered + scattered)
+        # Twice joined with others and cut out, the gradient joined (`cost/bucketing.py`).
+        total += 3 * device.launch_seconds + 10 * size / streamed
     return Seconds(total)
 
 
-def bound_on_step(additive: float, overlap: float, summed: Seconds) -> float:
+def most_at_once(mesh: Mesh, contention: float) -> float:
+    """How many messages along axes of `mesh` are under way at once, at most, on average.
+
+    Each keeps the links of the other axes busy for the part `contention` of its time.
+
+    >>> most_at_once(Mesh.parse("dp=2 tp=4"), 1.0), most_at_once(Mesh.parse("dp=2 tp=4"), 0.0)
+    (1.0, 2.0)
+    """
+    axes = max(1, sum(size > 1 for size in mesh.shape))
+    return axes / (1 + (axes - 1) * contention)
+
+
+def bound_on_step(additive: float, overlap: float, hidden: Seconds, at_once: float = 1.0) -> float:
     """What no step beats whose additive seconds are at least `additive`.
 
     >>> bound_on_step(10.0, 0.5, Seconds(2.0)), bound_on_step(12.0, 0.5, Seconds(100.0))
     (9.0, 8.0)
     """
-    return max(additive / (1 + overlap), additive - overlap * summed)
+    return max(additive / (1 + at_once * overlap), additive - overlap * hidden)
 
 
 def settled(

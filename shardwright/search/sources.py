@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
-from shardwright.cost.memory import bucket_size
+from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
@@ -60,11 +60,11 @@ class Sources:
         Recomputation is left out where the space is too wide with it. Raises
         `ConstraintError` where constraints leave something no choice.
         """
-        bucket = bucket_size(self.graph)
+        buckets = bucket_sizes(self.graph)
 
         @cache
         def model(whole: bool) -> CostModel:  # with tables that both tries share
-            return self._limited(count, whole=whole).model(machine, mesh, optimizer, count, bucket)
+            return self._limited(count, whole=whole).model(machine, mesh, optimizer, count, buckets)
 
         if self.recompute and mesh not in self.too_wide:
             try:

@@ -212,6 +212,7 @@ class PlanWriter:
             habits=self.graph.habits,
             micro_batches=self.space.model.micro_batches,
             overlap=self.space.model.machine.overlap,
+            contention=self.space.model.machine.contention,
             expert_skew=self._skew(ops),
         )
         seconds = settled_seconds(plan)
@@ -311,13 +312,13 @@ class PlanWriter:
         key = (rep, like.name, source, want)
         if key not in self._transfers:
             code, recomputed, regathered = source
-            again = recomputed or (regathered and self.space.model.keeps_copy(rep, like))
+            again = regathered and self.space.model.keeps_copy(rep, like)
             moved = code != want[0]
             if not moved and self.space.model.has_gradient(rep, like):
                 axes = len(self.space.model.mesh.axes)
                 moved = int(duals(np.array([code]), axes)[0]) != want[1]
-            found = self.space.model.transfers(rep, code, want, like, again) if moved else []
-            self._transfers[key] = found
+            given = rep, code, want, like, again, recomputed
+            self._transfers[key] = self.space.model.transfers(*given) if moved else []
         for t in self._transfers[key]:
             yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds, t.times)
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cost.step import in_buckets, settled_seconds, tasks_of, timeline
+from shardwright.cost.step import settled_seconds, tasks_of, timeline
 from shardwright.cost.timeline import Stream
+from shardwright.cost.together import flights_of, in_buckets
+from shardwright.ir.layout import Mesh
 from tests.plans import MIB, MS, moved, op, parameter, simple
 
 HERE, LINK = (
@@ -78,15 +80,91 @@ def test_small_gradients_are_summed_together_in_the_end():
     assert ms(plan) == pytest.approx(9 + 3 + 1.5)
 
 
-def test_what_is_gathered_or_scattered_is_waited_for():
-    plan = layers(overlap=1.0)
-    gather = moved("second.weight", "second", "forward", "all_gather dp", 25, 2.0)
-    scatter = moved("second.weight", "second", "backward", "reduce_scatter dp", 25, 1.0)
-    transfers = (plan.transfers[0], gather, scatter, plan.transfers[2])
-    plan = replace(plan, transfers=transfers)
-    assert in_buckets(plan) == [True, False, False, True]
-    # The third layer's sum is still hidden behind the second's gradients, which are not.
-    assert ms(plan) == pytest.approx(9 + 2 + 1 + 1 + 1.5)
+def sharded(overlap=0.0, mib=25.0, again=True):
+    """The same layers, each weight gathered in 2 ms forward and backward, its gradient in 1 ms."""
+    plan = layers(overlap)
+    ways = [("forward", "all_gather", 2.0), ("backward", "reduce_scatter", 1.0)]
+    ways += [("again", "all_gather", 2.0)] * again
+    transfers = tuple(
+        moved(f"{one.name}.weight", one.name, phase, f"{kind} dp", mib, ms)
+        for one in plan.ops
+        for phase, kind, ms in ways
+    )
+    ops = tuple(replace(one, reads=(f"{one.name}.weight",)) for one in plan.ops)
+    plan = replace(plan, ops=ops, transfers=transfers)
+    parts = (*plan.ops, *plan.transfers, *plan.parameters)
+    return replace(plan, step_seconds=sum(part.seconds for part in parts))
+
+
+def starts(plan):
+    """When what is communicated begins, in ms, with its name."""
+    found = timeline(plan)
+    return [
+        (round(start / MS, 6), task.name)
+        for start, task in zip(found.starts, found.tasks, strict=True)
+        if task.track.stream is Stream.COMMUNICATION
+    ]
+
+
+def test_sharded_parameters_that_hide_nothing_take_their_serial_sum():
+    assert ms(sharded()) == pytest.approx(9 + 15 + 1.5)
+    assert settled_seconds(sharded()) == sharded().step_seconds
+    assert ms(sharded(mib=0.1)) == pytest.approx(9 + 15 + 1.5)
+
+
+def test_copies_set_out_one_bucket_ahead_and_gradients_leave_one_at_a_time():
+    plan = sharded(overlap=1.0)
+    assert [flight.at for flight in flights_of(plan)] == [0, 1, 2]
+    assert starts(plan) == [
+        (0, "gather 1 parameters"),
+        (2, "gather 1 parameters"),
+        (4, "gather 1 parameters"),  # sent for when the second layer's copy is awaited, at 3
+        (7, "gather 1 parameters again"),  # the third's, for which the backward pass waits
+        (9, "gather 1 parameters again"),  # the second's, behind the third's gradients
+        (11, "scatter gradients of 1 parameters"),
+        (12, "gather 1 parameters again"),
+        (14, "scatter gradients of 1 parameters"),
+        (16, "scatter gradients of 1 parameters"),
+    ]
+    assert ms(plan) == pytest.approx(17 + 1.5)
+    assert settled_seconds(plan) == pytest.approx(18.5 * MS)
+    assert ms(sharded(overlap=0.5)) > ms(plan)
+
+
+def test_small_copies_share_a_bucket_and_those_that_are_kept_come_once():
+    plan = sharded(overlap=1.0, mib=0.25, again=False)
+    assert [len(flight.forward) for flight in flights_of(plan)] == [3]
+    names = [name for _, name in starts(plan)]
+    assert names == ["gather 3 parameters", "scatter gradients of 3 parameters"]
+    assert ms(plan) == pytest.approx(9 + 6 + 3 + 1.5)
+
+
+def test_what_is_gathered_otherwise_is_waited_for():
+    plan = sharded(overlap=1.0)
+    again = replace(plan, ops=(replace(plan.ops[0], piece=1), *plan.ops[1:]))
+    assert [flight.at for flight in flights_of(again)] == [1, 2]
+    tied = replace(plan.ops[0], reads=("first.weight", "third.weight"))
+    assert [f.at for f in flights_of(replace(plan, ops=(tied, *plan.ops[1:])))] == [0, 1]
+    pieces = tuple(replace(t, times=2) for t in plan.transfers)
+    assert not flights_of(replace(plan, micro_batches=2, transfers=pieces))
+    other = tuple(
+        replace(t, collectives=("all_to_all dp",)) if t.value == "second.weight" else t
+        for t in plan.transfers
+    )
+    assert [flight.at for flight in flights_of(replace(plan, transfers=other))] == [0, 2]
+    assert ms(replace(plan, transfers=other)) > ms(plan)
+
+
+def test_a_gradient_may_be_summed_over_another_axis_too():
+    plan = sharded()
+    both = tuple(
+        replace(t, collectives=("reduce_scatter dp", "all_reduce tp"))
+        if t.phase == "backward" and t.value != "third.weight"
+        else t
+        for t in sharded(mib=0.25).transfers
+    )
+    flights = flights_of(replace(plan, transfers=both))
+    assert [(flight.at, len(flight.backward)) for flight in flights] == [(0, 2), (2, 1)]
 
 
 def test_a_parameter_that_two_read_is_summed_for_each():
@@ -130,3 +208,23 @@ def test_what_the_step_returns_is_brought_before_the_backward_pass():
     place = next(n for n, t in enumerate(tasks) if t.name == "all_reduce dp: loss")
     assert [t.kind for t in tasks[:place]] == ["forward"] * 3
     assert ms(plan) == pytest.approx(13.75)
+
+
+def test_messages_along_two_axes_delay_each_other_by_what_they_share():
+    mesh = Mesh.parse("dp=2 tp=2")
+    plan = replace(layers(overlap=1.0), mesh=mesh)
+    # The second layer's values are summed over tp while its own gradients' sum is on its way.
+    blocked = moved("first", "second", "backward", "all_reduce tp", 1, 4.0)
+    plan = replace(plan, transfers=(*plan.transfers, blocked))
+    assert ms(plan) == pytest.approx(9 + 4 + 1 + 1.5)  # the third's sum is over when it sets out
+    long = tuple(
+        replace(t, seconds=6 * MS) if t.value == "third.weight" else t for t in plan.transfers
+    )
+    shared, half, apart = (
+        ms(replace(plan, transfers=long, contention=part)) for part in (1.0, 0.5, 0.0)
+    )
+    # The third's sum goes from 5 to 11; tp's 4 ms begin at 11, at 8 (half of 6 after 5), or at 7.
+    assert (shared, half, apart) == pytest.approx((19.5, 16.5, 15.5))
+    for part in (1.0, 0.5, 0.0):
+        serial = replace(plan, transfers=long, contention=part, overlap=0.0)
+        assert ms(serial) == pytest.approx(9 + 6 + 1 + 1 + 4 + 1.5)

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cost.step import in_buckets, timeline
+from shardwright.cost.step import timeline
+from shardwright.cost.together import flights_of, in_buckets
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.search.planner import search
@@ -49,3 +50,11 @@ def test_data_parallelism_sums_in_buckets(frontiers):
     plan = frontiers[0.0].baselines[0]
     sums = [t for t, summed in zip(plan.transfers, in_buckets(plan), strict=True) if summed]
     assert len(sums) == len(plan.parameters)
+
+
+def test_full_sharding_gathers_in_buckets(frontiers):
+    named = {plan.name: plan for plan in frontiers[0.0].baselines}
+    plan = named["fully sharded"]
+    flights = flights_of(plan)
+    flown = [t for flight in flights for t in flight.forward]
+    assert len(flights) < len(flown) == len(plan.parameters)

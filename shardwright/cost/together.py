@@ -1,0 +1,137 @@
+"""Which transfers of a plan travel together, as the runtime has them.
+
+Gradients that are only summed share buckets (`lower/buckets.py`), and so do copies of sharded
+parameters and their gradients (`lower/gathers.py`), of which bf16 and float32 are not told apart
+here: a plan does not say what a parameter is made of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.buckets import gather_buckets
+from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.ir.redistribution import BUCKET_BYTES, Collective
+
+_SUM, _GATHER, _SCATTER = (
+    kind.value for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+)
+_PHASES = Phase.FORWARD, Phase.AGAIN, Phase.BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Gradients that are summed together when operator number `at` has gone backward."""
+
+    at: int
+    sums: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Copies that travel together to their readers, of which operator number `at` is the first.
+
+    `again` are those among them that are not kept but gathered once more, `backward` the gradients
+    of all.
+    """
+
+    at: int
+    forward: tuple[Transfer, ...]
+    again: tuple[Transfer, ...]
+    backward: tuple[Transfer, ...]
+
+
+def sums_of(plan: Plan) -> list[Sums]:
+    """The buckets of gradients, in the order of their first readers."""
+    known = {op.name: number for number, op in enumerate(plan.ops)}
+    buckets: list[list[Transfer]] = []
+    open_: dict[tuple[str, ...], list[Transfer]] = {}
+    for t, summed in zip(plan.transfers, in_buckets(plan), strict=True):
+        if not summed:
+            continue
+        if t.collectives not in open_:
+            open_[t.collectives] = []
+            buckets.append(open_[t.collectives])
+        bucket = open_[t.collectives]
+        bucket.append(t)
+        if sum(one.bytes for one in bucket) >= BUCKET_BYTES:
+            del open_[t.collectives]
+    return [Sums(known[bucket[0].consumer], tuple(bucket)) for bucket in buckets]
+
+
+def in_buckets(plan: Plan) -> list[bool]:
+    """For each transfer, whether it sums a gradient while the backward pass goes on.
+
+    So it is where the one reader of a parameter takes it as it is stored.
+    """
+    parameters = {parameter.name for parameter in plan.parameters}
+    brought = {t.value for t in plan.transfers if t.phase is not Phase.BACKWARD}
+    back: defaultdict[str, int] = defaultdict(int)
+    for t in plan.transfers:
+        back[t.value] += t.phase is Phase.BACKWARD
+    return [
+        plan.micro_batches == 1
+        and t.phase is Phase.BACKWARD
+        and t.value in parameters - brought
+        and back[t.value] == 1
+        and all(collective.split(" ")[0] == _SUM for collective in t.collectives)
+        for t in plan.transfers
+    ]
+
+
+def flights_of(plan: Plan) -> list[Flight]:
+    """The buckets of gathered copies, in the order of their first readers.
+
+    Gathered so is what one operator reads that is not recomputed, where the gradient comes back
+    the same way. Micro-batches gather each copy alone.
+    """
+    if plan.micro_batches > 1:
+        return []
+    place = {op.name: number for number, op in enumerate(plan.ops) if not op.piece}
+    readers = Counter(value for op in plan.ops for value in op.reads)
+    moved: defaultdict[str, defaultdict[Phase, list[Transfer]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for t in plan.transfers:
+        moved[t.value][t.phase].append(t)
+    found = [
+        phases
+        for parameter in plan.parameters
+        if readers[parameter.name] <= 1 and _flies(phases := moved[parameter.name], place)
+    ]
+    found.sort(key=lambda phases: place[phases[Phase.FORWARD][0].consumer])
+    kinds = []
+    for phases in found:
+        there, back = phases[Phase.FORWARD][0], phases[Phase.BACKWARD][0]
+        kinds.append((int(there.bytes), (there.collectives, back.collectives)))
+    return [_flight([found[n] for n in numbers], place) for numbers in gather_buckets(kinds)]
+
+
+def _flies(phases: Mapping[Phase, Sequence[Transfer]], place: Mapping[str, int]) -> bool:
+    """Whether a parameter is gathered for one operator, and its gradient scattered."""
+    there, again, back = (phases.get(phase, ()) for phase in _PHASES)
+    if len(there) != 1 or len(back) != 1 or len(again) > 1:
+        return False
+    if len({t.consumer for t in (*there, *again, *back)}) > 1 or there[0].consumer not in place:
+        return False
+    if any(t.collectives != there[0].collectives for t in again):
+        return False
+    word, axis = there[0].collectives[0].split(" ")
+    rest = [one for one in back[0].collectives if one != f"{_SCATTER} {axis}"]
+    return (
+        len(there[0].collectives) == 1
+        and word == _GATHER
+        and len(rest) == len(back[0].collectives) - 1
+        and all(one.split(" ")[0] == _SUM for one in rest)
+    )
+
+
+def _flight(
+    parts: Sequence[Mapping[Phase, Sequence[Transfer]]], place: Mapping[str, int]
+) -> Flight:
+    forward, again, backward = (
+        tuple(t for phases in parts for t in phases.get(phase, ())) for phase in _PHASES
+    )
+    return Flight(min(place[t.consumer] for t in forward), forward, again, backward)
