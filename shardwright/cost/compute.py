@@ -40,6 +40,7 @@ class OperatorClass(Enum):
 # Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
+_PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
 # These read as much of their operands as they return, not all of it.
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
@@ -64,7 +65,8 @@ class Workload:
     """Everything of an operator that its cost depends on, and no names: equal ones cost the same.
 
     `sizes` are the global sizes of the factors, `contracted` the operands that
-    a contraction multiplies, `work` its factors.
+    a contraction multiplies, `work` its factors. `added` says of each result how many gradients
+    come back for it beyond the first, which are added to that.
     """
 
     kind: OperatorClass
@@ -82,6 +84,7 @@ class Workload:
     skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: Form | None = None  # of operators that the device has timings of
+    added: tuple[int, ...] = ()
 
     @property
     def has_backward(self) -> bool:
@@ -131,6 +134,7 @@ def workload(
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known else None,
+        added=tuple(_added(name, graph) for name in op.outputs),
     )
 
 
@@ -158,11 +162,19 @@ def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
-    """Seconds of the backward kernels, of those operands only that need a gradient: (K,)."""
+    """Seconds of the backward kernels, of those operands only that need a gradient: (K,).
+
+    With those that add up the gradients of a result that several operators read.
+    """
     found = _backward(work, sizes, device)
-    if work.form is None:
-        return found
-    return timed(found, work.form, sizes, device.timings, backward=True)
+    if work.form is not None:
+        found = timed(found, work.form, sizes, device.timings, backward=True)
+    for result, more in zip(work.results, work.added, strict=False):
+        if more:
+            moved = _PASSES_OF_SUM * result.local_bytes(sizes)
+            waiting = moved / (device.bytes_per_s * reached_at(device.efficiency.memory, moved))
+            found = found + more * (waiting + device.launch_seconds)
+    return found
 
 
 def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -267,6 +279,18 @@ def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
     if not rule.routes:
         return ()
     return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
+
+
+def _added(name: str, graph: Graph) -> int:
+    """Gradients that come back for a value beyond the first."""
+    if not graph.tensor[name].requires_grad:
+        return 0
+    readers = (
+        op.operands.count(name)
+        for op in graph.consumers[name]
+        if any(graph.tensor[made].requires_grad for made in op.outputs)
+    )
+    return max(0, sum(readers) - 1)
 
 
 def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:

@@ -68,6 +68,18 @@ def test_a_pointwise_operator_is_bound_by_memory():
     assert backward_seconds(work, work.sizes, DEVICE) == 1 + 3 * 1024 / 4096
 
 
+def test_gradients_of_several_readers_are_added_up():
+    leaves = {"w": (PARAMETER, ((8,), (32,)))}
+    found = rule("a b -> a b", a=8, b=32)
+    both = rule("a b, a b -> a b", a=8, b=32)
+    ops = [op("y", "neg", ["w"], found), op("z", "neg", ["y"], found), op("s", "add", "yy", both)]
+    graph, analysis = build(leaves, ops)
+    three, one = (workload(made, analysis.rules[made.name], graph) for made in graph.ops[:2])
+    assert (three.added, one.added) == ((2,), (0,))
+    more = backward_seconds(three, three.sizes, DEVICE) - backward_seconds(one, one.sizes, DEVICE)
+    assert more == 2 * (1 + 3 * 1024 / 4096)
+
+
 def test_an_operator_without_gradient_has_no_backward():
     work, _ = only(op("y", "relu", ["x"], rule("a -> a", a=1024)), x=(INPUT, ((1024,),)))
     assert operator_seconds(work, work.sizes, DEVICE) == forward_seconds(work, work.sizes, DEVICE)
