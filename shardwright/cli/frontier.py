@@ -102,7 +102,7 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
             for label, plan in _labelled(frontier)
         ]
         if output.endswith((".html", ".htm")):
-            memory = found[0][0].device.memory_bytes
+            memory = found[0][0].device.usable_bytes
             fits = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= memory]
             best = min(fits, key=lambda i: shown[i].plan.step_seconds, default=0)
             write_page(output, shown, target, memory, chosen=best)

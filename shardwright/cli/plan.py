@@ -64,7 +64,7 @@ def command(
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    limit = known.device.memory_bytes if memory_limit is None else memory_limit
+    limit = known.device.usable_bytes if memory_limit is None else memory_limit
     timing = time_operators if machine == "here" else 0.0
     wishes = planning.Wishes(
         constraints, seconds, method, micro_batches, stages, allow_async, timing

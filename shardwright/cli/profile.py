@@ -94,7 +94,9 @@ def content(machine: Machine, output: str | None) -> dict[str, object]:
         "bytes_per_s": device.bytes_per_s,
         "launch_seconds": device.launch_seconds,
         "memory_bytes": device.memory_bytes,
+        "context_bytes": device.context_bytes,
         "overlap": machine.overlap,
+        "contention": machine.contention,
         "levels": [
             {"name": level.name, "size": level.size, "bytes_per_s": level.bytes_per_s}
             for level in machine.levels
@@ -121,7 +123,10 @@ def in_words(machine: Machine) -> list[str]:
         if level.size > 1
     ]
     if machine.devices > 1:
-        lines.append(f"{machine.overlap:.0%} of a gradient sum hides behind computing")
+        lines.append(
+            f"{machine.overlap:.0%} of a gradient sum hides behind computing; collectives along"
+            f" two axes at once delay each other by {machine.contention:.0%}"
+        )
     return [*lines, *_origin(machine)]
 
 

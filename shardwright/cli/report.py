@@ -97,7 +97,7 @@ def write_page(
 def _memory_of(machine: str) -> int | None:
     """Memory of a device of this preset; None for a machine that is none."""
     with contextlib.suppress(ValueError):
-        return Machine.preset(machine).device.memory_bytes
+        return Machine.preset(machine).device.usable_bytes
     return None
 
 

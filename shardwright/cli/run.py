@@ -255,7 +255,7 @@ def _planned(
     if devices is None:
         raise UsageError("without a plan file, --devices says how many ranks to plan for")
     known = planning.machine_of(machine, devices)
-    limit = known.device.memory_bytes if memory_limit is None else memory_limit
+    limit = known.device.usable_bytes if memory_limit is None else memory_limit
     key = cache_key(captured, known, limit, wishes) if cache is not None else ""
     if cache is not None and (found := cache.find(key)) is not None:
         if not quiet:

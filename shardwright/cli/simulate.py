@@ -76,20 +76,24 @@ def content(found: Timeline, output: str | None) -> dict[str, object]:
 
 
 def _tracks(found: Timeline) -> list[tuple[str, str, Seconds, Seconds]]:
-    """Every track: how long it is busy, and how long while its ranks' other one is not."""
+    """Every track: how long it is busy, and how long while its ranks' other stream is not."""
     rows = []
     tracks = list(dict.fromkeys(task.track for task in found.tasks))
     for track in tracks:
-        (other,) = (stream for stream in Stream if stream is not track.stream)
-        alone = found.alone(track, track._replace(stream=other))
-        rows.append((track.ranks, track.stream.value, found.busy(track), alone))
+        others = [o for o in tracks if o.ranks == track.ranks and o.stream is not track.stream]
+        stream = f"{track.stream.value} {track.axis}".rstrip()
+        rows.append((track.ranks, stream, found.busy(track), found.alone(track, *others)))
     return rows
 
 
 def _in_words(found: Timeline, steps: int) -> str:
     parts = [
         f"{ranks}: {milliseconds(busy)} of {stream}"
-        + (f", {milliseconds(alone)} of it exposed" if stream == Stream.COMMUNICATION else "")
+        + (
+            f", {milliseconds(alone)} of it exposed"
+            if stream.startswith(Stream.COMMUNICATION)
+            else ""
+        )
         for ranks, stream, busy, alone in _tracks(found)
     ]
     what = "a step" if steps == 1 else f"for {steps} mini-batches from an empty pipeline on"

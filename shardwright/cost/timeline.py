@@ -26,10 +26,11 @@ class Stream(enum.StrEnum):
 
 
 class Track(NamedTuple):
-    """One stream of a group of ranks, as `("ranks 0-3", COMPUTE)`."""
+    """One stream of a group of ranks, as `("ranks 0-3", COMPUTE)`; or of the links of one axis."""
 
     ranks: str
     stream: Stream
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Timeline:
         """How long a track is at work."""
         return Seconds(sum(end - start for start, end in self._spans(track)))
 
-    def alone(self, track: Track, other: Track) -> Seconds:
-        """How long `track` is at work while `other` is not."""
-        mine, others = self._spans(track), self._spans(other)
+    def alone(self, track: Track, *other: Track) -> Seconds:
+        """How long `track` is at work while none of the others is."""
+        mine, others = self._spans(track), _joined(sorted(self._spans(*other)))
         covered, at = 0.0, 0
         for start, end in mine:
             while at < len(others) and others[at][1] <= start:
@@ -79,12 +80,23 @@ class Timeline:
                 i += 1
         return Seconds(max(0.0, self.busy(track) - covered))
 
-    def _spans(self, track: Track) -> list[tuple[float, float]]:
+    def _spans(self, *tracks: Track) -> list[tuple[float, float]]:
         return [
             (start, start + task.seconds)
             for task, start in zip(self.tasks, self.starts, strict=True)
-            if task.track == track and not task.idle
+            if task.track in tracks and not task.idle
         ]
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Sorted spans without what they share."""
+    found: list[tuple[float, float]] = []
+    for start, end in spans:
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def schedule(tasks: Iterable[Task]) -> Timeline:

@@ -21,7 +21,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.measured import Measured
 
 BACKENDS = ("nccl", "gloo")
-NO_TIME = Seconds(0.0)
+NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
 
 
 class MachineError(ValueError):
@@ -95,6 +95,7 @@ class Device:
     * `dispatch_seconds`: what one costs on a parameter as it is stored, in an optimizer's update;
       None: the update is one kernel;
     * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back;
+    * `context_bytes`: what of the memory the driver and its libraries take beside all tensors;
     * `timings`: of single operators at the sizes that plans have; no part of machine files, as
       they are remembered elsewhere (`runtime/remembered.py`).
     """
@@ -107,6 +108,7 @@ class Device:
     efficiency: Efficiency = Efficiency()
     dispatch_seconds: Seconds | None = None
     parameter_seconds: Seconds = NO_TIME
+    context_bytes: Bytes = NO_MEMORY
     timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,6 +121,17 @@ class Device:
         _require_not_negative("launch", self.launch_seconds, "5us")
         _require_not_negative("dispatch", self.dispatch_seconds or 0.0, "20us")
         _require_not_negative("parameter", self.parameter_seconds, "20us")
+        _require_not_negative("context", self.context_bytes, "1GB")
+        if self.context_bytes >= self.memory_bytes:
+            raise MachineError(
+                f"context is {self.context_bytes} bytes of {self.memory_bytes} of memory; leave"
+                " some for tensors"
+            )
+
+    @property
+    def usable_bytes(self) -> Bytes:
+        """What is left of the memory for tensors."""
+        return Bytes(self.memory_bytes - self.context_bytes)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Peak for `dtype`; where none is stated that of float32, else the slowest one."""
@@ -132,9 +145,10 @@ class Device:
         """
         dtypes = dict.fromkeys(name for device in (self, other) for name, _ in device.flop_per_s)
         kinds = dict.fromkeys((*self.kind.split("+"), *other.kind.split("+")))
+        context = max(self.context_bytes, other.context_bytes)
         return Device(
             kind="+".join(kinds),
-            memory_bytes=min(self.memory_bytes, other.memory_bytes),
+            memory_bytes=Bytes(min(self.usable_bytes, other.usable_bytes) + context),
             flop_per_s=tuple(
                 (dtype, min(self.peak_flop_per_s(dtype), other.peak_flop_per_s(dtype)))
                 for dtype in dtypes
@@ -144,6 +158,7 @@ class Device:
             efficiency=self.efficiency.lower(other.efficiency),
             dispatch_seconds=_longer(self.dispatch_seconds, other.dispatch_seconds),
             parameter_seconds=max(self.parameter_seconds, other.parameter_seconds),
+            context_bytes=context,
         )
 
 
@@ -183,7 +198,9 @@ class Machine:
     Rank r is device r; neighbouring ranks are joined by the innermost level.
     `backend` runs the collectives, `collective_launch_seconds` is what each
     costs before its first hop. `overlap` is the part of a collective's time that is hidden where
-    the device has other work meanwhile. Where devices hold different experts the busiest is taken
+    the device has other work meanwhile, `contention` the part of it by which it delays another
+    along another axis that is on its way at the same time: 1 where they share all links, 0 where
+    they share none. Where devices hold different experts the busiest is taken
     to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
     losses that balance routers leave, by default. `provenance` says where the figures come from:
     specified, assumed or measured, and `measured` when and how well.
@@ -196,6 +213,7 @@ class Machine:
     backend: str = "nccl"
     collective_launch_seconds: Seconds = NO_TIME
     overlap: float = 0.0
+    contention: float = 1.0
     measured: Measured | None = None
     expert_skew: float = EXPERT_SKEW
 
@@ -206,8 +224,9 @@ class Machine:
             known = ", ".join(BACKENDS)
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
-        if not 0 <= self.overlap <= 1:
-            raise MachineError(f"overlap is {self.overlap}; give a part, at least 0 and at most 1")
+        for name in ("overlap", "contention"):
+            if not 0 <= (part := getattr(self, name)) <= 1:
+                raise MachineError(f"{name} is {part}; give a part, at least 0 and at most 1")
         if not 1 <= self.expert_skew < float("inf"):
             raise MachineError(
                 f"expert_skew is {self.expert_skew}; give the rows of the busiest device over the"

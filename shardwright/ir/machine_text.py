@@ -95,12 +95,15 @@ def to_toml(machine: Machine) -> str:
         f"backend = {_quoted(machine.backend)}",
         f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
         f"overlap = {machine.overlap!r} # part of a collective that other work hides",
+        f"contention = {machine.contention!r}"
+        " # part of a collective by which it delays one along another axis",
         f"expert_skew = {machine.expert_skew!r}"
         " # rows of the busiest device over the mean, where devices hold different experts",
         "",
         "[device]",
         f"kind = {_quoted(device.kind)}",
         f'memory = "{quantity(device.memory_bytes, SIZE)}"',
+        *_context_text(device),
         f'memory_bandwidth = "{quantity(device.bytes_per_s, BANDWIDTH)}"',
         f'launch = "{quantity(device.launch_seconds, DURATION)}"',
         *_update_text(device),
@@ -134,6 +137,13 @@ def to_toml(machine: Machine) -> str:
     return "\n".join(lines)
 
 
+def _context_text(device: Device) -> list[str]:
+    if not device.context_bytes:
+        return []
+    size = quantity(device.context_bytes, SIZE)
+    return [f'context = "{size}" # of it, what the driver and its libraries take']
+
+
 def _update_text(device: Device) -> list[str]:
     if device.dispatch_seconds is None:
         return []
@@ -165,7 +175,7 @@ def parse_toml(text: str) -> Machine:
         needed=("name", "device", "level"),
         optional=(
             *("provenance", "backend", "collective_launch"),
-            *("overlap", "expert_skew", "measured"),
+            *("overlap", "contention", "expert_skew", "measured"),
         ),
     )
     levels = _is("level", data["level"], list)
@@ -179,6 +189,7 @@ def parse_toml(text: str) -> Machine:
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
+        contention=float(_is("contention", data.get("contention", 1.0), int | float)),
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
         measured=None
         if "measured" not in data
@@ -225,7 +236,7 @@ def _part(name: str, value: Any) -> float | Curve:
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
-    _check_keys("device", data, needed, optional=("efficiency", "dispatch", "parameter"))
+    _check_keys("device", data, needed, optional=("efficiency", "dispatch", "parameter", "context"))
     dispatch = data.get("dispatch")
     compute = _is("device.compute", data["compute"], dict)
     return Device(
@@ -244,6 +255,7 @@ def _device(data: dict[str, Any]) -> Device:
         parameter_seconds=Seconds(
             parse_quantity("device.parameter", data.get("parameter", "0s"), DURATION)
         ),
+        context_bytes=Bytes(int(parse_quantity("device.context", data.get("context", "0B"), SIZE))),
     )
 
 

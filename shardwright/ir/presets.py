@@ -30,8 +30,13 @@ _REACHED = Efficiency(matmul=0.65, convolution=0.5, attention=0.45, memory=0.75)
 _LINK_REACHED = 0.8  # assumed, of what links are specified to carry
 _LAUNCH = Seconds(5e-6)  # assumed: eager PyTorch, one kernel
 _COLLECTIVE_LAUNCH = Seconds(20e-6)  # assumed: one NCCL call
+# Assumed: the driver's context, the kernels of cuBLAS and cuDNN with cuBLAS' workspace, and NCCL's
+# buffers. `profile` measures it.
+_CONTEXT = Bytes(GB)
 _NETWORK_LATENCY = Seconds(5e-6)  # assumed: one hop between hosts
-_SPECIFIED = "specified: published figures of {source}; efficiency and latencies are assumed"
+_SPECIFIED = (
+    "specified: published figures of {source}; efficiency, latencies and context are assumed"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class _Server:
 
 def _gpu(kind: str, memory_gb: int, bytes_per_s: float, **tflops: float) -> Device:
     peaks = tuple((dtype, figure * TERA) for dtype, figure in tflops.items())
-    return Device(kind, Bytes(memory_gb * GB), peaks, bytes_per_s, _LAUNCH, _REACHED)
+    memory = Bytes(memory_gb * GB)
+    return Device(kind, memory, peaks, bytes_per_s, _LAUNCH, _REACHED, context_bytes=_CONTEXT)
 
 
 def _nvlink(device: Device, gb_per_s: float, devices: int, network: float, source: str) -> _Server:

@@ -44,7 +44,8 @@ def _simulated(timeline: Timeline, groups: Sequence[str]) -> Iterator[Event]:
     for pid, group in enumerate(groups):
         yield from _process(f"{SIMULATED}{group}", pid)
     for tid, track in enumerate(tracks):
-        yield from _thread(track.stream.value, pid=groups.index(track.ranks), tid=tid)
+        name = f"{track.stream.value} {track.axis}".rstrip()
+        yield from _thread(name, pid=groups.index(track.ranks), tid=tid)
     place = {track: (groups.index(track.ranks), tid) for tid, track in enumerate(tracks)}
     for task, start in zip(timeline.tasks, timeline.starts, strict=True):
         pid, tid = place[task.track]

@@ -159,12 +159,24 @@ def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -
 
 def fit_overlap(samples: Sequence[Sample]) -> float:
     """The part of a sum that hides behind as much computing: 0 none of it, 1 all."""
+    hidden = _hidden(samples, "overlap", ("sum", "compute", "both"))
+    return 0.0 if hidden is None else hidden
+
+
+def fit_contention(samples: Sequence[Sample]) -> float:
+    """The part of a sum by which it delays another along another axis; 1 where none was timed."""
+    hidden = _hidden(samples, "axes", ("outer", "inner", "both"))
+    return 1.0 if hidden is None else float(f"{1 - hidden:.3g}")
+
+
+def _hidden(samples: Sequence[Sample], kind: str, words: tuple[str, str, str]) -> float | None:
+    """What of the shorter of two things is hidden where both are done at once."""
     seconds = {s.kind: s.seconds for s in samples}
-    alone, compute, both = (seconds.get(f"overlap {w}", 0.0) for w in ("sum", "compute", "both"))
-    shorter = min(alone, compute)
+    one, other, both = (seconds.get(f"{kind} {word}", 0.0) for word in words)
+    shorter = min(one, other)
     if shorter <= 0:
-        return 0.0
-    return float(f"{min(1.0, max(0.0, (alone + compute - both) / shorter)):.3g}")
+        return None
+    return float(f"{min(1.0, max(0.0, (one + other - both) / shorter)):.3g}")
 
 
 def _terms(kind: str, tile: float, n: int, laps: int, native: bool) -> list[float]:

@@ -6,9 +6,11 @@ a mesh (hosts, devices of a host) all groups communicate at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardwright.runtime.timing import Stopwatch
@@ -16,7 +18,7 @@ from shardwright.runtime.timing import Stopwatch
 KIB = (4, 64, 1024, 8192)  # of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # float32 in a row of a tile
-_OVERLAP_KIB = 4096
+_OVERLAP_KIB = _AXES_KIB = 4096
 
 WAYS: dict[str, tuple[Placement, Placement]] = {
     "all_reduce": (Partial(), Replicate()),
@@ -27,7 +29,10 @@ WAYS: dict[str, tuple[Placement, Placement]] = {
 
 
 def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
-    """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and three for the overlap."""
+    """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and what happens at once.
+
+    Those are three for a sum beside computing, and three for sums along two axes of the mesh.
+    """
     sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
     for level, mesh in levels.items():
         for kib in sizes:
@@ -36,6 +41,7 @@ def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
                 _collective(watch, f"{level} {name}", mesh, tile, way)
     if levels:
         _overlap(watch, list(levels.values())[-1])
+    _two_axes(watch)
 
 
 def _ways(kind: str) -> dict[str, tuple[Placement, Placement]]:
@@ -91,3 +97,32 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     watch.add("overlap sum", buffer.numel() * 4, summed)
     watch.add("overlap compute", repeats, computed)
     watch.add("overlap both", repeats, both)
+
+
+def _two_axes(watch: Stopwatch) -> None:
+    """A sum along one of two axes that all ranks lie on, along the other, and along both at once.
+
+    The inner one joins neighbours, the outer one what is left. Of a prime number of ranks there
+    are no two axes.
+    """
+    world = dist.get_world_size()
+    inner = next((size for size in range(2, world) if world % size == 0), 0)
+    if not inner:
+        return
+    shape, names = (world // inner, inner), ("outer", "inner")
+    mesh = init_device_mesh(watch.device.type, shape, mesh_dim_names=names)
+    groups = [mesh.get_group(name) for name in names]
+    buffers = [torch.zeros(_AXES_KIB * 256, device=watch.device) for _ in names]
+
+    def along(*axes: int) -> Callable[[], None]:
+        def run() -> None:
+            sums = [dist.all_reduce(buffers[i], group=groups[i], async_op=True) for i in axes]
+            for work in sums:
+                assert work is not None
+                work.wait()
+
+        return run
+
+    size = buffers[0].numel() * 4
+    for name, axes in (("outer", (0,)), ("inner", (1,)), ("both", (0, 1))):
+        watch.add(f"axes {name}", size, along(*axes))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,14 @@ from shardwright.ir.machine import Device, Level, Machine, MachineError
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.measured import Measured
 from shardwright.runtime import link_probes, probes, update_probes
-from shardwright.runtime.fit import Compute, Links, fit_compute, fit_links, fit_overlap
+from shardwright.runtime.fit import (
+    Compute,
+    Links,
+    fit_compute,
+    fit_contention,
+    fit_links,
+    fit_overlap,
+)
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
 from shardwright.runtime.timing import Sample, Stopwatch
 
@@ -75,9 +83,11 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
     link_probes.add_all(watch, levels)
     samples = watch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
-    found: list[float] = [0.0] * world
-    dist.all_gather_object(found, _memory_bytes(kind, sizes.get("host", 1)))
-    return _machine(samples, sizes, int(min(found)), watch.busy)
+    found: list[tuple[float, int]] = [(0.0, 0)] * world
+    taken = context_bytes(torch.cuda) if kind == "cuda" else 0
+    dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), taken))
+    memory, context = min(size for size, _ in found), max(size for _, size in found)
+    return _machine(samples, sizes, (Bytes(int(memory)), Bytes(context)), watch.busy)
 
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
@@ -99,9 +109,12 @@ def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
 
 
 def _machine(
-    samples: list[Sample], sizes: dict[str, int], memory_bytes: int, busy: float
+    samples: list[Sample], sizes: dict[str, int], memory: tuple[Bytes, Bytes], busy: float
 ) -> Machine:
-    """The machine that `samples` show, of so many devices at each level."""
+    """The machine that `samples` show, of so many devices at each level.
+
+    `memory` is a device's, and what of it is taken by other things than tensors.
+    """
     gpu = dist.get_backend() == "nccl"
     world = dist.get_world_size()
     kind = torch.cuda.get_device_name() if gpu else "cpu"
@@ -119,19 +132,21 @@ def _machine(
         name=f"{shape}x{kind} of {socket.gethostname()}",
         device=Device(
             kind=kind,
-            memory_bytes=Bytes(memory_bytes),
+            memory_bytes=memory[0],
             flop_per_s=compute.flop_per_s,
             bytes_per_s=compute.bytes_per_s,
             launch_seconds=Seconds(compute.launch_seconds),
             efficiency=compute.efficiency,
             dispatch_seconds=Seconds(compute.dispatch_seconds),
             parameter_seconds=Seconds(compute.parameter_seconds),
+            context_bytes=memory[1],
         ),
         levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing
         provenance=_provenance(world, gpu),
         backend="nccl" if gpu else "gloo",
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
         overlap=fit_overlap(samples),
+        contention=fit_contention(samples),
         measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
     )
 
@@ -168,6 +183,26 @@ def _memory_bytes(kind: str, processes: int) -> float:
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
         total = min(total, int(text))
     return float(total // processes)
+
+
+class DeviceMemory(Protocol):
+    """What `torch.cuda` says of the current device."""
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Bytes that are free, and all of them."""
+
+    def memory_reserved(self) -> int:
+        """Bytes that torch's allocator has."""
+
+
+def context_bytes(cuda: DeviceMemory) -> int:
+    """What of the device's memory is neither free nor torch's: the driver's and libraries'.
+
+    Operators and collectives must have run, as libraries take theirs only then. Other programs on
+    the same device are counted too.
+    """
+    free, total = cuda.mem_get_info()
+    return max(0, total - free - cuda.memory_reserved())
 
 
 def user_cache() -> Path:

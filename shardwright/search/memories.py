@@ -30,6 +30,7 @@ class Memories:
 
     def __init__(self, graph: Graph, machine: Machine, optimizer: str) -> None:
         self.graph = graph
+        self._context = machine.device.context_bytes
         self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
         gpu = machine.backend != "gloo"
         self._book = Footprints(on_cpu=not gpu)
@@ -56,7 +57,7 @@ class Memories:
             step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
             for rank in sorted({0, plan.mesh.size - 1})
         ]
-        most = max(found, key=lambda memory: memory.peak)
+        most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
         found_plan = replace(plan, memory=most, peak_bytes=most.peak)
         self._known[id(plan)] = plan, found_plan
         return found_plan

@@ -142,3 +142,21 @@ def _fail(rank, devices, folder, seconds_budget):
 
 def _hang(rank, devices, folder, seconds_budget):
     time.sleep(600)
+
+
+class _Gpu:
+    """A device of 80 bytes, of which tensors have 10 and are given 12."""
+
+    def __init__(self, free):
+        self.free = free
+
+    def mem_get_info(self):
+        return self.free, 80
+
+    def memory_reserved(self):
+        return 12
+
+
+def test_what_is_neither_free_nor_torchs_is_the_contexts():
+    assert measure.context_bytes(_Gpu(60)) == 8
+    assert measure.context_bytes(_Gpu(70)) == 0  # torch gave some back in between

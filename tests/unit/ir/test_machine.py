@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,16 @@ def test_an_h100_has_its_published_figures():
     assert device.peak_flop_per_s("bfloat16") == 989.4e12
     assert device.bytes_per_s == 3.35e12
     assert device.launch_seconds > 0
+
+
+def test_the_context_is_no_room_for_tensors():
+    device = Machine.preset("8xH100").device
+    assert 0 < device.context_bytes == device.memory_bytes - device.usable_bytes
+    assert Machine.preset("2xcpu").device.context_bytes == 0
+    small = replace(device, memory_bytes=device.memory_bytes // 2, context_bytes=0)
+    assert device.slower(small).usable_bytes == small.usable_bytes
+    with pytest.raises(MachineError, match="context is 80000000000 bytes of 80000000000 of memory"):
+        replace(device, context_bytes=device.memory_bytes)
 
 
 def test_a_dtype_without_a_figure_takes_that_of_float32():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from shardwright.ir.curve import Curve, CurveError
-from shardwright.runtime.fit import fit_compute, fit_links, fit_overlap
+from shardwright.runtime.fit import fit_compute, fit_contention, fit_links, fit_overlap
 from shardwright.runtime.timing import Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
@@ -119,3 +119,13 @@ def test_overlap_is_what_does_not_add_up(both, part):
 def test_a_curve_that_cannot_be_is_refused(points, says):
     with pytest.raises(CurveError, match=says):
         Curve(points)
+
+
+@pytest.mark.parametrize(
+    "both, expected", [(2.0, 0.0), (2.5, 0.5), (3.0, 1.0), (4.0, 1.0), (1.9, 0.0)]
+)
+def test_two_axes_contend_by_what_both_at_once_take_longer(both, expected):
+    times = {"outer": 2.0, "inner": 1.0, "both": both}
+    samples = [Sample(f"axes {name}", 1.0, seconds) for name, seconds in times.items()]
+    assert fit_contention(samples) == pytest.approx(expected)
+    assert fit_contention([]) == 1.0  # of a prime number of ranks nothing is known
