@@ -115,12 +115,11 @@ class Pipelines:
         at = np.s_[:, intervals.begin, intervals.end]
         seconds, once = every[at], costs.bytes(0)[at]
         each = costs.bytes(1)[at] - once
+        predicted = once + self._weights(costs)[at]  # the last stage predicts no weights
+        least = [predicted] * (self.stages - 1) + [once]
         # Stages that share a group get equal parts of its memory here; then all is priced anew.
         held = self.each * np.stack(
-            [
-                once + most * each + self._weights(costs, s)[at]
-                for s, most in enumerate(self._most_waiting)
-            ]
+            [kept + most * each for kept, most in zip(least, self._most_waiting, strict=True)]
         )  # (stages, points, intervals)
         limit = float("inf")
         for _ in range(_LIMITS):
@@ -191,7 +190,8 @@ class Pipelines:
         ]
         begin = np.arange(self.stages)
         none, one = (costs.bytes(count)[0, begin, begin + 1] for count in (0, 1))
-        weights = [int(self._weights(costs, s)[0, s, s + 1]) for s in range(self.stages)]
+        weights = self._weights(costs)[0, begin, begin + 1]
+        weights[-1] = 0  # the last stage predicts none
         kept = np.bincount(homes, none + weights, self.groups)
         held = [
             int(kept[group] + (moments @ (one - none)).max())
@@ -207,11 +207,10 @@ class Pipelines:
             return [False] * self.stages
         return [splits_backward(part) for part in split(self.writer.graph, cuts, copies=True)]
 
-    def _weights(self, costs: StageCosts, stage: int) -> Ints:
-        """Bytes of predicted weights; the last stage predicts none."""
-        part = self.copies if stage < self.stages - 1 else 0.0
+    def _weights(self, costs: StageCosts) -> Ints:
+        """Bytes of predicted weights of every interval: (P, C, C)."""
         state = costs.state[:, None, :] - costs.state[:, :, None]
-        found: Ints = np.ceil(part * state).astype(np.int64)
+        found: Ints = np.ceil(self.copies * state).astype(np.int64)
         return found
 
     @property
