@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.cost.compute import Ints, Workload, expert_share, routed_bytes
-from shardwright.ir.buckets import gather_limit
+from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.masters import stored_bytes
-from shardwright.ir.redistribution import BUCKET_BYTES
 
 # Tensors of the parameter's size and dtype that the optimizer keeps for each.
 STATE_TENSORS = {
@@ -174,9 +173,8 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
     gradients = sum(stored_bytes(graph, name) for name in trained)
     copies = [graph.tensor[name].bytes for name in trained]
     limit = gather_limit(max(copies, default=0))
-    return BucketSizes(
-        Bytes(max(1, min(BUCKET_BYTES, gradients))), Bytes(max(1, min(limit, sum(copies))))
-    )
+    sums = min(gradient_bucket_bytes(gradients), gradients)
+    return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:

@@ -2,8 +2,8 @@
 
 What an operator reads in another layout is brought there right before it, and
 the operator waits; so do gradients on their way back. What parameters need is on its way
-while operators run, in buckets: sums of their gradients, of which each is waited for one
-bucket later (`lower/buckets.py`); copies of sharded ones, which set out one bucket ahead, and
+while operators run, in buckets: sums of their gradients, which are waited for at the end of the
+backward pass (`lower/buckets.py`); copies of sharded ones, which set out one bucket ahead, and
 their gradients, of which one bucket at a time is under way (`lower/gathers.py`). Meanwhile the
 device is slower by the part of their time that the machine does not hide (`Plan.overlap`), and
 messages along other axes by the part that links are shared (`Plan.contention`).
@@ -69,7 +69,7 @@ class _Writer:
         self._waits: list[int] = []  # what the next one waits for
         self._sources = {op.name: op.source.module for op in plan.ops}
         self._sums = sums_of(plan)
-        self._summing: dict[int, int] = {}  # bucket -> the task that it is
+        self._summing: list[int] = []  # buckets under way
         self._flights = flights_of(plan)
         self._flying: dict[int, int] = {}  # flight under way -> the task that it is
         self._again: set[int] = set()  # flights whose copies were gathered again
@@ -128,17 +128,14 @@ class _Writer:
                 self._communicate([t], Seconds(t.seconds / t.times))
 
     def _sum(self, number: int) -> None:
-        """Send off the buckets that are full now, and wait for those sent off before."""
-        for place, bucket in enumerate(self._sums):
+        """Send off the buckets that are full now, and after the last one wait for all."""
+        for place, bucket in reversed(list(enumerate(self._sums))):
             if bucket.at != number:
                 continue
             name = f"sum gradients of {len(bucket.sums)} parameters"
-            sent = self._send(name, bucket.sums, "slowed down by sums of gradients")
-            self._summing[place] = sent
-            if place + 1 in self._summing:
-                self._waits.append(self._summing[place + 1])
+            self._summing.append(self._send(name, bucket.sums, "slowed down by sums of gradients"))
             if place == 0:
-                self._waits.append(sent)
+                self._waits += self._summing
 
     def _fly(self, number: int) -> None:
         """Send for the copies that are needed next, and wait for those needed now."""

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.ir.buckets import gather_buckets
+from shardwright.ir.buckets import gather_buckets, gradient_buckets
 from shardwright.ir.plan import Phase, Plan, Transfer
-from shardwright.ir.redistribution import BUCKET_BYTES, Collective
+from shardwright.ir.redistribution import Collective
 
 _SUM, _GATHER, _SCATTER = (
     kind.value for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -46,19 +46,17 @@ class Flight:
 def sums_of(plan: Plan) -> list[Sums]:
     """The buckets of gradients, in the order of their first readers."""
     known = {op.name: number for number, op in enumerate(plan.ops)}
-    buckets: list[list[Transfer]] = []
-    open_: dict[tuple[str, ...], list[Transfer]] = {}
-    for t, summed in zip(plan.transfers, in_buckets(plan), strict=True):
-        if not summed:
-            continue
-        if t.collectives not in open_:
-            open_[t.collectives] = []
-            buckets.append(open_[t.collectives])
-        bucket = open_[t.collectives]
-        bucket.append(t)
-        if sum(one.bytes for one in bucket) >= BUCKET_BYTES:
-            del open_[t.collectives]
-    return [Sums(known[bucket[0].consumer], tuple(bucket)) for bucket in buckets]
+    summed: defaultdict[tuple[str, ...], list[Transfer]] = defaultdict(list)
+    for t, together in zip(plan.transfers, in_buckets(plan), strict=True):
+        if together:
+            summed[t.collectives].append(t)
+    found = []
+    for sent in summed.values():
+        sent.sort(key=lambda t: known[t.consumer])
+        for places in gradient_buckets([t.bytes for t in sent]):
+            bucket = tuple(sent[place] for place in places)
+            found.append(Sums(known[bucket[0].consumer], bucket))
+    return sorted(found, key=lambda bucket: bucket.at)
 
 
 def in_buckets(plan: Plan) -> list[bool]:

@@ -1,15 +1,47 @@
-"""Copies of sharded parameters that travel together: which, by their sizes.
+"""What travels together: gradients that are summed, copies of sharded parameters; by their sizes.
 
-The lowered program gathers so, the timeline shows it, and prices assume it.
+The lowered program does so, the timeline shows it, and prices assume it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
-from shardwright.ir.redistribution import BUCKET_BYTES
+BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB 2020)
+_LEAST_SUM_BYTES = 2**18
+_SUMS = 8  # of a model that is small enough
+_LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
 
-_LEAST_BYTES = 2**20  # less in a bucket is not worth a message
+
+def gradient_bucket_bytes(total: int) -> int:
+    """Bytes of gradients that are summed in one buffer, of `total` bytes.
+
+    An eighth, so that small models too sum while they compute, but from 256 KiB to 25 MiB.
+    """
+    return min(BUCKET_BYTES, max(_LEAST_SUM_BYTES, -(-total // _SUMS)))
+
+
+def gradient_buckets(sizes: Sequence[int], limit: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """Which gradients are summed in one buffer, of `sizes` bytes in the order of their reading.
+
+    One of at least `limit` bytes is summed alone, where it is. The others fill buckets up to that
+    from the end, as the backward pass knows the last ones first.
+
+    >>> gradient_buckets([1, 1, 9, 3, 1, 3], limit=4)
+    ((0,), (1, 3), (2,), (4, 5))
+    """
+    most = gradient_bucket_bytes(sum(sizes)) if limit is None else limit
+    found: list[tuple[int, ...]] = []
+    together: list[int] = []
+    for place in reversed(range(len(sizes))):
+        if sizes[place] >= most:
+            found.append((place,))
+            continue
+        together.insert(0, place)
+        if sum(sizes[i] for i in together) >= most:
+            found.append(tuple(together))
+            together = []
+    return tuple(sorted([*found, tuple(together)] if together else found))
 
 
 def gather_limit(largest: int) -> int:
@@ -17,7 +49,7 @@ def gather_limit(largest: int) -> int:
 
     Twice the largest, so that what is on its way does not take much memory, within 1 and 25 MiB.
     """
-    return max(_LEAST_BYTES, min(BUCKET_BYTES, 2 * largest))
+    return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
 def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:

@@ -6,6 +6,7 @@ program runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -35,10 +36,6 @@ class Collective(Enum):
     def moves_data(self) -> bool:
         return self not in (Collective.SLICE, Collective.MASK, Collective.EMBED)
 
-
-# Gradients that are summed as they come are summed many in one buffer of this size, as in torch's
-# own data parallelism (Li et al., "PyTorch Distributed", VLDB 2020).
-BUCKET_BYTES = 25 * 2**20
 
 KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
     (Replicate, Shard): Collective.SLICE,

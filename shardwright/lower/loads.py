@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardwright.lower.heap import Use
+from shardwright.lower.heap import Block, Use
 from shardwright.lower.program import Fetch, Load, Redistribute, Reduce, Shape
 from shardwright.lower.values import View, contiguous_strides
 
@@ -67,20 +67,26 @@ def reduce(walk: Walk, one: Reduce) -> None:
         _alias(walk, part.result, part.after, walk.views[part.value])
 
     def back() -> None:
-        found = [(part, walk.taken(part.result)) for part in one.parts]
-        came = [(part, gradient) for part, gradient in found if gradient is not None]
-        copies = [walk.heap.new(g.bytes) for _, g in came if not g.contiguous]
-        by_dtype: dict[str, list[tuple[Redistribute, View]]] = {}
-        for part, gradient in came:
-            by_dtype.setdefault(gradient.dtype, []).append((part, gradient))
-        for dtype, parts in by_dtype.items():
-            buffer = walk.heap.new(sum(g.bytes for _, g in parts), Use.COMMUNICATION)
-            for part, _ in parts:
+        came: dict[str, list[tuple[Redistribute, View, bool]]] = {}  # by dtype
+        for part, copied in zip(one.parts, one.copied, strict=True):
+            if (gradient := walk.taken(part.result)) is not None:
+                came.setdefault(gradient.dtype, []).append((part, gradient, copied))
+        spent: list[Block] = []
+        for dtype, parts in came.items():
+            first = parts[0][1]
+            if len(parts) == 1 and first.contiguous and not parts[0][2]:
+                buffer = walk.heap.own(first.block)  # summed where it is
+            else:
+                if len(parts) > 1:
+                    spent += [walk.heap.new(g.bytes) for _, g, _ in parts if not g.contiguous]
+                buffer = walk.heap.new(sum(g.bytes for _, g, _ in parts), Use.COMMUNICATION)
+            for part, gradient, _ in parts:
                 strides = contiguous_strides(part.before)
                 walk.heap.own(buffer)
                 walk.give(part.value, View(buffer, part.before, strides, dtype))
+                spent.append(gradient.block)
             walk.heap.drop(buffer)
-        for block in (*copies, *(g.block for _, g in came)):
+        for block in spent:
             walk.heap.drop(block)
 
     walk.node("sums of gradients", tuple(part.result for part in one.parts), back)

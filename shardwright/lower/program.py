@@ -191,12 +191,13 @@ class Fetch:
 class Reduce:
     """Several parameters as they are, whose gradients are summed over `axes` in one buffer.
 
-    The sums are on their way when the backward pass goes on; `works` as in `Fetch`.
+    The sums are on their way when the backward pass goes on; `works` and `copied` as in `Fetch`.
     """
 
     parts: tuple[Redistribute, ...]
     works: str
     axes: tuple[str, ...]
+    copied: tuple[bool, ...]
 
     def __str__(self) -> str:
         return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))

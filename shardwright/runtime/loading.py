@@ -9,7 +9,7 @@ its own way; so it does where the backward pass is differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,7 @@ class Reduction(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(Redistribution(part, axes) for part in instruction.parts)
         self.axes = [axes[axis] for axis in instruction.axes]
+        self.copied = instruction.copied
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
         """The tiles as they are."""
@@ -156,17 +157,26 @@ class _Sum(torch.autograd.Function):
         if torch.is_grad_enabled():
             parts = zip(ctx.how.parts, grads, strict=True)
             return (None, None, *(None if g is None else part.sent_back(g) for part, g in parts))
-        found = list(grads)
-        for dtype in {grad.dtype: None for grad in grads if grad is not None}:
-            at = [i for i, grad in enumerate(grads) if grad is not None and grad.dtype == dtype]
-            shapes = [found[i].shape for i in at]  # type: ignore[union-attr]
-            buffer = torch.cat([found[i].flatten() for i in at])  # type: ignore[union-attr]
+        found: list[torch.Tensor | None] = list(grads)
+        by_dtype: dict[torch.dtype, dict[int, torch.Tensor]] = {}
+        for i, grad in enumerate(grads):
+            if grad is not None:
+                by_dtype.setdefault(grad.dtype, {})[i] = grad
+        for given in by_dtype.values():
+            buffer = _buffer(list(given.values()), ctx.how.copied[min(given)])
             for axis in ctx.how.axes[:-1]:
                 dist.all_reduce(buffer, group=axis.get_group())
             work = dist.all_reduce(buffer, group=ctx.how.axes[-1].get_group(), async_op=True)
             ctx.works.append(work)
-            for i, shape, part in zip(
-                at, shapes, buffer.split([shape.numel() for shape in shapes]), strict=True
-            ):
-                found[i] = part.view(shape)
+            tiles = buffer.flatten().split([grad.numel() for grad in given.values()])
+            for (i, grad), tile in zip(given.items(), tiles, strict=True):
+                found[i] = tile.view(grad.shape)
         return (None, None, *found)
+
+
+def _buffer(gradients: Sequence[torch.Tensor], copied: bool) -> torch.Tensor:
+    """Gradients in one buffer to sum in: one that is alone and nobody else's is that itself."""
+    if len(gradients) > 1:
+        return torch.cat([gradient.flatten() for gradient in gradients])
+    whole = gradients[0].contiguous()
+    return whole.clone() if copied and whole.data_ptr() == gradients[0].data_ptr() else whole

@@ -58,7 +58,7 @@ def test_sums_hide_behind_the_gradients_of_the_layers_before():
     assert timeline(plan).alone(track, HERE(plan)) == pytest.approx(1 * MS)
 
 
-def test_a_bucket_is_waited_for_when_the_next_is_on_its_way():
+def test_sums_are_waited_for_when_the_last_is_on_its_way():
     tasks = tasks_of(layers(overlap=1.0))
     sums = [
         number for number, task in enumerate(tasks) if task.track.stream is Stream.COMMUNICATION
@@ -68,13 +68,21 @@ def test_a_bucket_is_waited_for_when_the_next_is_on_its_way():
         t.where: n for n, t in enumerate(tasks) if t.kind == "backward" and t.where in t.name
     }
     assert backward["third"] in tasks[third].after
-    assert third in tasks[backward["first"]].after  # not yet for that of the second layer
+    assert not {first, second, third} & set(tasks[backward["first"]].after)
     update = tasks[next(n for n, t in enumerate(tasks) if t.kind == "update")]
-    assert {first, second} <= set(update.after)
+    assert {first, second, third} <= set(update.after)
+
+
+def test_sums_that_take_longer_than_the_layers_before_do_not_hold_them_up():
+    plan = layers(overlap=1.0)
+    slow = replace(plan.transfers[2], seconds=3 * MS)
+    plan = replace(plan, transfers=(*plan.transfers[:2], slow))
+    # The third layer's sum ends at 8 ms, the second's at 9, the first's at 10: after all computing.
+    assert ms(plan) == pytest.approx(5 + 3 + 1 + 1 + 1.5)
 
 
 def test_small_gradients_are_summed_together_in_the_end():
-    plan = layers(overlap=1.0, mib=1.0)
+    plan = layers(overlap=1.0, mib=1 / 16)
     names = [t.name for t in tasks_of(plan) if t.track.stream is Stream.COMMUNICATION]
     assert names == ["sum gradients of 3 parameters"]
     assert ms(plan) == pytest.approx(9 + 3 + 1.5)

@@ -109,21 +109,21 @@ def test_a_parameter_with_gradients_in_two_layouts_is_summed_alone():
     assert len(alone) == 2
 
 
-def test_a_sum_is_waited_for_one_bucket_later():
-    """Read backwards: sum b, sum a and wait for b, wait for a."""
+def test_sums_are_waited_for_when_the_last_has_set_out():
+    """Read backwards: all sums, then the functions that wait for them."""
     changed = bucketed(program(DATA), GRAPH, limit=8 * 8 * 4 + 8 * 4)
     order = [
-        (type(one).__name__, int(one.works.removeprefix("works/")))
+        type(one).__name__
         for one in changed.instructions
         if isinstance(one, Reduce) or (isinstance(one, Fetch) and _summed(one, changed))
     ]
-    numbers = [number for kind, number in order if kind == "Reduce"]
-    assert len(numbers) > 2
-    expected = [("Fetch", numbers[0])]
-    for here, following in zip(numbers, [*numbers[1:], None], strict=True):
-        expected += [("Fetch", following)] if following is not None else []
-        expected.append(("Reduce", here))
-    assert order == expected
+    assert order == ["Fetch"] * 3 + ["Reduce"] * 3
+
+
+def test_buckets_of_sums_are_filled_from_the_last_read_parameter():
+    changed = bucketed(program(DATA), GRAPH, limit=8 * 8 * 4 + 1)
+    layers = [[part.value.split("/")[0] for part in one.parts] for one in of(Reduce, changed)]
+    assert layers == [[f"layers.{i}.weight", f"layers.{i}.bias"] for i in range(3)]
 
 
 def _summed(fetch, program):
