@@ -20,7 +20,7 @@ def provenance(seed: int) -> dict[str, Any]:
     """Where and with what a result is measured."""
     return {
         "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "changed_files": len(_git("status", "--porcelain").splitlines()),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seed": seed,
@@ -34,6 +34,11 @@ def provenance(seed: int) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version(), **_versions()},
     }
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    return _git("rev-parse", "HEAD")
 
 
 def write(result: dict[str, Any], path: Path, seed: int) -> None:

@@ -1,7 +1,7 @@
 """One rank: all contestants take steps in turn, so that what else the machine does hits all.
 
-Started by `run` under torchrun with a file that says what to do; rank 0 writes the seconds
-of every step, the slowest rank's, beside it.
+Started by `run` under torchrun with a file that says what to do; as soon as a network is measured,
+rank 0 writes the seconds of every step, the slowest rank's, beside it.
 """
 
 from __future__ import annotations
@@ -17,49 +17,78 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
-from benchmarks.soybean.contestants import OURS, RIVALS, Step, ours
-from benchmarks.soybean.models import made
+from benchmarks.soybean.contestants import OURS, RIVALS, Batch, Step, ours
+from benchmarks.soybean.models import Classified, made
 
 _ALIKE = 1e-3  # how far losses may be apart, relatively: float32, sums in other orders
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What the ranks are to measure. Rounds go on for `seconds`, but there are `least` of them."""
+class Subject:
+    """A network at a scale and a global batch."""
 
     model: str
     scale: float
     batch: int
-    plan: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the ranks are to measure: each subject with its plan, against all rivals.
+
+    Rounds of a subject go on for `seconds`, but there are `least` of them. None is begun after
+    `until`, in seconds since the epoch.
+    """
+
+    subjects: tuple[Subject, ...]
+    plans: tuple[str, ...]  # JSON
     rivals: tuple[str, ...]
     seconds: float
     least: int
+    until: float
 
     def write(self, file: Path) -> None:
         """As JSON."""
         file.write_text(json.dumps(asdict(self)))
 
+    @classmethod
+    def read(cls, file: Path) -> Task:
+        """What `write` has written."""
+        found = json.loads(file.read_text())
+        subjects = tuple(Subject(**one) for one in found["subjects"])
+        lists = {key: tuple(found[key]) for key in ("plans", "rivals")}
+        return cls(**{**found, **lists, "subjects": subjects})
+
+
+def measured_file(task: Path, number: int) -> Path:
+    """Where the seconds of subject `number` are, once it is measured."""
+    return task.with_name(f"{task.name}.{number}")
+
 
 def main() -> None:
     """Take the steps, compare the losses, write the seconds."""
     file = Path(sys.argv[1])
-    read = json.loads(file.read_text())
-    task = Task(**{**read, "rivals": tuple(read["rivals"])})
+    task = Task.read(file)
     dist.init_process_group("gloo")
     try:
-        seconds = _measured(task)
-        if dist.get_rank() == 0:
-            file.with_suffix(".measured").write_text(json.dumps(seconds))
+        for number, (subject, plan) in enumerate(zip(task.subjects, task.plans, strict=True)):
+            if not _agreed(time.time() < task.until):
+                break
+            seconds = _measured(task, subject, plan)
+            if dist.get_rank() == 0:
+                measured_file(file, number).write_text(json.dumps(seconds))
         dist.barrier()  # none leaves while another still sends
     finally:
         dist.destroy_process_group()
 
 
-def _measured(task: Task) -> dict[str, list[float]]:
-    plan = sw.Plan.from_json(task.plan)
-    steps: dict[str, Step] = {OURS: ours(*made(task.model, task.scale, task.batch), plan)}
+def _measured(task: Task, subject: Subject, plan: str) -> dict[str, list[float]]:
+    def network() -> tuple[Classified, Batch]:
+        return made(subject.model, subject.scale, subject.batch)
+
+    steps: dict[str, Step] = {OURS: ours(*network(), sw.Plan.from_json(plan))}
     for name in task.rivals:
-        steps[name] = RIVALS[name](*made(task.model, task.scale, task.batch))
+        steps[name] = RIVALS[name](*network())
     for _ in range(2):  # DDP makes its buckets anew after the first step
         _compare({name: step() for name, step in steps.items()})
     rounds: list[list[float]] = []
