@@ -17,7 +17,7 @@ def body(result: dict[str, Any]) -> str:
         low, high = wall["ratio_quartiles"]
         rows.append(
             [
-                f"{row['model']}, {row['strategy']}",
+                f"{row['model']}, {row['strategy']}{', compiled' * row.get('compiled', False)}",
                 f"{wall['ours_seconds'] * 1e3:.1f}",
                 f"{wall['by_hand_seconds'] * 1e3:.1f}",
                 f"{wall['ratio']:.3f} ({low:.3f} to {high:.3f})",

@@ -6,7 +6,8 @@ Baselines of ours (data parallel, fully sharded, tensor parallel) run beside DDP
 `parallelize_module` on two gloo ranks, a step of each in turn, in pairs whose order changes.
 Both begin with the same weights and must end with the same losses. Reported are medians and
 quartiles of the ratios of neighbouring steps, by the wall and by the CPU time of a rank, which
-counts what is copied or dispatched in vain even on a busy machine.
+counts what is copied or dispatched in vain even on a busy machine. Then some of them again with
+both sides through `torch.compile`, which needs a C++ compiler (`--no-compiled`: without).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,13 @@ PAIRS = tuple(
     for strategy in BY_HAND
     if (model, strategy) != ("vgg", "tensor parallel")  # no styles split convolutions
 )
+COMPILED = (
+    ("mlp", "data parallel"),
+    ("vgg", "data parallel"),
+    ("llama", "data parallel"),
+    ("llama", "tensor parallel"),
+    ("llama", "fully sharded"),
+)
 
 
 def plan_of(model: str, strategy: str) -> sw.Plan:
@@ -48,16 +57,28 @@ def plan_of(model: str, strategy: str) -> sw.Plan:
     return known[strategy]
 
 
-def compare(model: str, strategy: str, rounds: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is compared, with our plan as JSON."""
+
+    model: str
+    strategy: str
+    compiled: bool
+    rounds: int
+    plan: str
+
+
+def compare(model: str, strategy: str, rounds: int, *, compiled: bool = False) -> dict[str, Any]:
     """Medians and quartiles of both and of their ratio."""
-    plan = plan_of(model, strategy).to_json()
+    pair = Pair(model, strategy, compiled, rounds, plan_of(model, strategy).to_json())
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        mp.spawn(_rank, (str(store), model, strategy, plan, rounds), nprocs=RANKS)
+        mp.spawn(_rank, (str(store), pair), nprocs=RANKS)
         found = torch.load(store.with_suffix(".measured"), weights_only=True)  # a moment old
     return {
         "model": model,
         "strategy": strategy,
+        "compiled": compiled,
         "rounds": rounds,
         **{clock: _summary(*found[clock]) for clock in ("wall", "cpu")},
     }
@@ -79,18 +100,20 @@ def _made(model: str) -> Any:
     return MODELS[model]()
 
 
-def _rank(rank: int, store: str, model: str, strategy: str, plan: str, rounds: int) -> None:
+def _rank(rank: int, store: str, pair: Pair) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     try:
-        module, batch = _made(model)
-        parallel = sw.parallelize(module, sw.Plan.from_json(plan))
+        module, batch = _made(pair.model)
+        parallel = sw.parallelize(module, sw.Plan.from_json(pair.plan))
+        if pair.compiled:
+            parallel.compile_programs()
         optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, foreach=True)
         ours: Callable[[], Tensor] = lambda: parallel.train_step(optimizer, batch)  # noqa: E731
-        by_hand = step_by_hand(strategy, *_made(model))
+        by_hand = step_by_hand(pair.strategy, *_made(pair.model), compiled=pair.compiled)
         for _ in range(3):
             _compare(ours(), by_hand())
-        measured = _measured((ours, by_hand), rounds)
+        measured = _measured((ours, by_hand), pair.rounds)
         if rank == 0:
             torch.save(measured, Path(store).with_suffix(".measured"))
         dist.barrier()  # none leaves while another still sends
@@ -124,6 +147,17 @@ def _compare(ours: Tensor, theirs: Tensor) -> None:
         raise RuntimeError(f"losses differ: ours {float(ours)}, by hand {float(mean)}")
 
 
+def _line(row: dict[str, Any]) -> str:
+    wall, cpu = row["wall"], row["cpu"]
+    low, high = wall["ratio_quartiles"]
+    how = "compiled" if row["compiled"] else "eager"
+    return (
+        f"{row['model']:6} {row['strategy']:16} {how:8} ours {wall['ours_seconds'] * 1e3:7.1f} ms,"
+        f" by hand {wall['by_hand_seconds'] * 1e3:7.1f}: {wall['ratio']:.3f} ({low:.3f} to"
+        f" {high:.3f}); CPU {cpu['ratio']:.3f}"
+    )
+
+
 def main() -> None:
     """Measure all pairs, print a line each, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
@@ -131,20 +165,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--strategies", nargs="+", choices=BY_HAND, default=list(BY_HAND))
+    parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     rows = []
-    for model, strategy in PAIRS:
-        if model in options.models and strategy in options.strategies:
-            row = compare(model, strategy, options.rounds)
-            rows.append(row)
-            wall, cpu = row["wall"], row["cpu"]
-            low, high = wall["ratio_quartiles"]
-            print(
-                f"{model:6} {strategy:16} ours {wall['ours_seconds'] * 1e3:7.1f} ms, by hand"
-                f" {wall['by_hand_seconds'] * 1e3:7.1f}: {wall['ratio']:.3f} ({low:.3f} to"
-                f" {high:.3f}); CPU {cpu['ratio']:.3f}",
-                flush=True,
-            )
+    for compiled, pairs in ((False, PAIRS), (True, COMPILED if options.compiled else ())):
+        for model, strategy in pairs:
+            if model in options.models and strategy in options.strategies:
+                rows.append(compare(model, strategy, options.rounds, compiled=compiled))
+                print(_line(rows[-1]), flush=True)
     record.write({"target": TARGET, "rows": rows}, options.output, SEED)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -135,10 +134,17 @@ def _parametrized(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
 
 
-def step_by_hand(name: str, model: nn.Module, batch: Batch, **sgd: Any) -> Callable[[], Tensor]:
+def step_by_hand(
+    name: str, model: nn.Module, batch: Batch, *, compiled: bool = False
+) -> Callable[[], Tensor]:
     """A step of the strategy `name`; returns this rank's loss."""
     wrap, cut = BY_HAND[name]
+    if compiled and isinstance(model, Llama) and name == "fully sharded":
+        for layer in model.network.model.layers:  # its hooks stay outside, as torch advises
+            layer.compile()
     wrapped = wrap(model)
+    if compiled and name != "fully sharded":
+        wrapped.compile()
     given = batch
     if cut:
         ranks, rank = dist.get_world_size(), dist.get_rank()
