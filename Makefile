@@ -26,10 +26,7 @@ models: $(READY) ## Capture, plan and verify every model, and write docs/models.
 	$(VENV)/bin/python scripts/coverage_models.py $(MODELS)
 
 benchmarks-quick: $(READY) ## Run a small version of each comparison with other ways to train
-	mkdir -p build/benchmarks
-	$(VENV)/bin/python -m benchmarks.efficiency.run --models mlp --rounds 10 -o build/benchmarks/efficiency.json
-	$(VENV)/bin/python -m benchmarks.tapas.run --quick --repeats 1 -o build/benchmarks/tapas.json
-	$(VENV)/bin/python -m benchmarks.soybean.run --quick -o build/benchmarks/soybean.json
+	$(VENV)/bin/python -m benchmarks.quick
 
 check: $(READY) ## Format, lint, types, floors, docs
 	scripts/check

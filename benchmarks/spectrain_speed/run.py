@@ -1,7 +1,7 @@
 """Time to train on the same number of samples, on hosts with slow links between them.
 
     python -m benchmarks.spectrain_speed.run           # about ten minutes on two idle cores
-    python -m benchmarks.spectrain_speed.run --quick   # one round of few steps, nothing written
+    python -m benchmarks.spectrain_speed.run --quick   # one case, few steps, nothing written
 
 Needs what `benchmarks.hosts` needs. Both ways take the same mini-batches of 32 samples and make an
 update for each. Times are those of steps in the middle of a run: the asynchronous pipeline is full
@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.hosts import Link, hosts
+from benchmarks.hosts import HostsUnavailableError, Link, hosts
 
 HERE = Path(__file__).parent
 PROGRAM = "benchmarks.spectrain_speed.worker"
@@ -97,10 +98,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
     rows = []
-    for case in CASES:
-        if options.only in (None, case.model):
-            rows.append(measure(case, quick=options.quick))
-            print(line(rows[-1]), flush=True)
+    try:
+        for case in CASES[-1:] if options.quick else CASES:
+            if options.only in (None, case.model):
+                rows.append(measure(case, quick=options.quick))
+                print(line(rows[-1]), flush=True)
+    except HostsUnavailableError as e:
+        print(f"spectrain_speed: skipped, {e}", file=sys.stderr)
+        return
     if not options.quick and options.only is None:
         claim = "asynchronous pipelines train faster than data parallelism where links are slow"
         record.write({"claim": claim, "rows": rows}, options.out, 0)
