@@ -1,0 +1,98 @@
+"""Parts of the benchmarks that no run on this machine shows: pages, what is kept, what is told."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchmarks import quick
+from benchmarks.soybean import run as soybean
+from benchmarks.soybean.worker import Subject, Task, measured_file
+from benchmarks.tensoropt import page as tensoropt
+from benchmarks.tensoropt import run as limits
+
+MIB = 2**20
+
+
+def test_under_limits_a_row_shows_times_and_failures():
+    outcomes = {
+        "DistributedDataParallel": limits.Outcome(failed="out of memory"),
+        "fully_shard": limits.Outcome(0.25),
+        "ours": limits.Outcome(0.125),
+    }
+    row = limits.Row(2, 84 * MIB, outcomes, 83 * MIB, 0.1)
+    frontier = [{"step_seconds": 1.0, "peak_bytes": 190 * MIB}]
+    result = {"rows": [asdict(row)], "frontiers": {"2": frontier}, "allowance_bytes": 12 * MIB}
+    assert "| 2 | 84 | out of memory | 250 | 125 | 83 |" in tensoropt.body(result).splitlines()
+    assert str(row).endswith(
+        "DistributedDataParallel out of memory, fully_shard 250 ms, ours 125 ms"
+    )
+
+
+def test_limits_fall():
+    for asked in (*limits.LIMITS_MIB.values(), *limits.QUICK.values()):
+        assert list(asked) == sorted(asked, reverse=True)
+
+
+ROW = soybean.Row(
+    **asdict(Subject("alexnet", 0.5, 64)),
+    hosts=4,
+    bit_per_s=1e8,
+    commit="here",
+    rounds=3,
+    mesh="dp=4",
+    predicted_seconds=0.25,
+    seconds={"ours": 0.5},
+    ratios={"DDP": (1.0, 2.0, 3.0)},
+)
+
+
+def test_rows_of_this_commit_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(soybean.record, "commit", lambda: "here")
+    file = tmp_path / "result.json"
+    assert soybean._known(file) == ([], {})
+    other = replace(ROW, commit="another")
+    rows = [asdict(ROW), asdict(other)]
+    file.write_text(json.dumps({"rows": rows, "measured_machines": {"4 hosts": "toml"}}))
+    (kept,), machines = soybean._known(file)
+    assert kept.subject == ROW.subject and machines == {"4 hosts": "toml"}
+    file.write_text(json.dumps({"rows": rows[1:], "measured_machines": {"4 hosts": "toml"}}))
+    assert soybean._known(file) == ([], {})
+
+
+def test_what_ranks_are_to_measure_comes_back_from_its_file(tmp_path):
+    subjects = (Subject("mlp", 0.125, 128), Subject("vgg16", 0.125, 8))
+    task = Task(subjects, ("{}", "{}"), ("DDP",), seconds=1.0, least=3, until=2.5)
+    task.write(tmp_path / "task.json")
+    assert Task.read(tmp_path / "task.json") == task
+    assert measured_file(tmp_path / "task.json", 1).name == "task.json.1"
+
+
+def test_small_versions_are_of_benchmarks_that_exist():
+    assert all((quick.ROOT / "benchmarks" / name / "run.py").exists() for name in quick.QUICK)
+
+
+@pytest.fixture
+def instead(tmp_path, monkeypatch):
+    """A shell script that runs instead of a benchmark."""
+
+    def run(script):
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "python").chmod(0o700)
+        monkeypatch.setattr(quick.sys, "executable", str(tmp_path / "python"))
+
+    return run
+
+
+def test_a_small_version_that_fails_is_told(instead, capsys):
+    instead("exit 3")
+    assert quick.ran("tapas") == "tapas ended with status 3"
+    assert "=== tapas: -m benchmarks.tapas.run --quick" in capsys.readouterr().out
+    instead("exit 0")
+    assert quick.ran("tapas") == ""
+
+
+def test_a_small_version_ends_in_time(instead, monkeypatch):
+    monkeypatch.setattr(quick, "LIMIT_SECONDS", 0.05)
+    instead("exec sleep 60")
+    assert quick.ran("tapas") == "tapas took more than 0.05 s"
