@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,10 +55,10 @@ class Task:
     @classmethod
     def read(cls, file: Path) -> Task:
         """What `write` has written."""
-        found = json.loads(file.read_text())
-        subjects = tuple(Subject(**one) for one in found["subjects"])
-        lists = {key: tuple(found[key]) for key in ("plans", "rivals")}
-        return cls(**{**found, **lists, "subjects": subjects})
+        found: dict[str, Any] = json.loads(file.read_text())
+        found["subjects"] = tuple(Subject(**one) for one in found["subjects"])
+        found["plans"], found["rivals"] = tuple(found["plans"]), tuple(found["rivals"])
+        return cls(**found)
 
 
 def measured_file(task: Path, number: int) -> Path:

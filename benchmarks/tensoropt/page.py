@@ -38,4 +38,5 @@ def body(result: dict[str, Any]) -> str:
 def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return "-"
-    return found["failed"] if found["seconds"] is None else f"{found['seconds'] * 1e3:.0f}"
+    failed: str = found["failed"]
+    return failed if found["seconds"] is None else f"{found['seconds'] * 1e3:.0f}"

@@ -27,13 +27,13 @@ from benchmarks.tensoropt.worker import ALLOWANCE, OURS, WRAPPERS, Task, came_th
 
 SEED = 0
 MIB = 2**20
-LIMITS_MIB = {  # of a rank, falling, by the number of ranks
+LIMITS_MIB: dict[int, tuple[int, ...]] = {  # of a rank, falling, by the number of ranks
     1: (256, 192, 160, 144),
     2: (256, 160, 112, 84),
     3: (224, 144, 88, 64),
     4: (208, 128, 72, 52),
 }
-QUICK = {2: (256, 84)}
+QUICK: dict[int, tuple[int, ...]] = {2: (256, 84)}
 MICRO_BATCHES = (1, 2, 4, 8)
 
 
@@ -103,7 +103,7 @@ def trained(task: Task) -> list[Outcome]:
 def rows(frontier: sw.Frontier, ranks: int, limits: Sequence[int], steps: int) -> list[Row]:
     """All contestants under all limits, on one number of ranks."""
     found: dict[str, list[Outcome]] = {}
-    for name in WRAPPERS if ranks > 1 else ():
+    for name in tuple(WRAPPERS) if ranks > 1 else ():
         found[name] = trained(Task(name, ranks, "", tuple(limits), steps))
     plans: list[sw.Plan | None] = []
     ours: list[Outcome] = []

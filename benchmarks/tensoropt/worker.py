@@ -89,8 +89,9 @@ def run(rank: int, task: Task, folder: str) -> None:
 def _train(task: Task, told: Path) -> None:
     model, batch = made()
     if task.name == OURS:
-        trained: nn.Module = sw.parallelize(model, sw.Plan.from_json(task.plan))
-        batch = {key: value.clone() for key, value in trained.local_batch(batch).items()}
+        parallel = sw.parallelize(model, sw.Plan.from_json(task.plan))
+        batch = {key: value.clone() for key, value in parallel.local_batch(batch).items()}
+        trained: nn.Module = parallel
     else:
         trained = WRAPPERS[task.name](model)
         batch = {key: v.chunk(task.ranks)[dist.get_rank()].clone() for key, v in batch.items()}
