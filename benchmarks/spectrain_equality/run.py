@@ -7,6 +7,9 @@ Every stage is a process of its own, over gloo. What is compared: each loss, the
 evaluation after the drain, and every parameter and buffer. Each rank writes down how many of its
 numbers differ and by how much at most. With `--shared` two ranks share each stage, its operators
 split somehow: sums are made in another order there, and numbers agree but for rounding.
+
+Ranks that do not end within `--minutes` are ended. What is done of a whole run is kept beside the
+result, in result.rows; started again, it goes on from there.
 """
 
 from __future__ import annotations
@@ -14,15 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -37,9 +38,10 @@ from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.stage import Stages, capture_stages
 from shardwright.runtime.weights import weights_named
+from tests.ranks.harness import run_ranks
 
 HERE = Path(__file__).parent
-STAGES = (2, 4)
+STAGES, STEPS = (2, 4), 200
 WEIGHTS = ("stale", "stash", "spectrain")
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -49,7 +51,16 @@ OPTIMIZERS: dict[str, Optimizer] = {
 CPU = torch.device("cpu")
 
 
-def subject(steps: int) -> tuple[nn.Module, list[Batch]]:
+class Case(NamedTuple):
+    """One comparison."""
+
+    stages: int
+    ranks_per_stage: int
+    optimizer: str
+    weights: str
+
+
+def subject_of(steps: int) -> tuple[nn.Module, list[Batch]]:
     """A small transformer in float64, and batches for it; alike in every process."""
     torch.manual_seed(0)
     text = torch.randint(VOCABULARY, (steps, 4, LENGTH + 1))
@@ -74,48 +85,31 @@ def shared(stages: Stages) -> Stages:
     return Stages.planned(stages.captured, stages.analysis, decisions)
 
 
-def on_rank(rank: int, folder: str, count: int, per_stage: int, steps: int) -> None:
-    """All combinations on one rank; what differs from the simulation is written to `folder`."""
-    torch.set_num_threads(1)
-    world = count * per_stage
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
-    )
-    model, batches = subject(steps)
-    alone = capture_stages(model, batches[0], stages=count)
-    stages, device_mesh = alone, None
+def on_rank(
+    stages: Stages, model: nn.Module, batches: list[Batch], optimizer: str, how: str, per_stage: int
+) -> dict[str, torch.Tensor]:
+    """Losses of this rank, that of an evaluation and the weights, once all is drained."""
+    device_mesh = None
     if per_stage > 1:
-        stages = shared(alone)
-        device_mesh = init_device_mesh("cpu", (count, per_stage), mesh_dim_names=(AXIS, "dp"))
-    rows = []
-    for name, optimizer in OPTIMIZERS.items():
-        for how in WEIGHTS:
-            pipeline = AsyncPipeline(
-                stages, model, weights_named(how), device=CPU, device_mesh=device_mesh
-            )
-            steps_of = optimizer(pipeline.parameters())
-            losses = [pipeline.train_step(steps_of, batch) for batch in batches]
-            losses = [loss for loss in losses if not loss.isnan()] + pipeline.drain(steps_of)
-            values = {"losses": torch.stack(losses), "evaluation": pipeline.evaluate(batches[0])}
-            values |= {key: _whole(value) for key, value in pipeline.named_parameters()}
-            truth = torch.load(Path(folder) / f"{name} {how}")
-            rows.append({"optimizer": name, "weights": how, **_difference(values, truth)})
-    (Path(folder) / f"rank{rank}").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+        shape = (len(stages.parts), per_stage)
+        device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=(AXIS, "dp"))
+    pipeline = AsyncPipeline(stages, model, weights_named(how), device=CPU, device_mesh=device_mesh)
+    steps_of = OPTIMIZERS[optimizer](pipeline.parameters())
+    losses = [pipeline.train_step(steps_of, batch) for batch in batches]
+    losses = [loss for loss in losses if not loss.isnan()] + pipeline.drain(steps_of)
+    values = {"losses": torch.stack(losses), "evaluation": pipeline.evaluate(batches[0])}
+    return values | {key: _whole(value) for key, value in pipeline.named_parameters()}
 
 
-def simulate(folder: str, count: int, steps: int) -> None:
-    """Losses and weights of all combinations, as files in `folder`."""
-    model, batches = subject(steps)
-    stages = capture_stages(model, batches[0], stages=count)
-    for name, optimizer in OPTIMIZERS.items():
-        for how in WEIGHTS:
-            simulation = AsyncSimulation(stages, model, how, optimizer)
-            losses = torch.stack([simulation.train_step(batch) for batch in batches])
-            simulation.drain()
-            found = {"losses": losses, "evaluation": simulation.evaluate(batches[0])}
-            torch.save({**simulation.state_dict(), **found}, Path(folder) / f"{name} {how}")
+def simulated(
+    stages: Stages, model: nn.Module, batches: list[Batch], optimizer: str, how: str
+) -> dict[str, torch.Tensor]:
+    """The same of all stages in this process."""
+    simulation = AsyncSimulation(stages, model, how, OPTIMIZERS[optimizer])
+    losses = torch.stack([simulation.train_step(batch) for batch in batches])
+    simulation.drain()
+    found = {"losses": losses, "evaluation": simulation.evaluate(batches[0])}
+    return simulation.state_dict() | found
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
@@ -136,51 +130,76 @@ def _difference(
     }
 
 
-def measure(count: int, per_stage: int, steps: int) -> list[dict[str, Any]]:
-    """All combinations for one number of stages, all ranks together."""
-    with tempfile.TemporaryDirectory() as folder:
-        simulate(folder, count, steps)
-        mp.spawn(on_rank, (folder, count, per_stage, steps), nprocs=count * per_stage)
-        files = [Path(folder) / f"rank{rank}" for rank in range(count * per_stage)]
-        told = [json.loads(file.read_text()) for file in files]
-    return [
-        {
-            "stages": count,
-            "ranks_per_stage": per_stage,
-            **rows[0],
-            "compared": sum(row["compared"] for row in rows),
-            "different": sum(row["different"] for row in rows),
-            "most": max(row["most"] for row in rows),
-        }
-        for rows in zip(*told, strict=True)
-    ]
+def measure(
+    stages: Stages, subject: tuple[nn.Module, list[Batch]], case: Case, limit_seconds: float
+) -> dict[str, Any]:
+    """One combination, on all ranks and in the simulation."""
+    truth = simulated(stages, *subject, case.optimizer, case.weights)
+    given = stages if case.ranks_per_stage == 1 else shared(stages)
+    every = run_ranks(
+        case.stages * case.ranks_per_stage,
+        on_rank,
+        given,
+        *subject,
+        case.optimizer,
+        case.weights,
+        case.ranks_per_stage,
+        timeout=limit_seconds,
+    )
+    told = [_difference(values, truth) for values in every]
+    return {
+        **case._asdict(),
+        "compared": sum(row["compared"] for row in told),
+        "different": sum(row["different"] for row in told),
+        "most": max(row["most"] for row in told),
+        "last_loss": told[0]["last_loss"],
+    }
 
 
 def main() -> None:
     """Compare, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--stages", type=int, nargs="+", default=STAGES)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--shared", action="store_true", help="two ranks to each stage")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for the ranks of one case")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    rows = []
-    for count in options.stages:
-        for row in measure(count, 2 if options.shared else 1, options.steps):
-            rows.append(row)
-            print(
-                f"{row['stages']} stages x {row['ranks_per_stage']}  {row['optimizer']:8}"
-                f" {row['weights']:9}  {row['different']} of {row['compared']} numbers differ,"
-                f" by {row['most']:.1e} at most",
-                flush=True,
-            )
-    if options.steps >= 200 and tuple(options.stages) == STAGES:
+    name = "result_shared" if options.shared else "result"
+    kept = HERE / f"{name}.rows" if options.steps == STEPS else None
+    found = _read(kept)
+    for count in STAGES:
+        subject = subject_of(options.steps)
+        stages = capture_stages(subject[0], subject[1][0], stages=count)
+        for optimizer, how in product(OPTIMIZERS, WEIGHTS):
+            case = Case(count, 2 if options.shared else 1, optimizer, how)
+            if case not in found:
+                found[case] = measure(stages, subject, case, 60 * options.minutes)
+                print(_line(found[case]), flush=True)
+                if kept is not None:
+                    with kept.open("a") as file:
+                        file.write(json.dumps(found[case]) + "\n")
+    if kept is not None:
         claim = "asynchronous ranks equal the simulation bit for bit in float64"
         if options.shared:
             claim = "shared asynchronous stages equal the simulation but for the order of sums"
-        name = "result_shared.json" if options.shared else "result.json"
-        record.write({"claim": claim, "steps": options.steps, "rows": rows}, HERE / name, 0)
+        result = {"claim": claim, "steps": options.steps, "rows": list(found.values())}
+        record.write(result, HERE / f"{name}.json", 0)
+        kept.unlink()
+
+
+def _read(rows: Path | None) -> dict[Case, dict[str, Any]]:
+    lines = rows.read_text().splitlines() if rows is not None and rows.exists() else []
+    every = [json.loads(line) for line in lines]
+    return {Case(*(row[name] for name in Case._fields)): row for row in every}
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['stages']} stages x {row['ranks_per_stage']}  {row['optimizer']:8}"
+        f" {row['weights']:9}  {row['different']} of {row['compared']} numbers differ,"
+        f" by {row['most']:.1e} at most"
+    )
 
 
 if __name__ == "__main__":
