@@ -86,9 +86,10 @@ def shared(stages: Stages) -> Stages:
 
 
 def on_rank(
-    stages: Stages, model: nn.Module, batches: list[Batch], optimizer: str, how: str, per_stage: int
+    stages: Stages, steps: int, optimizer: str, how: str, per_stage: int
 ) -> dict[str, torch.Tensor]:
     """Losses of this rank, that of an evaluation and the weights, once all is drained."""
+    model, batches = subject_of(steps)
     device_mesh = None
     if per_stage > 1:
         shape = (len(stages.parts), per_stage)
@@ -140,7 +141,7 @@ def measure(
         case.stages * case.ranks_per_stage,
         on_rank,
         given,
-        *subject,
+        len(subject[1]),
         case.optimizer,
         case.weights,
         case.ranks_per_stage,
