@@ -66,7 +66,7 @@ def cases(world: int) -> Iterator[Case]:
                     yield Case(model, mesh, schedule, each, 1)
 
 
-def on_rank(subjects: dict[str, Any], todo: list[Case], rows: str) -> None:
+def on_rank(subject: Any, todo: list[Case], rows: str) -> None:
     """Each case on one rank; the first writes down the worst error of all ranks."""
     meshes: dict[str, Any] = {}
     for case in todo:
@@ -74,9 +74,7 @@ def on_rank(subjects: dict[str, Any], todo: list[Case], rows: str) -> None:
         if case.mesh not in meshes:
             meshes[case.mesh] = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
         stages = mesh.shape[0] * case.each
-        errors = subjects[case.model].errors(
-            mesh, case.schedule, stages, case.micro_batches, meshes[case.mesh]
-        )
+        errors = subject.errors(mesh, case.schedule, stages, case.micro_batches, meshes[case.mesh])
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, (max(errors.values()), len(errors)))
         if dist.get_rank() == 0:
@@ -95,10 +93,12 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     found = _read(options.rows)
-    subjects = {name: Subject(name) for name in MODELS}
-    for world in options.world:
-        if todo := [case for case in cases(world) if case not in found]:
-            run_ranks(world, on_rank, subjects, todo, str(options.rows), timeout=LIMIT_SECONDS)
+    for name in MODELS:
+        subject = Subject(name)
+        for world in options.world:
+            mine = [case for case in cases(world) if case.model == name]
+            if todo := [case for case in mine if case not in found]:
+                run_ranks(world, on_rank, subject, todo, str(options.rows), timeout=LIMIT_SECONDS)
     found = _read(options.rows)
     if all(case in found for world in MESHES for case in cases(world)):
         rows = [found[case] for world in MESHES for case in cases(world)]

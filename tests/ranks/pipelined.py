@@ -68,7 +68,7 @@ def t5():
         decoder_start_token_id=0,
         pad_token_id=0,
     )
-    ids = torch.randint(1, 23, (6, 5))
+    ids = torch.randint(1, 23, (7, 5))
     return T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids.flip(0)[:, :4]}
 
 
