@@ -45,7 +45,9 @@ def verdicts(rows: list[Row]) -> Iterator[str]:
         asked = [
             row
             for row in rows
-            if row["subject"] in LANGUAGE and row["weights"] == name and row.get("gap_closed")
+            if row["subject"] in LANGUAGE
+            and row["weights"] == name
+            and row.get("gap_closed") is not None
         ]
         if asked:
             met = sum(row["gap_closed"] >= 0.5 for row in asked)
@@ -76,10 +78,13 @@ def verdicts(rows: list[Row]) -> Iterator[str]:
 
 def _about(result: Row) -> str:
     options = result["options"]
+    discounted = any(row["weights"].endswith(", discounted") for row in result["rows"])
     return (
         f"A transformer and a residual LSTM on bytes of Python's standard library, a CNN on"
         f" scikit-learn's digits; {options['seeds']} seeds, {options['steps']} mini-batches, the"
-        " learning rate that suits synchronous training. Discounts last for half of the run."
+        " learning rate that suits synchronous training. Runs that end worse than a uniform guess"
+        " have diverged and count as one."
+        + (" Discounts last for half of the run." if discounted else "")
     )
 
 

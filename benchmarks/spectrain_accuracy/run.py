@@ -7,9 +7,10 @@
 
 Learning rates suit synchronous training and are the same for all. A gap is
 closed by 1 − (L − L_sync) / (L_stale − L_sync), L being the loss on what was
-held out, meaned over the seeds; a run whose loss is no number counts as the
-loss of a uniform guess. The record's pictures go to docs/pictures, and
-`python -m benchmarks.page` writes the pages that show them.
+held out, meaned over the seeds; a run whose loss is no number, or more than
+that of a uniform guess, has diverged and counts as such a guess. The record's
+pictures go to docs/pictures, and `python -m benchmarks.page` writes the pages
+that show them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def summary(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
             "weights": weights,
             "held_out": statistics.mean(losses),
             "spread": statistics.stdev(losses) if len(losses) > 1 else 0.0,
-            "diverged": sum(not math.isfinite(result["held_out"]) for result in group),
+            "diverged": sum(not result["held_out"] < GUESS[subject] for result in group),
             "curve": [
                 round(statistics.mean(_finite(loss, subject) for loss in at_step), 5)
                 for at_step in zip(*(result["losses"] for result in group), strict=True)
