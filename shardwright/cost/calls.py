@@ -62,13 +62,17 @@ def timed(
     form: Form,
     sizes: NDArray[np.int64],
     timings: tuple[Timing, ...],
+    same: NDArray[np.bool_],
     *,
     backward: bool = False,
 ) -> NDArray[np.float64]:
-    """Seconds by timings where there are some, and by the `formula` as far as they bear it out."""
+    """Seconds by timings where there are some, and by the `formula` as far as they bear it out.
+
+    `same` says at which sizes the operator is this call, and no other that knows its place.
+    """
     known = by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]
-    there = np.array([timing is not None for timing in found])
+    there = np.array([timing is not None for timing in found]) & same
     if not there.any():
         return formula
     measured = np.array(

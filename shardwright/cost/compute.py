@@ -23,6 +23,7 @@ from shardwright.rules.rule import SPREAD, Dims, Rule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 class OperatorClass(Enum):
@@ -41,6 +42,9 @@ class OperatorClass(Enum):
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
 _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
+# Bytes of traffic for each score of a ring, forward; backward twice as much: written, read to be
+# exponentiated, and read to be multiplied, in single precision.
+_SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
 # These read as much of their operands as they return, not all of it.
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
@@ -79,6 +83,9 @@ class Workload:
     lookup: bool
     extra: Port  # what autograd keeps besides is as much less as this is
     causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
+    halves: int = -1  # the factor that is cut where early and late queries are shared evenly
+    passed: int = -1  # the factor of keys that are passed around, where it is cut
+    width: tuple[int, ...] = ()  # factors of a key's elements
     repeats: int = 1  # of the contraction
     experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
     skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
@@ -129,6 +136,9 @@ def workload(
         lookup=op.kind in _LOOKUPS,
         extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
         causal=_causal(op, rule, index, graph),
+        halves=index.get("z", -1) if rule.together else -1,
+        passed=index["s"] if rule.together else -1,
+        width=tuple(index[name] for name in rule.operands[0][-1]) if rule.together else (),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
         skew=skew if op.kind == "experts" else 1.0,
@@ -147,7 +157,9 @@ def operator_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
     found = _forward(work, sizes, device)
-    return found if work.form is None else timed(found, work.form, sizes, device.timings)
+    if work.form is None:
+        return found
+    return timed(found, work.form, sizes, device.timings, _as_one(work, sizes))
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -157,8 +169,10 @@ def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
     read = _bytes(work.operands, sizes)
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
-    passes = _ATTENTION_FORWARD if work.kind is OperatorClass.ATTENTION else 1
-    return _kernel(work, passes * _flop(work, sizes), read + written, device)
+    if work.kind is OperatorClass.ATTENTION:
+        flop = _ATTENTION_FORWARD * _flop(work, sizes)
+        return _kernel(work, flop, read + written + _scores(work, sizes), device)
+    return _kernel(work, _flop(work, sizes), read + written, device)
 
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -168,7 +182,8 @@ def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """
     found = _backward(work, sizes, device)
     if work.form is not None:
-        found = timed(found, work.form, sizes, device.timings, backward=True)
+        own = _as_one(work, sizes)
+        found = timed(found, work.form, sizes, device.timings, own, backward=True)
     for result, more in zip(work.results, work.added, strict=False):
         if more:
             moved = _PASSES_OF_SUM * result.local_bytes(sizes)
@@ -193,6 +208,7 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
         return _kernel(work, _EXPERTS_BACKWARD * flop, moved, device)
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
+        moved = moved + 2 * _scores(work, sizes)
         return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
     seconds = np.zeros(sizes.shape[1])
     for i in needed:
@@ -203,6 +219,14 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
         else:
             seconds += _kernel(work, nothing, given + own, device)
     return seconds
+
+
+def _as_one(work: Workload, sizes: Ints) -> Bools:
+    """Where one device would make the very call at these sizes: no tile that knows its place."""
+    placed = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
+    whole = np.array(work.sizes)[placed]
+    found: Bools = (sizes[placed] == whole[:, None]).all(axis=0)
+    return found
 
 
 def product_of(sizes: Ints, factors: Iterable[int]) -> Ints:
@@ -244,8 +268,22 @@ def _flop(work: Workload, sizes: Ints) -> Ints:
     if work.causal:
         # The last device is the slowest: its queries see all keys but, on average, half of its own.
         queries = product_of(np.array(work.sizes)[:, None], work.causal)
-        flop = flop - flop * product_of(sizes, work.causal) // (2 * queries)
+        share = product_of(sizes, work.causal) / queries
+        if work.halves >= 0:  # evenly between those that share it
+            share = np.minimum(1.0, share * work.sizes[work.halves] / sizes[work.halves])
+        flop = flop - (flop * (share / 2)).astype(np.int64)
+    if work.passed >= 0:  # all keys come by
+        flop = (flop * (work.sizes[work.passed] / sizes[work.passed])).astype(np.int64)
     return flop
+
+
+def _scores(work: Workload, sizes: Ints) -> Ints:
+    """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
+    if work.passed < 0:
+        return np.zeros(sizes.shape[1], np.int64)
+    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
+    return found
 
 
 def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:

@@ -15,6 +15,7 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import micro_batches
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placing import parse_tiling
+from shardwright.rules.rule import Together
 
 PART = 0.97  # of what is computed
 MOST = 80  # calls
@@ -55,6 +56,8 @@ def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[Call, float]
         if form is None or workload(op, rule, graph).kind in _UNTIMED:
             continue
         tiling = parse_tiling(rule, planned[op.name].tiling)
+        if any(isinstance(choice, Together) for choice in tiling):
+            continue  # no call of its own
         found[form.at(local_sizes(rule, tiling, plan.layout_mesh))] += (
             planned[op.name].seconds / total
         )

@@ -15,7 +15,7 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.agreements import agreed_bytes, agreement_seconds, reductions
+from shardwright.cost.agreements import Agreements
 from shardwright.cost.codes import WHOLE, Ints, decode, storable
 from shardwright.cost.compute import Workload, backward_seconds, workload
 from shardwright.cost.exchanges import Exchanges, exchanged, exchanges
@@ -77,6 +77,7 @@ class CostModel:
         self._optimizer, self._states = optimizer, state_tensors(optimizer)
         self._retention = retention(graph)
         self.measure = measure or Duration(machine, mesh)
+        self._agreements = Agreements(graph, analysis, machine, mesh, self.measure)
         self._book = OptionBook(mesh)
         self._options: dict[str, Options] = {}
         self._workloads: dict[str, Workload] = {}
@@ -113,7 +114,7 @@ class CostModel:
         key = (id(work), stays, op.extra_saved, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
-            seconds = seconds + self._agreement(op) * (1 + again)
+            seconds = seconds + self._agreements.seconds(op, work, options, again)
             if (sent := self._exchanges(op)) is not None:
                 seconds = seconds + sent.seconds(again)
             seconds = seconds * self.micro_batches
@@ -310,19 +311,13 @@ class CostModel:
 
         Forward operators run once more if `again`.
         """
-        rule, options = self.analysis.rules[op.name], self.options(op)
         found: list[Transfer] = []
         if (sent := self._exchanges(op)) is not None:
             made = exchanged(sent, k, self.mesh, self.micro_batches, again=again)
             found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
-        if not rule.agreed:
-            return found
-        item = agreed_bytes(op, self.graph)
-        for atoms, before, after in reductions(rule, options, k, len(self.mesh.axes)):
-            phases = (Phase.FORWARD, Phase.AGAIN) if again else (Phase.FORWARD,)
-            ways = [(phase, before, after, self.micro_batches) for phase in phases]
-            found += transfers(op.outputs[0], op.name, ways, atoms, item, self.machine, self.mesh)
-        return found
+        options, times = self.options(op), self.micro_batches
+        work = self._workload(op)
+        return found + self._agreements.transfers(op, work, options, k, again, times)
 
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""
@@ -344,14 +339,6 @@ class CostModel:
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
         return self._reads.has_gradient(value, op)
-
-    def _agreement(self, op: Op) -> Floats | float:
-        """Seconds of the reductions inside of `op`, once: (K,)."""
-        rule = self.analysis.rules[op.name]
-        if not rule.agreed:
-            return 0.0
-        item, axes = agreed_bytes(op, self.graph), len(self.mesh.axes)
-        return agreement_seconds(rule, self.options(op), item, self.measure, axes)
 
     def _exchanges(self, op: Op) -> Exchanges | None:
         """Rows that `op` sends to where they are worked on, if it may do so."""

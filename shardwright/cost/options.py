@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.cost.codes import BASE, Ints, digit, last_tile
 from shardwright.ir.layout import Mesh
-from shardwright.rules.rule import SPREAD, Route, Rule, Tiling
+from shardwright.rules.rule import SPREAD, Route, Rule, Tiling, Together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +88,9 @@ def _form(rule: Rule) -> Hashable:
     )
     factors = tuple((factor.size, factor.least, factor.kind) for factor in rule.factors)
     routes = tuple((index[rows], index[owners]) for rows, owners in rule.routes)
+    together = tuple(tuple(index[name] for name in names) for names in rule.together)
     counts = len(rule.operands), len(rule.results)
-    return counts, dims, factors, rule.additive, rule.linear, routes
+    return counts, dims, factors, rule.additive, rule.linear, routes, together
 
 
 def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
@@ -100,7 +101,8 @@ def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
             [choice for choice in choices if size == 1 or choice in left]
             for choices, left, size in zip(per_axis, only, mesh.shape, strict=True)
         ]
-    every = list(product(*per_axis))
+    shared = [isinstance(choice, Together) for choice in known]
+    every = [one for one in product(*per_axis) if sum(shared[choice] for choice in one) <= 1]
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     cuts = np.zeros((len(known), len(rule.factors)), bool)

@@ -26,6 +26,7 @@ from shardwright.lower.program import (
     Redistribute,
     Reduce,
     RunModule,
+    SharedAttention,
     Uniform,
     reads,
     writes,
@@ -33,7 +34,9 @@ from shardwright.lower.program import (
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
 # Those that need a module each; of `Compute` only those that regather or route.
-Special = Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint
+Special = (
+    Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint | SharedAttention
+)
 
 _RANDOM_STATE = "random state"
 

@@ -20,6 +20,7 @@ from shardwright.lower.program import (
     Program,
     Recompute,
     RunModule,
+    SharedAttention,
     Uniform,
     reads,
     writes,
@@ -105,7 +106,7 @@ def _memory(program: Program, graph: Graph) -> dict[str, str]:
     """For each value, the first of those that may share its memory."""
     memory = {name: name for name in program.leaves}
     for instruction in program.instructions:
-        if isinstance(instruction, (Attention, Joint, *_OPAQUE)):
+        if isinstance(instruction, (Attention, Joint, SharedAttention, *_OPAQUE)):
             memory.update((name, name) for name in writes(instruction))
         elif isinstance(instruction, Compute | Uniform):
             for name in writes(instruction):

@@ -39,6 +39,7 @@ from shardwright.lower.program import (
     Reduce,
     RunModule,
     Shape,
+    SharedAttention,
     Uniform,
     reads,
     writes,
@@ -164,7 +165,7 @@ class Walk:
             case Dropout() | Uniform():
                 heap.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
-            case Joint() | RunModule() | Attention():
+            case Joint() | RunModule() | Attention() | SharedAttention():
                 heap.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
             case Compute():

@@ -16,7 +16,7 @@ from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
 from shardwright.lower.decisions import Decisions
-from shardwright.lower.pieces import together
+from shardwright.lower.pieces import together as recomputed_together
 from shardwright.lower.program import (
     Attention,
     Compute,
@@ -25,6 +25,7 @@ from shardwright.lower.program import (
     Load,
     Program,
     Redistribute,
+    Run,
     RunModule,
     Uniform,
     flat,
@@ -32,12 +33,12 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
-from shardwright.lower.tiles import placed_call
+from shardwright.lower.tiles import placed_call, shared_attention
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro import gradient_layout
 from shardwright.rules.placing import Placing, place
-from shardwright.rules.rule import Tiling
+from shardwright.rules.rule import Tiling, together
 
 _AFTER_DRAWS = 2**20  # draws of the graph are numbered from zero, attention from here
 # Operators whose numbers depend on where in the whole tensor a tile lies.
@@ -102,7 +103,7 @@ def write(
         mesh=placed.mesh,
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
-        instructions=together(
+        instructions=recomputed_together(
             writer.instructions, writer.pieces, (*outputs, *(value for _, value in updates))
         ),
         outputs=outputs,
@@ -208,6 +209,12 @@ class _Writer:
             self.write(_DRAWS[op.target](local, drawn))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
             self.write(self.attention(op, local, placing))
+        elif shared := together(placing.tiling):
+            ends = zip(op.operands[:2], placing.operands[:2], strict=True)
+            axis, choice = shared
+            held = [self.runs(name, layout, axis) for name, layout in ends]
+            at = self.placed.mesh.names[axis], self.coordinate[axis]
+            self.write(shared_attention(local, choice, *at, *held))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
         elif placed := placed_call(local, placing, self.placed.mesh, positions, tuple(shapes)):
@@ -230,6 +237,16 @@ class _Writer:
         ]
         number = _AFTER_DRAWS + self.number[op.name]
         return Attention(local, number, (*batch, query[-2], key[-2]))
+
+    def runs(self, value: str, layout: Layout, axis: int) -> tuple[Run, ...]:
+        """Start and length of the last dimension but one, of each device along `axis`."""
+        (size,) = self.analysis.atoms[value][-2]
+        at = (len(self.analysis.atoms[value]) - 2, 0)
+        here, found = self.coordinate, []
+        for one in range(self.placed.mesh.shape[axis]):
+            tile = atom_range(size, at, layout, (*here[:axis], one, *here[axis + 1 :]))
+            found.append((tile.start, len(tile)))
+        return tuple(found)
 
     def result(self, value: str) -> str:
         """Name of what the program returns of `value`."""

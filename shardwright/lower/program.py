@@ -147,6 +147,30 @@ class Joint:
         return f"{self.op} over {' '.join(self.axes)}"
 
 
+Run = tuple[int, int]  # places in the whole, side by side: start and length
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Attention that the devices along `axis` share, of which this one is at `place`.
+
+    `queries` are the runs that each of them holds, and `keys` the same of keys and values, which
+    then go around all devices; without any everyone has them whole. With `halves` queries (and
+    keys) are swapped first, so that every device computes an early and a late half of a tile.
+    """
+
+    op: Op
+    axis: str
+    place: int
+    queries: tuple[Run, ...]
+    keys: tuple[Run, ...]
+    halves: bool
+
+    def __str__(self) -> str:
+        how = ["in halves"] * self.halves + ["in a ring"] * bool(self.keys)
+        return f"{self.op} {' '.join(how)} over {self.axis}"
+
+
 @dataclass(frozen=True, slots=True)
 class RunModule:
     """A sub-module that is kept whole. `number` tells it from other operators that draw."""
@@ -260,6 +284,7 @@ Instruction = (
     | Uniform
     | Attention
     | Joint
+    | SharedAttention
     | RunModule
     | Load
     | Fetch

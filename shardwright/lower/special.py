@@ -19,6 +19,7 @@ from shardwright.lower.program import (
     Recompute,
     RunModule,
     Shape,
+    SharedAttention,
     Uniform,
 )
 from shardwright.lower.values import View, contiguous_strides
@@ -134,13 +135,15 @@ def _by_heads(shape: Shape) -> Shape:
     return batch, length, heads, width
 
 
-def local_shapes(walk: Walk, one: Joint | RunModule | Attention) -> tuple[Shape, ...]:
+def local_shapes(
+    walk: Walk, one: Joint | RunModule | Attention | SharedAttention
+) -> tuple[Shape, ...]:
     """Shapes of the local results."""
     op = one.op
     if isinstance(one, RunModule):
         return tuple(walk.graph.tensor[name].shape for name in op.outputs)
     views = [walk.views[name] for name in op.operands]
-    if isinstance(one, Attention):
+    if isinstance(one, Attention | SharedAttention):
         return ((*views[0].shape[:-1], views[2].shape[-1]),)
     whole = walk.graph.tensor[op.outputs[0]].shape
     return (views[1].shape[: len(whole)] if whole else (),)
@@ -170,6 +173,8 @@ def stated(
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
     inside = walk.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
+    if isinstance(one, SharedAttention):
+        inside = shared_bytes(walk, one)
     trained = [name for name in names if walk.views[name].grad]
     sizes = [
         prod(shape) * ITEM_BYTES[graph.tensor[name].dtype]
@@ -223,6 +228,20 @@ def stated(
                 heap.unsave(block)
 
     walk.node(walk.label(op), op.outputs, back)
+
+
+def shared_bytes(walk: Walk, one: SharedAttention) -> int:
+    """What shared attention holds for a while beside operands and result, and in single precision.
+
+    Halves on their way; of a ring two blocks of keys and values, and results in single precision.
+    """
+    query, key, value = (walk.views[name] for name in one.op.operands[:3])
+    wide = max(4, ITEM_BYTES[query.dtype])
+    found = query.bytes * one.halves
+    if one.keys:
+        block = key.bytes + value.bytes
+        found += 2 * block + prod(query.shape) * wide
+    return found
 
 
 def recompute(walk: Walk, one: Recompute) -> None:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
-from shardwright.lower.program import Compute, Joint
+from shardwright.lower.program import Compute, Joint, Run, SharedAttention
 from shardwright.lower.routing import routing
 from shardwright.rules.placing import Placing
+from shardwright.rules.rule import Together
 
 Shape = tuple[int, ...]
 Tile = tuple[tuple[int, int, int], ...]  # start, length and size of each atom of one dimension
@@ -73,6 +74,19 @@ def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Com
     target = "shardwright.causal_rows.default"
     args = (*op.args[:3], flat, given.get("scale"), given.get("enable_gqa", False))
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def shared_attention(
+    op: Op,
+    choice: Together,
+    axis: str,
+    place: int,
+    queries: tuple[Run, ...],
+    keys: tuple[Run, ...],
+) -> SharedAttention:
+    """Attention whose queries, and keys as `choice` says, lie so on the devices along `axis`."""
+    ring = "s" in choice.factors
+    return SharedAttention(op, axis, place, queries, keys if ring else (), "z" in choice.factors)
 
 
 def _cross_entropy(op: Op, placing: Placing, mesh: Mesh, positions: Positions) -> Joint | None:

@@ -74,12 +74,14 @@ def bilinear(call: Call) -> Notation:
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
-    Keys are normalised over, so their length stays whole. With dropout under a causal flag so
-    does the queries', because the kernel that draws counts both from zero.
+    Keys are normalised over, so their length is cut only together with the queries', by devices
+    that pass them around. Under a causal flag late queries have more to do than early ones: `z` is
+    cut where every device has some of both. With dropout under a causal flag queries stay whole,
+    because the kernel that draws counts them from zero.
     """
-    causal = call.arg(5, "is_causal", False) and call.arg(4, "dropout_p", 0.0)
+    causal, drops = call.arg(5, "is_causal", False), call.arg(4, "dropout_p", 0.0)
     grouped = call.arg(7, "enable_gqa", False)
-    query = "l!" if causal else "l"
+    query = "l!" if causal and drops else "l"
     rank = len(call.operands[0])
     if rank < 3 or any(len(shape) != rank for shape in call.operands[:3]):
         return None
@@ -89,13 +91,20 @@ def attention(call: Call) -> Notation | None:
         sizes = {"h": call.operands[1][-3]}
         if len(call.operands) > 3 and call.operands[3][-3:-2] not in ((), (1,)):
             return None
-    mask = ["...", "h", query, "s!"][-len(call.operands[3]) :] if len(call.operands) > 3 else []
+    mask = ["...", "h", query, "t!"][-len(call.operands[3]) :] if len(call.operands) > 3 else []
     text = (
         f"... {heads} {query} e!, ... h s! e!, ... h s! f!, {' '.join(mask)}"
         f" -> ... {heads} {query} f!"
     )
     one = parse(text, call.operands, call.results, sizes=sizes, work="... h r l s e")
-    return replace(one, work_repeats=2)
+    queries, keys = (one.sizes.get(name, 1) for name in "ls")
+    together: tuple[tuple[str, ...], ...] = ()
+    if not drops and not causal and min(queries, keys) > 1:
+        together = (("l", "s"),)
+    elif not drops and queries == keys > 1:
+        together = (("l", "z"), ("l", "s", "z"))
+        one = replace(one, sizes={**one.sizes, "z": queries}, whole=one.whole | {"z"})
+    return replace(one, work_repeats=2, together=together)
 
 
 def embedding(call: Call) -> Notation:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.rule import PassPartial, Route, Rule, Split, Tiling
+from shardwright.rules.rule import PassPartial, Route, Rule, Tiling, Together
 
 # Per operator, words for the indices of its notation.
-_ATTENTION = {"h": "heads", "r": "queries per head", "l": "sequence", "s": "sequence"}
+_ATTENTION = {"h": "heads", "r": "queries per head", "l": "sequence"}
+_ATTENTION |= {"s": "sequence", "t": "sequence"}
 _ATTENTION |= {"e": "head width", "f": "head width"}
 _EMBEDDING = {"v": "vocabulary", "h": "hidden"}
 _CONVOLUTION = {"o": "channels", "c": "channels", "g": "groups", "b": "batch"}
@@ -37,14 +38,17 @@ def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str,
     """
     words = []
     for choice in tiling:
-        if isinstance(choice, Split):
-            factor = rule.factor[choice.factor]
+        if cut := rule.cuts(choice):
+            factor = rule.factor[cut[0]]
             word = names.get(factor.atom, "features")
-            in_results = all(any(choice.factor in dim for dim in dims) for dims in rule.results)
-            words.append(word if in_results else f"{word} (sum)")
-        elif isinstance(choice, Route):
-            rows, owners = (names.get(rule.factor[f].atom, "rows") for f in rule.cuts(choice))
-            words.append(f"{rows} to {owners}")
+            in_results = all(any(cut[0] in dim for dim in dims) for dims in rule.results)
+            if isinstance(choice, Route):
+                rows, owners = (names.get(rule.factor[f].atom, "rows") for f in cut)
+                words.append(f"{rows} to {owners}")
+            elif isinstance(choice, Together):
+                words.append(f"{word} ({'ring' if 's' in cut else 'halves'})")
+            else:
+                words.append(word if in_results else f"{word} (sum)")
         else:
             words.append("partial sums" if isinstance(choice, PassPartial) else "-")
     return tuple(words)

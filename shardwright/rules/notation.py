@@ -43,6 +43,7 @@ class Notation:
     work_repeats: int = 1
     agreed: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
 
 def parse(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.ir.layout import Layout, Mesh, fits
-from shardwright.rules.rule import Choice, Rule, Tiling
+from shardwright.rules.rule import Choice, Rule, Tiling, Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,15 @@ class Placing:
 
     `operand_grads[i]` is how the gradient of operand i comes out of its
     backward; the gradient of result i is wanted as `results[i].dual()`. Tensors
-    inside of it that are Partial in `agreed` are reduced while it runs.
+    inside of it that are Partial in `agreed` are reduced while it runs. `tiling` is what they
+    follow from.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     operand_grads: tuple[Layout, ...]
     agreed: tuple[Layout, ...] = ()
+    tiling: Tiling = ()
 
 
 def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
@@ -39,6 +41,7 @@ def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
         gather(len(rule.results), "results"),
         gather(len(rule.operands), "operand_grads"),
         gather(len(rule.agreed), "agreed"),
+        tiling,
     )
 
 
@@ -54,7 +57,8 @@ def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, Placing]]:
     choices = rule.choices()
     for tiling in product(*(choices if size > 1 else choices[:1] for size in mesh.shape)):
         placing = place(rule, tiling, mesh)
-        if feasible(rule, placing):
+        shared = sum(isinstance(choice, Together) for choice in tiling)
+        if shared <= 1 and feasible(rule, placing):
             yield tiling, placing
 
 

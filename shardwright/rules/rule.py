@@ -76,7 +76,21 @@ class PassPartial:
         return f"+{self.term}"
 
 
-Choice = Split | Route | PassPartial | None  # None: every device along the axis computes all of it
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Along one mesh axis, several factors of the operator are cut into tiles, all of them at once.
+
+    One of `Rule.together`; at most one axis may do so. The first factor gives it its name.
+    """
+
+    factors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "~".join(self.factors)
+
+
+# None: every device along the axis computes all of it.
+Choice = Split | Route | Together | PassPartial | None
 Tiling = tuple[Choice, ...]  # one choice per mesh axis
 
 
@@ -120,6 +134,8 @@ class Rule:
     * `routes`: pairs of factors that may be cut along one axis together, rows and what they choose
       among. A device then works on rows of all devices along the axis: so many times more than its
       own, which the factor `SPREAD` counts (its size is one, and grows where others are cut).
+    * `together`: factors that may only be cut at once, by devices that hand each other tiles
+      while the operator runs (`contractions.attention`).
     """
 
     factors: tuple[Factor, ...]
@@ -131,6 +147,7 @@ class Rule:
     work_repeats: int = 1
     agreed: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def factor(self) -> dict[str, Factor]:
@@ -144,12 +161,15 @@ class Rule:
     def _choices(self) -> tuple[Choice, ...]:
         splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
         passes = (PassPartial(term) for term in range(len(self.linear)))
-        return (None, *splits, *(Route(*pair) for pair in self.routes), *passes)
+        routes = (Route(*pair) for pair in self.routes)
+        return (None, *splits, *routes, *map(Together, self.together), *passes)
 
     def cuts(self, choice: Choice) -> tuple[str, ...]:
         """The factors that `choice` cuts into tiles."""
         if isinstance(choice, Route):
             return choice.rows, choice.owners
+        if isinstance(choice, Together):
+            return choice.factors
         return (choice.factor,) if isinstance(choice, Split) else ()
 
     def shares_owners(self, tiling: Tiling) -> bool:
@@ -165,16 +185,17 @@ class Rule:
             return Placed(whole, out, whole, out, (REPLICATE,) * len(self.agreed))
         if isinstance(choice, PassPartial):
             return self._passed(self.linear[choice.term])
+        cut = self.cuts(choice)
         if isinstance(choice, Route):
-            return self._routed(self.cuts(choice))
+            return self._routed(cut)
         results: tuple[Placement, ...] = tuple(
-            _where(choice.factor, dims) or PARTIAL for dims in self.results
+            _where(cut, dims) or PARTIAL for dims in self.results
         )
         summed = any(isinstance(p, Partial) for p in results)
         operands: list[Placement] = []
         grads: list[Placement] = []
         for i, dims in enumerate(self.operands):
-            shard = _where(choice.factor, dims)
+            shard = _where(cut, dims)
             if shard is not None:
                 operands.append(shard)
                 grads.append(shard)
@@ -185,7 +206,7 @@ class Rule:
                 operands.append(REPLICATE)
                 grads.append(PARTIAL)
         wanted = tuple(REPLICATE if isinstance(p, Partial) else p for p in results)
-        agreed = tuple(_where(choice.factor, dims) or PARTIAL for dims in self.agreed)
+        agreed = tuple(_where(cut, dims) or PARTIAL for dims in self.agreed)
         return Placed(tuple(operands), results, tuple(grads), wanted, agreed)
 
     def _passed(self, carriers: frozenset[int]) -> Placed:
@@ -206,7 +227,7 @@ class Rule:
         """Rows and owners are tiles wherever they occur, and so are their gradients."""
 
         def placement(dims: Dims) -> Placement:
-            found = (_where(factor, dims) for factor in cut)
+            found = (_where((factor,), dims) for factor in cut)
             return next((shard for shard in found if shard is not None), REPLICATE)
 
         operands = tuple(placement(dims) for dims in self.operands)
@@ -227,10 +248,17 @@ class Rule:
         return f"{left} -> {', '.join(_text(dims) for dims in self.results)}"
 
 
-def _where(factor: str, dims: Dims) -> Shard | None:
+def together(tiling: Tiling) -> tuple[int, Together] | None:
+    """The one axis along which factors are cut at once, by its number, and which they are."""
+    found = [(axis, choice) for axis, choice in enumerate(tiling) if isinstance(choice, Together)]
+    return found[0] if found else None
+
+
+def _where(cut: tuple[str, ...], dims: Dims) -> Shard | None:
     for dim, names in enumerate(dims):
-        if factor in names:
-            return Shard(dim, names.index(factor))
+        for place, name in enumerate(names):
+            if name in cut:
+                return Shard(dim, place)
     return None
 
 

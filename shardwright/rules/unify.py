@@ -193,6 +193,14 @@ def refine_rule(
     if routes:
         factors[SPREAD] = Factor(SPREAD, 1, FactorKind.WHOLE)
         work = (*work, SPREAD)
+    # Only of one atom each is it known which tile a device gets from another.
+    together = tuple(
+        names
+        for names in notation.together
+        if all(len(atoms[name]) == 1 and name not in broken for name in names)
+    )
+    for name in {name for names in together for name in names}:
+        index(name)
     count = len(notation.operands)
     return Rule(
         factors=tuple(factors.values()),
@@ -204,4 +212,5 @@ def refine_rule(
         work_repeats=notation.work_repeats,
         agreed=within,
         routes=routes,
+        together=together,
     )

@@ -23,15 +23,18 @@ from shardwright.lower.program import (
     Redistribute,
     Reduce,
     RunModule,
+    SharedAttention,
     Uniform,
 )
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.experts import held_experts
 from shardwright.runtime.gathering import Arrival, Departure, Remade
+from shardwright.runtime.line import Group
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution, reduced_over
 from shardwright.runtime.regather import Keep, Regathering, Source, as_it_is
+from shardwright.runtime.ring import TiledAttention
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import WholeModule
 
@@ -84,6 +87,8 @@ def module_maker(
                 return TiledCrossEntropy(
                     instruction, reduced_over([axes[name] for name in instruction.axes])
                 )
+            case SharedAttention():
+                return TiledAttention(instruction, Group(axes[instruction.axis]))
             case RunModule():
                 key = str(instruction.op.args[1])
                 return WholeModule(instruction, captured.opaque[key], device, training)

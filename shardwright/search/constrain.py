@@ -149,7 +149,7 @@ class Limits:
                 rule = self._analysis.rules[op.name]
                 splits = split_words(rule, rule.choices(), self._names)
                 sizes = {
-                    f"{word} {rule.factor[str(choice)].size}"
+                    f"{word} {rule.factor[rule.cuts(choice)[0]].size}"
                     for choice, word in zip(rule.choices(), splits, strict=True)
                     if isinstance(choice, Split)
                 }
@@ -256,8 +256,8 @@ def _means(word: str, choice: Choice, rule: Rule, names: Mapping[int, str]) -> b
         splits = (Split(factor) for factor in rule.cuts(choice))
         either = any(_means(word, split, rule, names) for split in splits)
         return word in (said, str(choice)) or either
-    base = choice.factor.split(".")[0]
-    return word in (said, said.removesuffix(" (sum)"), choice.factor, base)
+    base = rule.cuts(choice)[0].split(".")[0]
+    return word in (said, said.partition(" (")[0], str(choice), base)
 
 
 def _words(rule: Rule, names: Mapping[int, str]) -> Iterator[str]:

@@ -13,6 +13,8 @@ class Meeting:
         self.mesh = mesh
         self.held = {}
         self.all_here = threading.Barrier(mesh.size)
+        self.sent = {}  # (from, to, how many before) -> tensor
+        self.arrived = threading.Condition()
 
     def reduce(self, rank, axes):
         """What `reduced_over` gives one rank: every rank must call it equally often."""
@@ -42,6 +44,10 @@ class Meeting:
         """What an axis is to `HeldExperts`; gradients find their way back by autograd alone."""
         return Along(self, rank, self.mesh.names.index(axis))
 
+    def line(self, rank, axis):
+        """What `line.Group` gives one rank, of those that differ from it only along `axis`."""
+        return Line(self, rank, self.mesh.names.index(axis))
+
     def run(self, function):
         """`function(rank)` on all ranks at once."""
         with ThreadPoolExecutor(self.mesh.size) as pool:
@@ -64,3 +70,40 @@ class Along:
         found = [of_rank[here] for of_rank in parts]
         assert [len(part) for part in found] == received
         return torch.cat(found)
+
+
+class Line:
+    """A `line.Line` of threads."""
+
+    def __init__(self, meeting, rank, axis):
+        self.meeting, self.rank, self.axis = meeting, rank, axis
+        self.counts = {}
+
+    def exchange(self, sends, receives):
+        meeting = self.meeting
+        with meeting.arrived:
+            for peer, tensor in sends:
+                meeting.sent[self._next("to", peer)] = tensor.clone()
+            meeting.arrived.notify_all()
+        awaited = [(self._next("from", peer), tensor) for peer, tensor in receives]
+
+        def wait():
+            for key, tensor in awaited:
+                with meeting.arrived:
+                    assert meeting.arrived.wait_for(lambda key=key: key in meeting.sent, 60)
+                    tensor.copy_(meeting.sent.pop(key))
+
+        return wait
+
+    def _next(self, way, peer):
+        """Messages between two ranks are numbered in the order in which they are asked for."""
+        there = list(self.meeting.mesh.coordinate(self.rank))
+        there[self.axis] = peer
+        other = next(
+            r
+            for r in range(self.meeting.mesh.size)
+            if self.meeting.mesh.coordinate(r) == tuple(there)
+        )
+        number = self.counts.get((way, other), 0)
+        self.counts[way, other] = number + 1
+        return (self.rank, other, number) if way == "to" else (other, self.rank, number)

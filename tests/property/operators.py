@@ -246,7 +246,15 @@ CALLS = [
     ),
     call(
         "scaled_dot_product_attention.default",
+        f(2, 6, 9, 4), f(2, 3, 9, 4), f(2, 3, 9, 5), None, 0.0, True, enable_gqa=True,
+    ),
+    call(
+        "scaled_dot_product_attention.default",
         f(5, 3, 7, 4), f(5, 3, 6, 4), f(5, 3, 6, 4), f(5, 1, 7, 6), scale=0.3,
+    ),
+    call(
+        "scaled_dot_product_attention.default",
+        f(5, 4, 7, 4), f(5, 2, 6, 4), f(5, 2, 6, 4), b(5, 1, 1, 6), enable_gqa=True,
     ),
     call(
         "scaled_dot_product_attention.default",

@@ -17,15 +17,16 @@ from shardwright.capture.operators import call_op, to_torch
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
-from shardwright.lower.program import Compute, Dropout, Joint, Uniform
+from shardwright.lower.program import Compute, Dropout, Joint, SharedAttention, Uniform
 from shardwright.rules import table
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import place, tiling_text, tilings
-from shardwright.rules.rule import FactorKind, Route
+from shardwright.rules.rule import FactorKind, Route, Together
 from shardwright.runtime.comparable import in_parts
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.experts import HeldExperts
+from shardwright.runtime.ring import TiledAttention
 from tests.property.meeting import Meeting
 from tests.property.operators import CALLS
 from tests.property.resized import free_sizes, resized
@@ -137,7 +138,8 @@ def _run(one, analysis, mesh, tiling):
 
     joint = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
     joint |= any(isinstance(choice, Route) for choice in tiling)
-    results = meeting.run(run_rank) if joint else list(map(run_rank, range(mesh.size)))
+    shared = any(isinstance(choice, Together) for choice in tiling)
+    results = meeting.run(run_rank) if joint or shared else list(map(run_rank, range(mesh.size)))
     found = {}
     for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
         if (op.kind, k) in PER_PART:
@@ -152,8 +154,11 @@ def _run(one, analysis, mesh, tiling):
                 found[name].shape, generator=torch.Generator().manual_seed(k), dtype=torch.float64
             )
             grads = scatter(wanted, analysis.atoms[name], layout.dual(), generator)
-            for tile, grad in zip(tiles, grads, strict=True):
-                tile.backward(grad.to(tile.dtype), retain_graph=True)
+
+            def go_back(rank, tiles=tiles, grads=grads):
+                tiles[rank].backward(grads[rank].to(tiles[rank].dtype), retain_graph=True)
+
+            meeting.run(go_back) if shared else list(map(go_back, range(mesh.size)))
     for tiles, name, layout in zip(operands, op.operands, placing.operand_grads, strict=True):
         if tiles[0].grad is not None:
             grad = gather([tile.grad for tile in tiles], analysis.atoms[name], layout)
@@ -163,11 +168,14 @@ def _run(one, analysis, mesh, tiling):
 
 def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
     program = lower(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}), rank)
-    kinds = Compute | Dropout | Uniform | Joint
+    kinds = Compute | Dropout | Uniform | Joint | SharedAttention
     (instruction,) = (i for i in program.instructions if isinstance(i, kinds))
     if isinstance(instruction, Joint):
         reduce = meeting.reduce(rank, instruction.axes)
         return [TiledCrossEntropy(instruction, reduce)(*tiles)]
+    if isinstance(instruction, SharedAttention):
+        line = meeting.line(rank, instruction.axis)
+        return [TiledAttention(instruction, line)(*tiles)]
     if isinstance(instruction, Dropout):
         dropout = GlobalDropout(instruction, CPU)
         return [dropout(tiles[0], random_state(1, 2, CPU))]

@@ -12,15 +12,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh, Shard
 from shardwright.rules.placing import feasible, place
-from shardwright.rules.rule import FactorKind, Split
+from shardwright.rules.rule import FactorKind, Split, Together
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
 MESHES = {
-    2: ("a=2", ("smoothed", "long llama", "qwen3 moe")),
-    3: ("a=3", ("gpt2", "long gpt2", "inside mixtral")),
-    4: ("a=2 b=2", ("smoothed", "padded llama", "mixtral", "tokens of mixtral")),
+    2: ("a=2", ("smoothed", "long llama", "ring llama", "qwen3 moe")),
+    3: ("a=3", ("gpt2", "long gpt2", "ring gpt2", "halves llama", "inside mixtral")),
+    4: (
+        "a=2 b=2",
+        (
+            "smoothed",
+            "padded llama",
+            "ring packed llama",
+            "ring llama",
+            "mixtral",
+            "tokens of mixtral",
+        ),
+    ),
 }
 WORDS = 53  # a prime number, like 50,257
 
@@ -55,6 +65,19 @@ def padded():
     mask = torch.ones_like(batch["input_ids"])
     mask[1, 4:], mask[3, 5:] = 0, 0
     return model, {**batch, "attention_mask": mask}
+
+
+def packed():
+    """Llama with two documents to a sample: positions start again, and none sees the other."""
+    model, batch = models.llama(length=9)
+    document = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    places = torch.arange(9)
+    sees = (document[:, None] == document) & (places <= places[:, None])
+    mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
+    count = len(batch["input_ids"])
+    positions = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]).expand(count, -1).contiguous()
+    mask = mask.expand(count, 1, -1, -1).contiguous()
+    return model, {**batch, "position_ids": positions, "attention_mask": mask}
 
 
 def mixtral():
@@ -107,12 +130,17 @@ VOCABULARY, SEQUENCE = (
     {"linear", "scaled_dot_product_attention"},
 )
 WEIGHTS = "model.layers.0.mlp.experts.gate_up_proj"
-# A model, a value and the dimension of it that is split, operators that must be among the split.
+# A model, a value and the dimension of it that is split, operators that must be among the split,
+# and along the last axis how attention is.
 CASES = {
     "smoothed": (smoothed, "table.weight", 0, VOCABULARY),
     "gpt2": (models.gpt2, "transformer.wte.weight", 0, VOCABULARY),
     "long gpt2": (models.gpt2, "kwargs.input_ids", 1, {"linear", "softmax", "dropout"}),
     "long llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE),
+    "ring llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE, "l~s~z"),
+    "halves llama": (models.llama, "kwargs.input_ids", 1, SEQUENCE, "l~z"),
+    "ring gpt2": (lambda: models.gpt2(dropout=0.0), "kwargs.input_ids", 1, SEQUENCE, "l~s~z"),
+    "ring packed llama": (packed, "kwargs.input_ids", 1, SEQUENCE, "l~s"),
     "mixtral": (mixtral, WEIGHTS, 0, {"experts"}),
     "inside mixtral": (mixtral, WEIGHTS, 1, {"experts"}),
     "tokens of mixtral": (mixtral, "kwargs.input_ids", 1, {"experts", "topk"}),
@@ -138,24 +166,33 @@ def _compare(text, subjects):
     mesh = Mesh.parse(text)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
     for name, one in subjects.items():
-        _, value, dim, kinds = CASES[name]
+        _, value, dim, kinds, *how = CASES[name]
         atom = one.analysis.dims[value][dim][-1]
-        chosen, split = along(one, mesh, atom)
+        chosen, split = along(one, mesh, atom, *how)
         storage = {
             leaf.name: stored(one, leaf.name, mesh, atom)
             for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
         }
         serial = stepped(one, one.one_device())
-        parallel = stepped(one, one.module(mesh, chosen, storage, device_mesh))
+        module = one.module(mesh, chosen, storage, device_mesh)
+        parallel = stepped(one, module)
         assert serial.keys() == parallel.keys()
         errors = {key: error(serial[key], parallel[key]) for key in serial}
         worst = max(errors, key=errors.get)
         assert errors[worst] <= TOLERANCE, f"{name} on {text}: {worst} is {errors[worst]:.1e} off"
         assert kinds <= split, f"{name}: only {split} are split"
+        if how and mesh.size == 2:
+            again = one.module(mesh, chosen, storage, device_mesh)
+            compiled = one.run(torch.compile(again, backend="aot_eager"))
+            for key, value in compiled.items():
+                assert error(serial[key.replace("_orig_mod.", "")], value) <= TOLERANCE
 
 
-def along(one, mesh, atom):
-    """Every operator split along `atom` over all axes, if it may be; kinds of those that are."""
+def along(one, mesh, atom, how=""):
+    """Every operator split along `atom` over all axes, if it may be; kinds of those that are.
+
+    Attention is split as `how` says along the last axis.
+    """
     chosen, split = {}, set()
     for op in one.graph.ops:
         rule = one.analysis.rules[op.name]
@@ -163,6 +200,9 @@ def along(one, mesh, atom):
         for factor in rule.factors:
             if factor.atom == atom and factor.kind is FactorKind.PARALLEL:
                 tiling = (Split(factor.name),) * len(mesh.axes)
+                if how and rule.together:
+                    (last,) = (names for names in rule.together if "~".join(names) == how)
+                    tiling = (*tiling[:-1], Together(last))
                 if feasible(rule, place(rule, tiling, mesh)):
                     chosen[op.name] = tiling
                     split.add(op.kind)

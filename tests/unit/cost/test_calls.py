@@ -63,15 +63,17 @@ def test_timings_hold_where_they_were_made_and_scale_the_formula_elsewhere(graph
     half, quarter = list(whole), list(whole)
     half[place], quarter[place] = 128, 64
     sizes = np.array([whole, half, quarter]).T
-    formula = np.array([4.0, 2.0, 1.0])
+    formula, same = np.array([4.0, 2.0, 1.0]), np.ones(3, bool)
     timings = (
         Timing(str(found.at(whole)), 8.0, 1.0),
         Timing(str(found.at(half)), 16.0, 0.0),
     )
-    assert timed(formula, found, sizes, timings).tolist() == pytest.approx([8.0, 16.0, 4.0])
-    back = timed(formula, found, sizes, timings, backward=True)
+    assert timed(formula, found, sizes, timings, same).tolist() == pytest.approx([8.0, 16.0, 4.0])
+    back = timed(formula, found, sizes, timings, same, backward=True)
     assert back.tolist() == pytest.approx([1.0, 0.0, 0.25])
-    assert timed(formula, found, sizes, ()).tolist() == formula.tolist()
+    assert timed(formula, found, sizes, (), same).tolist() == formula.tolist()
+    placed = np.array([True, False, True])  # what another operator computes at such a size
+    assert timed(formula, found, sizes, timings, placed).tolist() == pytest.approx([8.0, 4.0, 2.0])
 
 
 def test_plans_cost_what_was_timed(graph):

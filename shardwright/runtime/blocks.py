@@ -1,0 +1,221 @@
+"""Attention block by block: whatever order keys come in, and never all scores at once.
+
+Each block of scores S = scale · Q Kᵀ + mask adds exp(S − m) V and Σ exp(S − m) to what is known,
+with m the largest of each row so far; when m grows, what is known shrinks (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention
+does not need O(n²) memory", 2021). Backward needs of the forward pass L = m + log Σ exp(S − m) of
+each row alone: P = exp(S − L), and with D = Σ dO · O the gradient of S is P · (dO Vᵀ − D) (Dao et
+al., "FlashAttention", 2022). It knows nothing of devices: which rows and columns are there is said
+by their places in the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from shardwright.lower.program import Run
+
+_SCORES = 2**20  # of one block, on a CPU: what its caches hold
+_SCORES_ON_GPU = 2**26
+
+
+class How(NamedTuple):
+    """What attention does with its scores. Causal rows see the columns up to their own place."""
+
+    scale: float
+    causal: bool
+    heads: int  # of keys; of queries there may be several to each
+
+
+class Part(NamedTuple):
+    """Some rows against some columns, each counted in the tile and, if `masked`, in the whole."""
+
+    rows: slice
+    columns: slice
+    first_row: int
+    first_column: int
+    masked: bool
+
+
+@final
+class Rows:
+    """The results of one tile of queries [..., heads, length, width], while blocks come in."""
+
+    def __init__(self, query: Tensor, width: int, runs: Sequence[Run], how: How) -> None:
+        self.query = _grouped(query, how.heads)  # (..., heads of keys, queries of each, L, E)
+        self.runs, self.how = runs, how
+        shape = (*self.query.shape[:-1], width)
+        exact = _exact(query.dtype)
+        self.sums = torch.zeros(shape, dtype=exact, device=query.device)
+        self.largest = self.sums.new_full(shape[:-1], float("-inf"))
+        self.total = self.sums.new_zeros(shape[:-1])
+
+    def add(self, key: Tensor, value: Tensor, mask: Tensor | None, runs: Sequence[Run]) -> None:
+        """One block of keys and values [..., heads, length, width], which lie at `runs`."""
+        for part in parts(self.query, self.runs, runs, self.how):
+            scores = _scores(self.query, key, mask, part, self.how)
+            largest = self.largest[..., part.rows]
+            now = torch.maximum(largest, scores.amax(-1))
+            known = now.masked_fill(now == float("-inf"), 0.0)  # rows that see nothing yet
+            shrunk = (largest - known).exp_()
+            weights = (scores - known.unsqueeze(-1)).exp_()
+            self.total[..., part.rows] = self.total[..., part.rows] * shrunk + weights.sum(-1)
+            sums = self.sums[..., part.rows, :]
+            sums.mul_(shrunk.unsqueeze(-1))
+            sums += _times(weights.to(value.dtype), value[..., part.columns, :])
+            self.largest[..., part.rows] = now
+
+    def results(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention returns, zeros for rows that see nothing, and of each row L."""
+        nothing = self.total == 0
+        result = self.sums / self.total.masked_fill(nothing, 1.0).unsqueeze(-1)
+        normalizer = (self.largest + self.total.log()).masked_fill(nothing, float("inf"))
+        return result.flatten(-4, -3).to(like.dtype), normalizer
+
+
+@final
+class Gradients:
+    """Gradients of one tile of queries, while blocks of keys and values come by."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        result: Tensor,
+        normalizer: Tensor,
+        gradient: Tensor,
+        runs: Sequence[Run],
+        how: How,
+    ) -> None:
+        self.runs, self.how = runs, how
+        self.query, self.given = (_grouped(x, how.heads) for x in (query, gradient))
+        exact = _exact(query.dtype)
+        self.normalizer = normalizer
+        of_row = gradient.to(exact) * result.to(exact)
+        self.of_row = _grouped(of_row, how.heads).sum(-1)
+        self.of_query = torch.zeros_like(self.query, dtype=exact)
+
+    def add(
+        self,
+        block: tuple[Tensor, Tensor],
+        sums: tuple[Tensor, Tensor],
+        masks: tuple[Tensor | None, Tensor | None],
+        runs: Sequence[Run],
+    ) -> None:
+        """A block of keys and values, the `sums` of its gradients, mask and gradient of that."""
+        (key, value), (of_key, of_value), (mask, of_mask) = block, sums, masks
+        for part in parts(self.query, self.runs, runs, self.how):
+            rows, columns = part.rows, part.columns
+            scores = _scores(self.query, key, mask, part, self.how)
+            weights = scores.sub_(self.normalizer[..., rows].unsqueeze(-1)).exp_()
+            query, given = self.query[..., rows, :], self.given[..., rows, :]
+            of_value[..., columns, :] += _turned(weights.to(given.dtype), given)
+            change = _times(given, value[..., columns, :].transpose(-2, -1)).to(scores.dtype)
+            change = change.sub_(self.of_row[..., rows].unsqueeze(-1)).mul_(weights)
+            if of_mask is not None:
+                there = _cut(of_mask, part)
+                there += _ungrouped(change).sum_to_size(there.shape)
+            change = change.mul_(self.how.scale).to(query.dtype)
+            self.of_query[..., rows, :] += _times(change, key[..., columns, :])
+            of_key[..., columns, :] += _turned(change, query)
+
+
+def parts(query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How) -> Iterator[Part]:
+    """What of a tile there is to compute, in parts: columns that no row sees are left out."""
+    top = 0
+    for row, length in rows:
+        left = 0
+        for column, width in columns:
+            end = min(width, row + length - column) if how.causal else width
+            if end > 0:
+                each = query.shape[:-2].numel() * min(end, 1024)
+                most = _SCORES if query.device.type == "cpu" else _SCORES_ON_GPU
+                step = max(16, most // max(1, each))
+                yield from _blocks((top, row, length, step), (left, column, end), how)
+            left += width
+        top += length
+
+
+def _blocks(
+    down: tuple[int, int, int, int], across: tuple[int, int, int], how: How
+) -> Iterator[Part]:
+    (top, row, length, step), (left, column, width) = down, across
+    for start in range(0, length, step):
+        end = min(start + step, length)
+        for first in range(0, width, 1024):
+            last = min(first + 1024, width)
+            if how.causal:  # up to the place of the last row
+                last = min(last, row + end - column)
+            if first >= last:
+                break
+            yield Part(
+                slice(top + start, top + end),
+                slice(left + first, left + last),
+                row + start,
+                column + first,
+                how.causal and column + last - 1 > row + start,
+            )
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: Part, how: How) -> Tensor:
+    rows = query[..., part.rows, :]
+    scores = _times(rows, key[..., part.columns, :].transpose(-2, -1))
+    scores = scores.to(_exact(rows.dtype)).mul_(how.scale)
+    if part.masked:
+        down = torch.arange(rows.shape[-2], device=rows.device) + part.first_row
+        across = torch.arange(scores.shape[-1], device=rows.device) + part.first_column
+        scores.masked_fill_(across > down.unsqueeze(-1), float("-inf"))
+    if mask is not None:
+        own = _cut(mask, part)
+        if own.dim() > 2:  # heads become those of keys and, of each, those of queries
+            heads = (how.heads, -1) if own.shape[-3] > 1 else (1, 1)
+            own = own.unflatten(-3, heads)
+        if own.dtype == torch.bool:
+            return scores.masked_fill_(~own, float("-inf"))
+        scores += own
+    return scores
+
+
+def _cut(mask: Tensor, part: Part) -> Tensor:
+    """The part of a mask, whose columns and rows may stand for all."""
+    if mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., part.rows, :]
+    return (
+        mask[..., part.first_column : part.first_column + _length(part)]
+        if (mask.shape[-1] > 1)
+        else mask
+    )
+
+
+def _length(part: Part) -> int:
+    return int(part.columns.stop - part.columns.start)
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    """(..., heads, L, E) as (..., heads of keys, queries of each, L, E)."""
+    found: Tensor = x.unflatten(-3, (heads, -1))
+    return found
+
+
+def _ungrouped(x: Tensor) -> Tensor:
+    return x.flatten(-4, -3)
+
+
+def _times(x: Tensor, y: Tensor) -> Tensor:
+    """(..., heads, queries of each, L, K) times (..., heads, K, N), which is read once."""
+    found = torch.matmul(x.flatten(-3, -2), y)
+    rows: Tensor = found.unflatten(-2, x.shape[-3:-1])
+    return rows
+
+
+def _turned(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ y, summed over the queries of each head of keys: (..., heads, K, N)."""
+    return torch.matmul(x.flatten(-3, -2).transpose(-2, -1), y.flatten(-3, -2))
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """What sums are made in: at least single precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
