@@ -6,7 +6,9 @@ One job trains on two ranks, saves every other step in the background, and torch
 the ranks again whenever one dies. A third of the kills come while a checkpoint
 is being written, a third at a random moment after a step, the others at a random moment
 after the ranks were started. After each kill the latest checkpoint is read. At the end
-the losses of all steps are compared with those of a run that nobody disturbed.
+the losses of all steps are compared with those of a run that nobody disturbed. It takes
+about a quarter of an hour, and not more than `--minutes`: then fewer have been killed,
+which counts as failed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from shardwright.train.target import load_job
 SEED = 0
 RANKS, EVERY = 2, 2
 PATIENCE = 300.0  # seconds for a restart on a busy machine
+STEPS_PER_KILL = 12  # more than a run goes on between two of them
+TOO_LATE = 124  # the status of a run that was ended for its time
 WAYS = "while saving", "after a step", "after the start"
 JOB = """
 import time
@@ -74,6 +78,7 @@ class Killer:
     folder: CheckpointFolder
     chance: random.Random
     seconds: float  # that a start takes about, as far as known
+    end: float  # of the clock that only goes forward: no longer
     done: Counter[str] = field(default_factory=Counter)
     torn: list[str] = field(default_factory=list)  # of checkpoints that could not be read
 
@@ -81,15 +86,20 @@ class Killer:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
         try:
             before: list[int] = []
-            while sum(self.done.values()) < self.kills:
+            while sum(self.done.values()) < self.kills and time.monotonic() < self.end:
                 before = self._ranks(process, before)
                 way = self.chance.choice(WAYS)
                 if not self._moment(way, process):
                     break
-                os.kill(self.chance.choice(before), signal.SIGKILL)
+                try:
+                    os.kill(self.chance.choice(before), signal.SIGKILL)
+                except ProcessLookupError:  # it had ended by itself
+                    continue
                 self.done[way] += 1
                 print(f"kill {sum(self.done.values())} {way}: {self._latest()}", flush=True)
-            return process.wait()
+            return process.wait(max(PATIENCE, self.end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return TOO_LATE
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -136,8 +146,8 @@ class Killer:
         return f"step {saved.step} is complete"
 
 
-def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Train twice, disturbed and not, and compare."""
+def run(kills: int, steps: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
+    """Train twice, disturbed for so many `seconds` at most and not, and compare."""
     (folder / "job.py").write_text(JOB)
     target, log = f"{folder / 'job.py'}:job", folder / "run.log"
     given = load_job(target)
@@ -147,7 +157,8 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
     with log.open("w") as out:
         undisturbed = _losses(launch(target, plan, steps, stdout=out))
         checkpoints = CheckpointFolder(folder / "runs")
-        killer = Killer(kills, checkpoints, random.Random(seed), seconds=10.0)
+        begin = time.monotonic()
+        killer = Killer(kills, checkpoints, random.Random(seed), 10.0, begin + seconds)
         disturbed = launch(
             target,
             plan,
@@ -164,6 +175,7 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
         "kills_by_moment": dict(killer.done),
         "resumed": said.count("resumed after step"),
         "steps": steps,
+        "minutes": round((time.monotonic() - begin) / 60, 1),
         "status": disturbed.status,
         "same_curve": found == undisturbed and sorted(found) == list(range(1, steps + 1)),
         "torn_checkpoints": killer.torn,
@@ -187,12 +199,14 @@ def main() -> None:
     """Kill, compare, print the count and the outcome, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, help="by default 20 for each kill")
+    parser.add_argument("--steps", type=int, help=f"by default {STEPS_PER_KILL} for each kill")
+    parser.add_argument("--minutes", type=float, default=120.0, help="at most")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(options.kills, options.steps or 20 * options.kills, options.seed, Path(folder))
+        steps = options.steps or STEPS_PER_KILL * options.kills
+        result = run(options.kills, steps, options.seed, Path(folder), 60 * options.minutes)
     record.write(
         {"claim": "any kill, at any moment, leaves a complete checkpoint and the curve", **result},
         options.out,
