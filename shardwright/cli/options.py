@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
@@ -97,6 +98,28 @@ def target(function: F) -> F:
         "--batch", type=click.IntRange(min=1), help="Global batch size, for a config.json."
     )(function)
     return click.argument("target")(function)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOfTarget:
+    """TARGET with its sizes and settings, and the file of a plan for it."""
+
+    target: str
+    batch: int | None
+    seq: int | None
+    settings: tuple[str, ...]
+    plan: str
+
+
+def target_and_plan(function: F) -> F:
+    """TARGET, its options, and PLAN, as one parameter `given`, a `PlanOfTarget`."""
+
+    @functools.wraps(function)
+    def collected(*args: Any, **kwargs: Any) -> Any:
+        given = {field.name: kwargs.pop(field.name) for field in fields(PlanOfTarget)}
+        return function(*args, given=PlanOfTarget(**given), **kwargs)
+
+    return target(click.argument("plan", type=click.Path(dir_okay=False))(collected))  # type: ignore[return-value]
 
 
 def _constraint(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import click
 
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.options import PlanOfTarget
 from shardwright.cli.timings import by_timings
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.explain import WIDTH
@@ -98,18 +99,11 @@ def capture(
         return Captured(job, graph, optimizer or optimizer_name(job), time.perf_counter() - start)
 
 
-def planned(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: Sequence[str],
-    file: str,
-    devices: int | None = None,
-) -> tuple[Captured, Plan]:
-    """TARGET as the plan in `file` wants it captured, and the plan, which must be one for it."""
-    plan = Plan.load(file)
-    captured = capture(target, batch, seq, settings, habits=asdict(plan.habits))
-    return captured, load_plan(file, captured, devices)
+def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:
+    """TARGET as the plan wants it captured, and the plan, which must be one for it."""
+    habits = asdict(Plan.load(given.plan).habits)
+    captured = capture(given.target, given.batch, given.seq, given.settings, habits=habits)
+    return captured, load_plan(given.plan, captured, devices)
 
 
 def machine_of(text: str, devices: int | None = None) -> Machine:

@@ -16,18 +16,13 @@ from shardwright.report.summary import summary
 
 
 @click.command("recost")
-@options.target
-@click.argument("plan", type=click.Path(dir_okay=False))
+@options.target_and_plan
 @options.machine
 @options.optimizer
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
 def command(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: tuple[str, ...],
-    plan: str,
+    given: options.PlanOfTarget,
     machine: str,
     optimizer: str | None,
     output: str | None,
@@ -40,9 +35,9 @@ def command(
     it (layouts of values, seconds, bytes, collectives) is made anew.
     """
     known = planning.machine_of(machine)
-    captured, before = planning.planned(target, batch, seq, settings, plan)
+    captured, before = planning.planned(given)
     frontier = planning.search(captured, known, planning.Wishes())
-    with working(f"costing {plan}"):
+    with working(f"costing {given.plan}"):
         from shardwright.search.recost import recosted
 
         chosen = optimizer or captured.optimizer
@@ -54,7 +49,7 @@ def command(
         return
     click.echo(f"costed: {summary(after)}")
     click.echo(_beside(after, frontier[0]))
-    click.echo(diff_text(difference(before, after), (plan, output or "costed again")))
+    click.echo(diff_text(difference(before, after), (given.plan, output or "costed again")))
     if output:
         click.echo(f"wrote {output}")
 

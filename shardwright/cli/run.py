@@ -145,7 +145,8 @@ def command(
         raise UsageError("--max-restarts starts from the latest checkpoint: give --checkpoint DIR")
     if plan is not None:
         _refuse_changes(plan, constraints, habits, micro_batches, stages, allow_async)
-        captured, chosen = planning.planned(target, batch, seq, settings, plan, devices)
+        given = options.PlanOfTarget(target, batch, seq, settings, plan)
+        captured, chosen = planning.planned(given, devices)
         captured.job.check_data()
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")

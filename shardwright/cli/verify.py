@@ -21,19 +21,11 @@ NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
 
 
 @click.command("verify")
-@options.target
-@click.argument("plan", type=click.Path(dir_okay=False))
+@options.target_and_plan
 @options.as_json
-def command(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: tuple[str, ...],
-    plan: str,
-    as_json: bool,
-) -> None:
+def command(given: options.PlanOfTarget, as_json: bool) -> None:
     """Compare PLAN with one device: loss, every gradient, one optimizer step."""
-    captured, chosen = planning.planned(target, batch, seq, settings, plan)
+    captured, chosen = planning.planned(given)
     report = verified(captured.job, chosen)
     if as_json:
         print_json(content(report))
