@@ -10,7 +10,7 @@ from shardwright.lower.buckets import bucketed
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.gathers import gathered
 from shardwright.lower.lower import lower, verify
-from shardwright.lower.program import Fetch, Gather, Prefetch, Redistribute, writes
+from shardwright.lower.program import Fetch, Gather, Prefetch, Redistribute, Reduce, writes
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 
@@ -32,22 +32,21 @@ class Net(nn.Module):
 
 
 GRAPH = capture_call(Net(), (torch.ones(6, WIDTH),)).graph
-ANALYSIS = analyze(GRAPH)
 
 
-def program(kept_whole=()):
+def program(kept_whole=(), graph=GRAPH):
     """The batch is split, parameters are sharded but for those that are `kept_whole`."""
-    tilings = {}
-    for op in GRAPH.ops:
-        factors = {factor.name for factor in ANALYSIS.rules[op.name].factors}
+    tilings, analysis = {}, analyze(graph)
+    for op in graph.ops:
+        factors = {factor.name for factor in analysis.rules[op.name].factors}
         word = next((word for word in ("b0", "m", "d0") if word in factors), "-")
         word = "-" if op.name == "sum" else word  # of a bias: another layout of its gradient
-        tilings[op.name] = parse_tiling(ANALYSIS.rules[op.name], (word,))
+        tilings[op.name] = parse_tiling(analysis.rules[op.name], (word,))
     storage = {
         leaf.name: Layout.parse("dp:R" if leaf.name in kept_whole else "dp:S(0)", MESH)
-        for leaf in GRAPH.leaves_of(LeafKind.PARAMETER)
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
     }
-    return bucketed(lower(GRAPH, ANALYSIS, Decisions(MESH, tilings, storage), 0), GRAPH)
+    return bucketed(lower(graph, analysis, Decisions(MESH, tilings, storage), 0), graph)
 
 
 def of(kind, found):
@@ -101,3 +100,19 @@ def test_programs_without_sharded_parameters_stay_as_they_are():
     changed = gathered(program(layer(3)), GRAPH)
     assert layer(3)[0] not in {name for one in of(Gather, changed) for name in leaves(one)}
     assert len(of(Fetch, changed)) == len(of(Fetch, program(layer(3))))
+
+
+def test_a_frozen_parameter_is_in_no_bucket_whose_gradients_travel():
+    """It would get a gradient, and room for it, that nobody wants."""
+    net = Net()
+    net.layers[1].requires_grad_(False)
+    graph = capture_call(net, (torch.ones(6, WIDTH),)).graph
+    changed = gathered(program(graph=graph), graph)
+    verify(changed)
+    in_buckets = [leaves(one) for one in (*of(Gather, changed), *of(Reduce, changed))]
+    assert {name for bucket in in_buckets for name in bucket} == {
+        name for number in (0, 2, 3) for name in layer(number)
+    } - {layer(0)[1]}  # which is read twice
+    alone = {one.value.removesuffix("/local"): one for one in of(Redistribute, changed)}
+    for name in layer(1):
+        assert alone[name].forward and not alone[name].backward and not alone[name].differentiable
