@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from math import prod
-from pathlib import Path
 
 from shardwright.ir.calls import Timing
 from shardwright.ir.curve import Curve
+from shardwright.ir.files import FileSizeError, read_within
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.measured import Measured
 
 BACKENDS = ("nccl", "gloo")
 NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
+_LARGEST = 2**24  # bytes of a machine file; timings of 10,000 operators take 2 MiB
 
 
 class MachineError(ValueError):
@@ -288,8 +289,8 @@ class Machine:
         from shardwright.ir.machine_text import parse_toml
 
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
+            text = read_within(path, _LARGEST)
+        except (OSError, UnicodeDecodeError, FileSizeError) as e:
             raise MachineError(
                 f"cannot read machine {path}: {e}; give a TOML file or a preset such as 8xH100"
             ) from e

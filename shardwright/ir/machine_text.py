@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -66,7 +67,13 @@ def parse_quantity(name: str, text: object, units: Units) -> float:
         raise MachineError(
             f"{name} is {text!r}, which {what}; use one of {', '.join(units.scales)}"
         )
-    return float(Decimal(found[1]) * units.scales[found[2]])
+    try:
+        figure = float(Decimal(found[1]) * units.scales[found[2]])
+    except ArithmeticError:  # beyond what even `Decimal` holds
+        figure = math.inf
+    if math.isinf(figure):
+        raise MachineError(f'{name} is {text!r}, more than can be; write one such as "{example}"')
+    return figure
 
 
 def quantity(figure: float, units: Units) -> str:
@@ -167,7 +174,7 @@ def parse_toml(text: str) -> Machine:
     """The machine that `text` describes; raises `MachineError`, one line that says what to do."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:  # also a number too long, lists too deep
         raise MachineError(f"is not TOML: {e}; correct that line") from e
     _check_keys(
         "the file",

@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from shardwright.ir.files import write_whole
+from shardwright.ir.files import FileSizeError, read_within, write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
@@ -23,6 +22,7 @@ from shardwright.ir.remarks import Remark
 
 NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them
+_LARGEST = 2**28  # bytes of a plan file; one of 10,000 operators has 4 MiB
 
 
 class PlanError(ValueError):
@@ -195,8 +195,8 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file; raises `PlanError` for anything that is not a whole, valid plan."""
         try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as e:
+            text = read_within(path, _LARGEST)
+        except (OSError, UnicodeDecodeError, FileSizeError) as e:
             reason = getattr(e, "strerror", None) or e
             raise PlanError(
                 f"cannot read plan {path}: {reason}; give a file that `plan` wrote"

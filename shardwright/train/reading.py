@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 INDEX = ".metadata"
+_LARGEST = 2**30  # bytes of an index; one of a million tiles has 200 MiB
 
 _CLASSES = {
     "torch": ("Size",),
@@ -56,6 +57,8 @@ class SafeReader(FileSystemReader):
 def read_index(folder: Path, sizes: Mapping[str, int]) -> Metadata:
     """The index in `folder`, checked; raises `CheckpointError` for what is no index of tensors."""
     try:
+        if (size := (folder / INDEX).stat().st_size) > _LARGEST:
+            raise CheckpointError(f"it has {size} bytes, too many for an index")
         found = _Unpickler(io.BytesIO((folder / INDEX).read_bytes())).load()
         _check(found, sizes)
     except CheckpointError as e:

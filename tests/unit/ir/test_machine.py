@@ -156,6 +156,8 @@ def test_a_wrong_preset_says_what_to_write(text, says):
         ('"900GB/s"', "900", "device.memory_bandwidth is 900, without a unit; write a text such"),
         ('"900GB/s"', '"900"', "device.memory_bandwidth is '900', which has no unit; use one of"),
         ('"900GB/s"', '"900GB"', "which has the unit 'GB'; use one of B/s, kB/s"),
+        ('"900GB/s"', '"9e9999GB/s"', "more than can be; write one such as"),
+        ('"24GiB"', '"9e999999999999999999GiB"', "more than can be; write one such as"),
         ('"900GB/s"', '"fast"', 'write a number and a unit, as in "900GB/s"'),
         (
             '"25GB/s"',

@@ -1,0 +1,250 @@
+"""Nothing that is read runs code, leaves its place or takes the memory: one clear line each.
+
+Four kinds of files come from others: plans, machines, checkpoints and weights. Each is tried
+with a pickle that would run code, a name that leads out of its folder, and as one that is too
+large, empty, or cut short.
+"""
+
+import io
+import json
+import pickle
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.ir.machine import Machine, MachineError
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.folder import RECORD
+from shardwright.train.job import Job
+from shardwright.train.loop import start
+from shardwright.train.reading import INDEX, CheckpointError
+from tests import plans
+
+HUGE = 2**40  # bytes, of holes
+PLAN = plans.transformer()
+
+
+class Poison:
+    """Leaves a file behind where it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("poisoned"),)
+
+
+POISON = pickle.dumps(Poison())
+
+
+class Net(nn.Module):
+    """Trained by hand, it is what a run needs of a parallel module."""
+
+    known = (((), ()),)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+
+    def lasting_buffers(self):
+        return {}
+
+    def random_state(self):
+        return 0, 0
+
+    def set_random_state(self, state):
+        del state
+
+
+def started():
+    job = Job(Net, {"x": torch.zeros(2, 3)}, lambda ps: torch.optim.SGD(ps, lr=0.1), [], 1)
+    return start(Net(), job)
+
+
+class PlanFile:
+    error = PlanError
+
+    def __init__(self, folder):
+        self.file = folder / "plan.json"
+        PLAN.save(self.file)
+
+    def read(self):
+        return Plan.load(self.file)
+
+
+class MachineFile:
+    error = MachineError
+
+    def __init__(self, folder):
+        self.file = folder / "machine.toml"
+        self.file.write_text(Machine.preset("2x8xA100").to_toml())
+
+    def read(self):
+        return Machine.load(self.file)
+
+
+class CheckpointFile:
+    error = CheckpointError
+
+    def __init__(self, folder):
+        self.folder = folder
+        checkpoints = Checkpoints(folder, PLAN)
+        checkpoints.save(started())
+        self.file = folder / "step-00000000" / INDEX
+        self.record = self.file.with_name(RECORD)
+
+    def read(self):
+        """What a resume does; a checkpoint that is passed over counts as refused."""
+        saved, wrong = Checkpoints(self.folder, PLAN).resume(started())
+        if wrong:
+            (text,) = wrong
+            raise CheckpointError(text)
+        return saved
+
+
+class WeightsFile:
+    error = CheckpointError
+
+    def __init__(self, folder):
+        from safetensors.torch import save_file
+
+        self.file = folder / "model.safetensors"
+        save_file(Net().state_dict(), self.file)
+
+    def read(self):
+        from shardwright.train.export import load_safetensors
+
+        load_safetensors(Net(), self.file)
+        return True
+
+
+KINDS = {"plan": PlanFile, "machine": MachineFile, "checkpoint": CheckpointFile}
+KINDS |= {"weights": WeightsFile}
+
+
+def replaced(content):
+    """Every file of the kind, in its place or, for a checkpoint, with its size in the record."""
+
+    def change(kind):
+        kind.file.write_bytes(content)
+        _tell_size(kind)
+
+    return change
+
+
+def _tell_size(kind):
+    """As someone would who writes a whole checkpoint of his own."""
+    if isinstance(kind, CheckpointFile):
+        record = json.loads(kind.record.read_text())
+        record["files"][kind.file.name] = kind.file.stat().st_size
+        kind.record.write_text(json.dumps(record))
+
+
+def cut(kind):
+    replaced(kind.file.read_bytes()[: kind.file.stat().st_size // 2])(kind)
+
+
+def grown(kind):
+    with kind.file.open("r+b") as file:
+        file.truncate(HUGE)
+    _tell_size(kind)
+
+
+DAMAGES = {
+    "poisoned": replaced(POISON),
+    "poisoned torch file": None,  # made below
+    "empty": replaced(b""),
+    "cut short": cut,
+    "too large": grown,
+    "binary": replaced(bytes(range(256))),
+    "nested": replaced(b"a = " + b"[" * 10**5),
+    "nested JSON": replaced(b'{"format": ' + b"[" * 10**5),
+    "a number too long": replaced(b"format = " + b"1" * 10**4),
+    "a large header": replaced(struct.pack("<Q", 2**62) + b"{}"),
+}
+
+
+def poisoned_torch_file(kind):
+    written = io.BytesIO()
+    torch.save(Poison(), written)
+    replaced(written.getvalue())(kind)
+
+
+DAMAGES["poisoned torch file"] = poisoned_torch_file
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def refused(kind):
+    """The line that says why."""
+    with pytest.raises(kind.error) as caught:
+        kind.read()
+    assert not Path("poisoned").exists()
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_none_of_its_kind_is_refused_in_a_line_that_names_it(name, damage, tmp_path):
+    kind = KINDS[name](tmp_path)
+    assert kind.read()
+    DAMAGES[damage](kind)
+    assert str(kind.file) in refused(kind)
+
+
+OUTSIDE = ["../outside", "/etc/passwd", "..", "a/../../outside"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_no_name_leads_out_of_a_checkpoint(path, tmp_path):
+    kind = CheckpointFile(tmp_path)
+    record = json.loads(kind.record.read_text())
+    kind.record.write_text(json.dumps({**record, "files": {**record["files"], path: 1}}))
+    assert f"lists {path!r}, which is no plain file name" in refused(kind)
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_names_in_plans_and_machines_are_names_and_open_nothing(path, tmp_path):
+    """Their texts may say anything: no file but the one that is read is opened."""
+    opened = []
+    watching = True
+
+    def watch(event, args):
+        if watching and event in ("open", "os.listdir", "os.scandir", "exec", "import"):
+            opened.append((event, args[0]))
+
+    plan = json.loads(PLAN.to_json())
+    plan |= {"name": path, "machine": path, "notes": [path]}
+    plan["parameters"][0][0] = plan["ops"][0][-4] = path
+    Path("plan.json").write_text(json.dumps(plan))
+    text = Machine.preset("2xcpu").to_toml().replace('"2xcpu"', json.dumps(path))
+    Path("machine.toml").write_text(text)
+    assert Plan.load("plan.json").machine == path and Machine.load("machine.toml").name == path
+    sys.addaudithook(watch)
+    try:
+        Plan.load("plan.json")
+        Machine.load("machine.toml")
+    finally:
+        watching = False
+    assert opened == [("open", "plan.json"), ("open", "machine.toml")]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_names_of_weights_are_keys_and_nothing_else(path, tmp_path):
+    from safetensors.torch import save_file
+
+    kind = WeightsFile(tmp_path)
+    save_file({path: torch.zeros(2)}, kind.file)
+    assert f"{path} is in one of them only" in refused(kind)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "model.safetensors"]
