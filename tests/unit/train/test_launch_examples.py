@@ -19,6 +19,53 @@ def understood(words):
     return options
 
 
+# What the operator's schema (kubeflow.org/v1) and Kubernetes' know at each place, as far as used.
+KNOWN = {
+    "": {"apiVersion": str, "kind": str, "metadata": dict, "spec": dict},
+    "metadata": {"name": str, "namespace": str, "labels": dict},
+    "spec": {
+        "elasticPolicy": dict, "nprocPerNode": str, "pytorchReplicaSpecs": dict, "runPolicy": dict,
+    },
+    "spec.elasticPolicy": {
+        "minReplicas": int, "maxReplicas": int, "rdzvBackend": str, "rdzvPort": int,
+        "rdzvHost": str, "rdzvId": str, "rdzvConf": list, "standalone": bool, "nProcPerNode": int,
+        "maxRestarts": int, "metrics": list,
+    },
+    "spec.pytorchReplicaSpecs": {"Master": dict, "Worker": dict},
+    "spec.pytorchReplicaSpecs.Worker": {"replicas": int, "restartPolicy": str, "template": dict},
+    "spec.pytorchReplicaSpecs.Worker.template": {"metadata": dict, "spec": dict},
+    "spec.pytorchReplicaSpecs.Worker.template.spec": {
+        "containers": list, "volumes": list, "terminationGracePeriodSeconds": int,
+        "nodeSelector": dict, "tolerations": list,
+    },
+}  # fmt: skip
+CONTAINER = {
+    "name": str, "image": str, "command": list, "args": list, "env": list, "resources": dict,
+    "volumeMounts": list, "ports": list,
+}  # fmt: skip
+
+
+def test_the_kubernetes_manifest_has_nothing_that_its_schema_does_not_know():
+    job = yaml.safe_load((LAUNCH / "pytorchjob.yaml").read_text())
+    for path, known in KNOWN.items():
+        place = job
+        for key in filter(None, path.split(".")):
+            place = place[key]
+        assert {key: type(value) for key, value in place.items()} == {
+            key: known[key] for key in place
+        }, path
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert spec["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
+    assert job["spec"]["elasticPolicy"]["rdzvBackend"] in ("c10d", "etcd", "etcd-v2")
+    (container,) = spec["template"]["spec"]["containers"]
+    assert {key: type(value) for key, value in container.items()} == {
+        key: CONTAINER[key] for key in container
+    }
+    assert container["name"] == "pytorch"  # the one that the operator looks for
+    assert all(set(one) == {"name", "value"} for one in container["env"])
+    assert all(isinstance(word, str) for word in container["command"] + container["args"])
+
+
 def test_the_kubernetes_manifest_starts_the_worker():
     job = yaml.safe_load((LAUNCH / "pytorchjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
@@ -52,6 +99,7 @@ def test_the_slurm_script_starts_the_worker(tmp_path):
     }
     bash = shutil.which("bash")
     script = LAUNCH / "slurm.sh"
+    subprocess.run([bash, "-n", script], check=True)
     done = subprocess.run(
         [bash, script], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -62,3 +110,7 @@ def test_the_slurm_script_starts_the_worker(tmp_path):
     understood(words[words.index("-m") + 2 :])
     given = re.findall(r"^#SBATCH --([a-z-]+)", script.read_text(), re.M)
     assert {"nodes", "ntasks-per-node", "signal", "requeue"} <= set(given)
+    head = script.read_text().partition("set -euo pipefail")[0]
+    assert head.startswith("#!/usr/bin/env bash\n")
+    assert all(line.startswith("#") for line in head.splitlines())  # sbatch reads no further
+    assert "#SBATCH" not in script.read_text().removeprefix(head)
