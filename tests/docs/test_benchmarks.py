@@ -6,9 +6,13 @@ import re
 import pytest
 
 from benchmarks import page
+from benchmarks.checkpointing import page as checkpointing
+from benchmarks.curves import page as curves
 from benchmarks.efficiency import page as efficiency
 from benchmarks.never_worse import page as never_worse
 from benchmarks.search import page as search
+from benchmarks.kills import page as kills
+from benchmarks.lost_host import page as lost_host
 from benchmarks.soybean import page as soybean
 from benchmarks.soybean_cuts import page as soybean_cuts
 from benchmarks.spectrain_accuracy import page as accuracy
@@ -128,6 +132,13 @@ def test_pictures_say_what_they_are_drawn_from(tmp_path):
     assert plot.digest(LEARNED["rows"][1:]) not in (tmp_path / plot.CURVES).read_text()
 
 
+ROUND = {"seconds": 5.25, "ratio": 1.0312, "ratio_quartiles": [1.01, 1.05]}
+CURVE = {"bound": 1e-9, "steps": 40, "first": 5.5, "last": 3.25}
+KILLED = {"kills": 9, "kills_by_moment": {"while saving": 4, "after a step": 5}, "resumed": 8}
+KILLED |= {"steps": 100, "same_curve": True, "torn_checkpoints": [], "passed_over": 0}
+LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bound": 1e-9}
+
+
 @pytest.mark.parametrize(
     "body, result, line",
     [
@@ -209,6 +220,28 @@ def test_pictures_say_what_they_are_drawn_from(tmp_path):
             LEARNED,
             "Predictions are nearer than the stale weights: linear ones with adamw at 1 of 2"
             " distances, decayed ones with adamw at 2 of 2 distances.",
+            checkpointing.body,
+            {"rounds": 8, "every": 50, "checkpoint_bytes": 92e6, "target_ratio": 1.05}
+            | {"no checkpoint": {"seconds": 5.0}, "in the background": ROUND, "waited for": ROUND},
+            "| in the background | 5.25 | 1.031 (1.010 to 1.050) |",
+        ),
+        (
+            curves.body,
+            {"runs": {"float64": {**CURVE, "largest_difference": {"pipeline on 2": 3.4e-12}}}},
+            "| pipeline on 2 | 3.4e-12 |",
+        ),
+        (kills.body, {**KILLED, "left_aside": []}, "| in all | 9 |"),
+        (
+            kills.body,
+            {**KILLED, "same_curve": False, "left_aside": ["a"]},
+            "Ranks resumed 8 times, and the 100 steps ended with OTHER LOSSES. Checkpoints that"
+            " were torn: 0; that had to be passed over: 0; files left behind: 1.",
+        ),
+        (
+            lost_host.body,
+            {**LOST, "largest_difference": 2e-13}
+            | {"told": [{"what": "it comes back", "seconds": 61.26, "checkpoint": 30}]},
+            "| it comes back | 61.3 | 30 |",
         ),
     ],
 )
