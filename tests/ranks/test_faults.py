@@ -74,13 +74,17 @@ def faults(text):
         agreement.check_batches(4, [{"x": torch.full((2,), float(rank))}])
     check_alike(sw.Plan.from_json(text), Net() if torch.manual_seed(1) else None)
     torch.manual_seed(rank)
-    with pytest.raises(JobError) as software:
+    with pytest.raises(JobError) as weights:
+        check_alike(sw.Plan.from_json(text), Net())
+    torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as software:
+        patch.setattr(torch, "__version__", f"2.{rank}")
         check_alike(sw.Plan.from_json(text), Net())
     assert agreement.may_go_on()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     stopped = [not agreement.may_go_on() for _ in range(3)][-1]
-    return [*said, str(data.value), str(software.value), stopped]
+    return [*said, str(data.value), str(weights.value), str(software.value), stopped]
 
 
 @pytest.mark.ranks
@@ -88,10 +92,11 @@ def test_ranks_say_what_is_wrong_and_which_of_them():
     text = plan(Net(), {"x": torch.randn(8, 6)}, 2, "data parallel").to_json()
     first, second = run_ranks(2, faults, text)
     assert first == second
-    where, data, software, stopped = first
+    where, data, weights, software, stopped = first
     assert where.startswith("mul") and "the model itself" in where and "test_faults.py" in where
     assert data.startswith("the batches of step 4 are not the same on rank 1 as on rank 0")
-    assert software.startswith("rank 1 has weights")
+    assert weights.startswith("rank 1 has weights")
+    assert software.startswith("rank 1 has torch 2.1, rank 0 has 2.0; give all hosts the same")
     assert stopped
 
 
