@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from benchmarks.hosts.network import DEVICE, Link, Namespace, address, network
+from benchmarks.hosts.network import DEVICE, Link, Namespace, address, network, plug
 
 ROOT = Path(__file__).parents[2]
 _PORT = 29500  # free: nobody else is on these hosts
@@ -87,30 +88,43 @@ class Cluster:
         killed then. `environment` is added to this process's; the folder of this
         repository is on its `PYTHONPATH`.
         """
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environ = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / str(host) for host in range(len(self))]
             running: list[subprocess.Popen[bytes]] = []
             try:
                 for host, file in enumerate(files):
                     with file.open("wb") as out:
-                        started = subprocess.Popen(
-                            [*self._before(host), *command(host)],
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=subprocess.STDOUT,
-                            env=environ,
-                            cwd=cwd,
-                            start_new_session=True,
-                        )
-                    running.append(started)
+                        running.append(self.start(host, command(host), out, environment, cwd))
                 _wait(running, files, timeout_seconds)
             finally:
                 for process in running:
                     process.kill()  # without effect on those that have ended
                     process.wait()
             return [file.read_text(errors="replace") for file in files]
+
+    def start(
+        self,
+        host: int,
+        command: Sequence[str],
+        out: IO[bytes],
+        environment: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> subprocess.Popen[bytes]:
+        """Start `command` on one host; what is returned ends with all that it has started."""
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return subprocess.Popen(
+            [*self._before(host), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    def plug(self, host: int, *, into: bool) -> None:
+        """Plug a host's link into it, or out: nothing comes or goes then, not even an end."""
+        plug(self.namespaces[host], into=into)
 
     def _before(self, host: int) -> list[str]:
         cores = ",".join(str(core) for core in self.cores[host])

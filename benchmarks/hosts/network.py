@@ -141,6 +141,11 @@ def _join(switch: Namespace, host: Namespace, number: int, link: Link) -> None:
     _run(host, "ip", "link", "set", "lo", "up")
 
 
+def plug(host: Namespace, *, into: bool) -> None:
+    """Plug the link of a host into it, or out."""
+    _run(host, "ip", "link", "set", DEVICE, "up" if into else "down")
+
+
 def _shape(side: Namespace, device: str, link: Link) -> None:
     """A token bucket for what leaves `device`; half of the latency before it."""
     add, parent = ("tc", "qdisc", "add", "dev", device), ("root",)

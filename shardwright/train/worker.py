@@ -40,13 +40,14 @@ from shardwright.train.loop import (
     start,
     train,
 )
+from shardwright.train.plans import plan_for
 from shardwright.train.randomness import seed_all
 from shardwright.train.reading import CheckpointError
 from shardwright.train.routing import measured_routing
 from shardwright.train.saving import Saving
 from shardwright.train.state import Run, Steppable
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
-from shardwright.train.target import build_model, load_job
+from shardwright.train.target import TargetError, build_model, load_job
 from shardwright.train.traced import Traced, trace_file
 from shardwright.train.values import ValueFormatError
 from shardwright.train.watchdog import Store, Watchdog, timeout_of
@@ -59,17 +60,28 @@ _MISTAKES = (
     NonFiniteLossError,
     PlanError,
     PredictionError,
+    TargetError,
     ValueFormatError,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one rank to the end of its steps."""
+    """Run one rank to the end of its steps; a mistake of the user's is one line, of rank 0."""
     options = parser().parse_args(argv)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        _run(options)
+    except _MISTAKES as e:
+        sys.exit(f"shardwright: {e}" if rank == 0 else 1)
+    except StageFailed as e:  # said by every rank: any of them may be the one that is gone
+        sys.exit(f"shardwright: rank {rank} stops: {e}")
+
+
+def _run(options: argparse.Namespace) -> None:
     job = load_job(options.target, options.batch, options.seq, options.set)
     job = replace(job, weights=options.weights or job.weights)
     job = replace(job, compiled=options.compile or job.compiled)
-    plan = Plan.load(options.plan)
+    plan = plan_for(options.plan, int(os.environ.get("WORLD_SIZE", "1")))
     device = _device()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timeout_of(options.stall_timeout))
@@ -78,10 +90,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     try:
         _train(job, plan, device, options, watchdog)
-    except _MISTAKES as e:
-        sys.exit(f"shardwright: {e}" if dist.get_rank() == 0 else 1)
-    except StageFailed as e:  # said by every rank: any of them may be the one that is gone
-        sys.exit(f"shardwright: rank {dist.get_rank()} stops: {e}")
     finally:
         watchdog.close()
         dist.destroy_process_group()
@@ -221,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     """What the worker is told; launch scripts are compared with it."""
     known = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
     known.add_argument("--target", required=True)
-    known.add_argument("--plan", required=True)
+    known.add_argument("--plan", required=True, help="file, or folder of one per device count")
     known.add_argument("--steps", type=int, required=True)
     known.add_argument("--losses", required=True, help="file for rank 0's JSON lines")
     known.add_argument("--batch", type=int)

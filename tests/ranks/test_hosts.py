@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts import HostError, HostsUnavailableError, Link, hosts
+from benchmarks.lost_host.run import good, run
 
 BIT_PER_S = 1e8
 REDUCE = """
@@ -46,6 +47,18 @@ def test_two_hosts_reduce_as_fast_as_their_link(cluster, tmp_path):
         # In a ring of two each host sends as many bytes as the tensor has.
         least = (told["bytes"] - 2 * cluster.link.burst) * 8 / BIT_PER_S
         assert least < told["seconds"] < 20 * least  # the machine may be busy
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_job_goes_on_without_a_host_and_with_it_again(cluster, tmp_path):
+    """Cut off and killed; the other trains alone, under another plan; then both do."""
+    result = run(cluster, tmp_path, steps=40, stall_seconds=8.0)
+    assert good(result), result
+    said = (tmp_path / "host-0.log").read_text()
+    assert "no step was done for 8 s" in said and "held up by rank 1" in said
+    assert said.count("resumed after step") >= 2  # more often where it is too slow to be heard
+    assert [one["what"] for one in result["told"]][-1] == "the job is done"
 
 
 def test_a_host_that_fails_ends_the_others_and_is_named(cluster):

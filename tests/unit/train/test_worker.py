@@ -90,3 +90,13 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     names = [name for _, name, *_ in step.events]
     assert names[0] == "ProfilerStep#3" and "Optimizer.step#SGD.step" in names
     assert 0 < step.seconds <= records[2]["seconds"]
+
+
+def test_what_a_rank_cannot_begin_with_is_one_line(monkeypatch, tmp_path):
+    """Of rank 0; the others only end."""
+    options = ["--target", f"{tmp_path}/none.py:job", "--steps", "1", "--losses", "l"]
+    for rank, said in (("0", "shardwright: cannot read"), ("1", "1")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            worker.main([*options, "--plan", str(tmp_path / "plan.json")])
+        assert str(ended.value).startswith(said)

@@ -1,0 +1,33 @@
+"""The plan for as many devices as there are: one file, or a folder with one for each number."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardwright.ir.plan import Plan, PlanError
+
+
+def plan_for(path: str | os.PathLike[str], devices: int) -> Plan:
+    """The plan in the file `path`, or that for `devices` in the folder.
+
+    So a torchrun whose hosts come and go (`--nnodes 1:4`) finds a plan whenever it starts
+    ranks. Raises `PlanError` where the folder has none for so many, or several.
+    """
+    if not Path(path).is_dir():
+        return Plan.load(path)
+    files = sorted(Path(path).glob("*.json"))
+    plans = {file: Plan.load(file) for file in files}
+    found = [file for file, plan in plans.items() if plan.devices == devices]
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise PlanError(
+            f"{path} has several plans for {devices} devices ({names}); leave one for each number"
+        )
+    if not found:
+        known = ", ".join(map(str, sorted({plan.devices for plan in plans.values()}))) or "none"
+        raise PlanError(
+            f"{path} has no plan for {devices} devices; it has some for {known}: plan for"
+            f" {devices} too"
+        )
+    return plans[found[0]]
