@@ -95,7 +95,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
 def test_what_a_rank_cannot_begin_with_is_one_line(monkeypatch, tmp_path):
     """Of rank 0; the others only end."""
     options = ["--target", f"{tmp_path}/none.py:job", "--steps", "1", "--losses", "l"]
-    for rank, said in (("0", "shardwright: cannot read"), ("1", "1")):
+    for rank, said in (("0", "shardwright: there is no file"), ("1", "1")):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as ended:
             worker.main([*options, "--plan", str(tmp_path / "plan.json")])
