@@ -130,12 +130,11 @@ class Frontier:
         if memory_limit is None:
             return self.settled(self.plans[0])
         limit = parse_bytes(memory_limit)
-        for place, (_, most) in enumerate(self.costs):
-            if most <= limit or (self.least is not None and self.least(place) <= limit):
-                plan = self.settled(self.plans[place])
-                if plan.peak_bytes <= limit:
-                    return plan
+        if (plan := self._fitting(limit)) is not None:
+            return plan
         least = self.smallest()
+        if least.peak_bytes <= limit:
+            return least
         under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
             f"no plan for {least.devices} devices of {least.machine}{under} fits into"
@@ -143,6 +142,29 @@ class Frontier:
             f" {format_bytes(least.peak_bytes)}: raise the limit, add devices or shrink the batch",
             least.peak_bytes,
         )
+
+    def _fitting(self, limit: Bytes) -> Plan | None:
+        """The fastest plan that is found to fit; few are settled, as each takes a while.
+
+        What plans need is taken to fall as what adds up does, and as large a share of it from one
+        to the next: that of the last one settled says which to try.
+        """
+        mosts = [most for _, most in self.costs]
+        possible = (
+            i for i, m in enumerate(mosts) if m <= limit or (self.least and self.least(i) <= limit)
+        )
+        too_big, fits = next(possible, len(mosts)) - 1, len(mosts)
+        found, share = None, 1.0
+        while too_big + 1 < fits:
+            between = range(too_big + 1, fits)
+            place = next((i for i in between if share * mosts[i] <= limit), between[-1])
+            plan = self.settled(self.plans[place])
+            share = plan.peak_bytes / mosts[place]
+            if plan.peak_bytes <= limit:
+                found, fits = plan, place
+            else:
+                too_big = place
+        return found
 
     def with_rivals(self, plan: Plan) -> Plan:
         """`plan`, one of these, with the costs of the others and of the baselines."""
@@ -157,11 +179,18 @@ class Frontier:
         return replace(plan, rivals=(*others, *known))
 
     def smallest(self) -> Plan:
-        """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""
+        """The plan with the least peak memory per rank (TensorOpt's mini-memory).
+
+        Plans are settled from the smallest on, until one needs more than the one before.
+        """
         best = self.settled(self.plans[-1])
-        for place in range(len(self.plans) - 2, -1, -1):
-            if self.least is not None and self.least(place) < best.peak_bytes:
-                best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
+        for place in reversed(range(len(self.plans) - 1)):
+            if self.least is None or self.least(place) >= best.peak_bytes:
+                continue
+            plan = self.settled(self.plans[place])
+            if plan.peak_bytes >= best.peak_bytes:
+                break
+            best = plan
         return best
 
     def bound(self, peak: int) -> Seconds:
