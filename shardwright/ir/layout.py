@@ -222,8 +222,17 @@ def local_atoms(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> At
     >>> local_atoms(((8,), (3, 12, 64)), Layout(mesh, (Shard(0), Shard(1, 1))), (0, 3))
     ((4,), (3, 3, 64))
     """
+    cut: dict[tuple[int, int], int] = {}
+    for placement, parts, index in zip(
+        layout.placements, layout.mesh.shape, coordinate, strict=True
+    ):
+        if isinstance(placement, Shard):
+            at = placement.dim, placement.atom
+            _, cut[at] = chunk(cut.get(at, atoms[at[0]][at[1]]), parts, index)
+    if not cut:
+        return atoms
     return tuple(
-        tuple(len(atom_range(size, (d, a), layout, coordinate)) for a, size in enumerate(sizes))
+        tuple(cut.get((d, a), size) for a, size in enumerate(sizes))
         for d, sizes in enumerate(atoms)
     )
 

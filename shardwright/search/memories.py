@@ -1,8 +1,8 @@
 """The memory of finished plans, settled by the lifetimes of their tensors.
 
 Tables add up, and so they count what is never alive together. A plan that is
-looked at is lowered for its first and its last rank, which differ where tiles
-are uneven, and walked through (`lower/usage.py`).
+looked at is lowered for its first rank, and for its last where ranks may differ,
+and walked through (`lower/usage.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import final
 from shardwright.cost.memory import state_tensors
 from shardwright.cost.update_memory import update_bytes
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.reading import read_plan
 from shardwright.lower.usage import Trainer, step_memory
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.rule import Rule, Tiling
 
 _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
 
@@ -53,11 +56,40 @@ class Memories:
         if id(plan) in self._known:
             return self._known[id(plan)][1]
         decisions = read_plan(plan, self.graph, self._analysis)
+        alike = plan.mesh.size == 1 or ranks_are_alike(self.graph, self._analysis, decisions)
         found = [
             step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
-            for rank in sorted({0, plan.mesh.size - 1})
+            for rank in ((0,) if alike else (0, plan.mesh.size - 1))
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
         found_plan = replace(plan, memory=most, peak_bytes=most.peak)
         self._known[id(plan)] = plan, found_plan
         return found_plan
+
+
+def ranks_are_alike(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
+    """Whether it is certain that all ranks hold as much: every cut leaves parts of one size.
+
+    Pieces of the batch and lines that devices share out among them may be uneven in other ways.
+    """
+    if decisions.micro_batches > 1:
+        return False
+    mesh = decisions.mesh
+    last = mesh.coordinate(mesh.size - 1)
+    for name, layout in decisions.storage.items():
+        atoms = analysis.atoms[name]
+        if local_atoms(atoms, layout, last) != largest_atoms(atoms, layout):
+            return False
+    tilings = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
+    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in tilings)
+
+
+def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:
+    shared = {factor for group in rule.together for factor in group}
+    left = {name: factor.size for name, factor in rule.factor.items()}
+    for choice, parts in zip(tiling, mesh.shape, strict=True):
+        for name in rule.cuts(choice):
+            if name in shared or left[name] % parts:
+                return False
+            left[name] //= parts
+    return True
