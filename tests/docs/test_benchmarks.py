@@ -9,10 +9,10 @@ from benchmarks import page
 from benchmarks.checkpointing import page as checkpointing
 from benchmarks.curves import page as curves
 from benchmarks.efficiency import page as efficiency
-from benchmarks.never_worse import page as never_worse
-from benchmarks.search import page as search
 from benchmarks.kills import page as kills
 from benchmarks.lost_host import page as lost_host
+from benchmarks.never_worse import page as never_worse
+from benchmarks.search import page as search
 from benchmarks.soybean import page as soybean
 from benchmarks.soybean_cuts import page as soybean_cuts
 from benchmarks.spectrain_accuracy import page as accuracy
