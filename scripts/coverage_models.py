@@ -99,14 +99,15 @@ def verified(names: Sequence[str], count: int) -> dict[str, object]:
     from tests.zoo.assignments import WORLD, merged
 
     with tempfile.TemporaryDirectory() as folder:
-        return merged(run_ranks(WORLD, _verify, list(names), count, folder, timeout=3600))
+        found = run_ranks(WORLD, _verify, list(names), count, folder, timeout=3600)
+        return dict(merged(found))
 
 
 def _verify(names: list[str], count: int, folder: str) -> dict[str, object]:
     from tests.zoo.assignments import verify
 
     quiet()
-    return verify(names, count, folder, progress=True)
+    return dict(verify(names, count, folder, progress=True))
 
 
 def say(text: str) -> None:

@@ -16,11 +16,11 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright as sw
@@ -28,6 +28,7 @@ from benchmarks import record
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Job
 from shardwright.train.loop import start
+from shardwright.train.state import Steppable
 from shardwright.train.step import Stepper
 
 SEED, RANKS, TARGET = 0, 2, 1.05
@@ -62,7 +63,7 @@ def rank(number: int, folder: str, text: str, rounds: int, every: int, cpu_time:
     )
     plan = sw.Plan.from_json(text)
     run = start(sw.parallelize(model(), plan), JOB)  # type: ignore[arg-type]
-    step = Stepper.of(run.module, clip_norm=None)
+    step = Stepper.of(cast(Steppable, run.module), clip_norm=None)
     checkpoints = Checkpoints(f"{folder}/runs", plan, keep=2)
     clock = time.process_time if cpu_time else time.perf_counter
 
@@ -95,7 +96,7 @@ def measured(rounds: int, every: int, cpu_time: bool) -> dict[str, Any]:
     named = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{RANKS}xcpu")).baselines}
     text = named["fully sharded"].to_json()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank, (folder, text, rounds, every, cpu_time), nprocs=RANKS)
+        spawn(rank, (folder, text, rounds, every, cpu_time), nprocs=RANKS)
         found = json.loads(Path(folder, "found.json").read_text())
         last = sorted(Path(folder, "runs").iterdir())[-1]
         size = sum(file.stat().st_size for file in last.iterdir())
@@ -112,7 +113,7 @@ def measured(rounds: int, every: int, cpu_time: bool) -> dict[str, Any]:
 def main() -> None:
     """Measure, print a line each, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=int, default=50, help="steps of a round")
     parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, all threads")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -131,7 +132,7 @@ def curve(legs: list[tuple[sw.Plan, int]], dtype: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         for plan, until in legs:
             given = (plan.devices, folder, plan.to_json(), dtype, until)
-            mp.start_processes(rank, given, nprocs=plan.devices, start_method="forkserver")
+            start_processes(rank, given, nprocs=plan.devices, start_method="forkserver")
         files = sorted(Path(folder).glob("losses-*.json"), key=lambda f: int(f.stem.split("-")[1]))
         return [loss for file in files for loss in json.loads(file.read_text())]
 

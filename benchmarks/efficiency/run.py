@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 import shardwright as sw
 from benchmarks import record
@@ -73,7 +73,7 @@ def compare(model: str, strategy: str, rounds: int, *, compiled: bool = False) -
     pair = Pair(model, strategy, compiled, rounds, plan_of(model, strategy).to_json())
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        mp.spawn(_rank, (str(store), pair), nprocs=RANKS)
+        spawn(_rank, (str(store), pair), nprocs=RANKS)
         found = torch.load(store.with_suffix(".measured"), weights_only=True)  # a moment old
     return {
         "model": model,
@@ -105,7 +105,7 @@ def _rank(rank: int, store: str, pair: Pair) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     try:
         module, batch = _made(pair.model)
-        parallel = sw.parallelize(module, sw.Plan.from_json(pair.plan))
+        parallel: Any = sw.parallelize(module, sw.Plan.from_json(pair.plan))
         if pair.compiled:
             parallel.compile_programs()
         optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, foreach=True)

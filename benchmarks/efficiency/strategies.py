@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -98,13 +99,14 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     layers = [*model.network.model.layers] if isinstance(model, Llama) else _parametrized(model)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def tensor_parallel(model: nn.Module) -> nn.Module:
     """Megatron's: by columns, then by rows."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    styles: dict[str, ColwiseParallel | RowwiseParallel] = {}
+    styles: dict[str, ParallelStyle] = {}
     if isinstance(model, Llama):
         layer = "network.model.layers.*."
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):

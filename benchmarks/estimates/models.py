@@ -134,7 +134,7 @@ MODELS: dict[str, Callable[[], Subject]] = {
 
 
 def _cnn(name: str) -> nn.Module:
-    from pytorchcv.model_provider import get_model  # type: ignore[import-untyped]
+    from pytorchcv.model_provider import get_model
 
     found: nn.Module = get_model(name)
     return found

@@ -24,7 +24,9 @@ _START_SECONDS = 240.0  # on top of what is asked for; a busy machine needs some
 class Place(Protocol):
     """Two ranks somewhere."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As rows have it."""
 
     def machine(self, seconds: float) -> Machine:
         """What they reach, measured for about `seconds`."""

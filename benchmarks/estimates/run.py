@@ -119,9 +119,9 @@ def rows_of(
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
         given.write_text(json.dumps([plan.to_json() for plan in plans.values()]))
-        options = ["--model", name, "--plans", str(given), "--out", str(out)]
-        options += ["--rounds", str(rounds), "--seconds", str(seconds)]
-        place.run("benchmarks.estimates.worker", *options, seconds=4 * seconds)
+        arguments = ["--model", name, "--plans", str(given), "--out", str(out)]
+        arguments += ["--rounds", str(rounds), "--seconds", str(seconds)]
+        place.run("benchmarks.estimates.worker", *arguments, seconds=4 * seconds)
         ranks = json.loads(out.read_text())
     return [
         row(place.name, name, title, plan, [rank[number] for rank in ranks])

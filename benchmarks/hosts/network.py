@@ -148,7 +148,8 @@ def plug(host: Namespace, *, into: bool) -> None:
 
 def _shape(side: Namespace, device: str, link: Link) -> None:
     """A token bucket for what leaves `device`; half of the latency before it."""
-    add, parent = ("tc", "qdisc", "add", "dev", device), ("root",)
+    add = ("tc", "qdisc", "add", "dev", device)
+    parent: tuple[str, ...] = ("root",)
     if link.latency_seconds:
         delay = f"{link.latency_seconds / 2 * 1e6:.0f}us"
         # The queue of what is on its way; the bucket's own follows.

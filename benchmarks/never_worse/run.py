@@ -26,6 +26,7 @@ import shardwright as sw
 from benchmarks import record
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Machine
 from tests.zoo import ZOO
 
@@ -37,7 +38,9 @@ def _v100_on_ethernet() -> Machine:
     """Four V100s, each in a host of its own, on 10 Gbit/s, of which 80 % are reached."""
     four = Machine.preset("4xV100")
     (link,) = four.levels
-    network = replace(link, name="ethernet", bytes_per_s=0.8 * 10 * _GBIT, latency_seconds=50e-6)
+    network = replace(
+        link, name="ethernet", bytes_per_s=0.8 * 10 * _GBIT, latency_seconds=Seconds(50e-6)
+    )
     return replace(four, name="4xV100 on 10 Gbit/s", levels=(network,))
 
 

@@ -51,9 +51,10 @@ def distance(problem: Problem) -> dict[str, Any]:
     searched = time.process_time() - start
     most, least = found.points[0].memory, found.points[-1].memory
     over, below = [], []
+    nodes, edges = as_lists(problem)
     for part in range(LIMITS):
         limit = int(least + (most - least) * (part + 0.5) / LIMITS)
-        best = integer_program(*as_lists(problem), limit)
+        best = integer_program(nodes, edges, limit)
         over.append(min(p.time for p in found.points if p.memory <= limit) / best - 1)
         below.append(1 - found.lower_bound(limit) / best)
     return {

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -54,7 +55,7 @@ def fully_sharded(model: Classified, batch: Batch) -> Step:
 
 def tensor_parallel(model: Classified, batch: Batch) -> Step:
     """Megatron's: linear layers by columns, then by rows; the rest is computed by all."""
-    styles: dict[str, ColwiseParallel | RowwiseParallel] = {
+    styles: dict[str, ParallelStyle] = {
         "0": ColwiseParallel(),
         "2": RowwiseParallel(),
         "4": ColwiseParallel(output_layouts=Replicate()),
@@ -68,7 +69,7 @@ def hybrid(model: Classified, batch: Batch) -> Step:
 
     Krizhevsky's one weird trick (arXiv 1404.5997), in torch's own parts.
     """
-    styles: dict[str, ColwiseParallel | RowwiseParallel] = {
+    styles: dict[str, ParallelStyle] = {
         "0": ColwiseParallel(input_layouts=Shard(0)),
         "2": RowwiseParallel(output_layouts=Shard(0)),
         "4": ColwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0)),

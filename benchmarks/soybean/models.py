@@ -81,5 +81,7 @@ def made(name: str, scale: float, batch: int) -> tuple[Classified, dict[str, Ten
     model = MODELS[name](scale)
     first = next(model.parameters())
     shape = (batch, 3, 224, 224) if first.dim() == 4 else (batch, first.shape[1])
-    classes = torch.randint(model.classifier[-1].out_features, (batch,))
+    last = model.classifier[-1]
+    assert isinstance(last, nn.Linear)
+    classes = torch.randint(last.out_features, (batch,))
     return model, {"inputs": torch.randn(shape), "classes": classes}

@@ -31,6 +31,7 @@ from benchmarks.hosts.measured import measured
 from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
 from benchmarks.soybean.worker import Subject, Task, measured_file
+from shardwright.ir.machine import Machine
 
 SEED = 0
 _START_SECONDS = 300.0  # allowance to start, import, capture and warm up
@@ -79,7 +80,7 @@ class Row:
 
 
 def rows(
-    cluster: Cluster, machine: sw.Machine, subjects: Sequence[Subject], seconds: float, until: float
+    cluster: Cluster, machine: Machine, subjects: Sequence[Subject], seconds: float, until: float
 ) -> list[Row]:
     """Plan, run, compare; those that were done in time, and before any host failed."""
     plans = []

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from benchmarks import record
-from shardwright.ir.graph import LeafKind, Op
+from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
-def data_parallel(graph: sw.Graph) -> Legal:
+def data_parallel(graph: Graph) -> Legal:
     """Splits of the batch, which is the first dimension of every input."""
     dims = analyze(graph).dims
     batch = {dims[leaf.name][0][0] for leaf in graph.leaves_of(LeafKind.INPUT)}

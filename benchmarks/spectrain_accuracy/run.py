@@ -176,7 +176,7 @@ def main() -> None:
             done[run] = result
             _keep(options.runs, result)
             print(f"\r{number} of {len(todo)} runs", end="", flush=True)
-        found = {
+        found: dict[str, Any] = {
             "claim": "prediction closes at least half of the gap from stale to synchronous",
             "options": {"seeds": options.seeds, "steps": options.steps},
             "rows": summary({run: done[run] for run in wanted}),

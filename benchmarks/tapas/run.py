@@ -76,7 +76,8 @@ def program_row(layers: int, width: int) -> dict[str, Any]:
     ours = time.process_time() - start
     limit = (frontier.points[0].memory + frontier.points[-1].memory) // 2
     start = time.process_time()
-    best = integer_program(*as_lists(problem), limit)
+    nodes, edges = as_lists(problem)
+    best = integer_program(nodes, edges, limit)
     return {
         "layers": layers,
         "width": width,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 import shardwright as sw
 from benchmarks import record
@@ -83,12 +83,12 @@ def trained(task: Task) -> list[Outcome]:
     why = ""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            mp.spawn(run, (task, folder), nprocs=task.ranks)
-        except mp.ProcessRaisedException as e:
+            spawn(run, (task, folder), nprocs=task.ranks)
+        except ProcessRaisedException as e:
             if "allocate memory" not in str(e) and "bad_alloc" not in str(e):
                 raise
             why = "out of memory"
-        except mp.ProcessExitedException as e:  # a thread that torch does not look after
+        except ProcessExitedException as e:  # a thread that torch does not look after
             why = f"died of {e.signal_name or e.exit_code}"
         found = came_through(folder, range(task.ranks))
     done = []

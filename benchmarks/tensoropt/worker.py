@@ -89,7 +89,7 @@ def run(rank: int, task: Task, folder: str) -> None:
 def _train(task: Task, told: Path) -> None:
     model, batch = made()
     if task.name == OURS:
-        parallel = sw.parallelize(model, sw.Plan.from_json(task.plan))
+        parallel: Any = sw.parallelize(model, sw.Plan.from_json(task.plan))
         batch = {key: value.clone() for key, value in parallel.local_batch(batch).items()}
         trained: nn.Module = parallel
     else:

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 import shardwright as sw
 from benchmarks import record
@@ -160,7 +160,7 @@ def _measured(name: str, plans: Sequence[sw.Plan], rounds: int) -> dict[str, Any
     texts = [plan.to_json() for plan in plans]
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        mp.spawn(_rank, (str(store), name, texts, rounds), nprocs=RANKS)
+        spawn(_rank, (str(store), name, texts, rounds), nprocs=RANKS)
         found = torch.load(store.with_suffix(".measured"), weights_only=True)
     chosen, other = found
     ratios = [a / b for a, b in zip(chosen, other, strict=True)]

@@ -18,14 +18,14 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import shardwright as sw
 from benchmarks import record
@@ -215,7 +215,7 @@ def _ranks(devices: int, function: Any, *given: Any, load: bool = False) -> Any:
     """What rank 0 of some processes left, that each ran `function`."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        mp.spawn(_rank, (devices, str(store), function, given), nprocs=devices)
+        spawn(_rank, (devices, str(store), function, given), nprocs=devices)
         result = store.with_suffix(".result")
         return torch.load(result, weights_only=True) if load else result.read_text()
 
@@ -237,7 +237,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
-    parts = {"memory": memory, "plan": plan, "speed": lambda: speed(options.rounds)}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "memory": memory,
+        "plan": plan,
+        "speed": lambda: speed(options.rounds),
+    }
     result = {name: parts[name]() for name in options.only}
     record.write(result, options.output, SEED)
 
