@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from shardwright.ir.graph import Graph
+
 
 class LastingModule(nn.Module):
     """A module with a state that goes on from step to step.
@@ -58,6 +60,11 @@ class SteppingModule(LastingModule, ABC):
         loss = self.forward_backward(batch)
         optimizer.step()
         return loss
+
+    @property
+    @abstractmethod
+    def graph(self) -> Graph:
+        """The serial graph of which it runs a part."""
 
     @abstractmethod
     def local_batch(self, batch: Any) -> Any:

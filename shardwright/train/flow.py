@@ -18,7 +18,7 @@ from torch import nn
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.experts import Skew, skews
-from shardwright.runtime.shapes import Shapes
+from shardwright.runtime.namesakes import Shapes
 from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError, Stepped
@@ -68,8 +68,9 @@ class Flowing:
         """Raise `PlanError` for a model that cannot be evaluated by the graph that trains it."""
         if updated := self.pipeline.updated_buffers:
             raise PlanError(
-                f"the model writes its buffer {updated[0]} while it trains, so the graph that was"
-                " captured cannot evaluate it; leave Job.evaluation out and evaluate what is saved"
+                f"the model writes its buffer {updated[0]} while it trains, and stages of an"
+                " asynchronous pipeline are evaluated by what trains them; leave Job.evaluation"
+                " out, or choose a plan without --async"
             )
 
     def train(self, mode: bool = True) -> Flowing:

@@ -150,7 +150,7 @@ class Job:
 
     def check_data(self) -> None:
         """Raise `JobError` unless the data's first batches have, or can be given, known shapes."""
-        from shardwright.runtime.shapes import shapes_of
+        from shardwright.runtime.namesakes import shapes_of
         from shardwright.train.shapes import fitted
 
         known = [shapes_of(*call) for call in (self.call(), *self.other_calls())]

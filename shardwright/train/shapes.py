@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.capture.call import flatten
-from shardwright.runtime.shapes import Shapes, shapes_of
+from shardwright.runtime.namesakes import Shapes, shapes_of
 from shardwright.train.job import Batch, JobError, call_of
 
 

@@ -102,8 +102,6 @@ def _train(
     check_alike(plan, model)
     steps: Steps | None
     module, steps, ahead = _module(job, model, plan, device)
-    if job.evaluation is not None:
-        module.check_evaluation()
     seed_all(job.seed)
     run = start(module, job)
     read_own_samples(run, job)
@@ -144,9 +142,17 @@ def _module(
     job: Job, model: nn.Module, plan: Plan, device: torch.device
 ) -> tuple[ManyShapes | Flowing, Flow | None, int]:
     """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
-    others = job.other_calls()
+    others, evaluated = job.other_calls(), job.evaluation is not None
     if plan.pipeline is None or plan.pipeline.weights is None:
-        many = ManyShapes(model, plan, others, seed=job.seed, device=device, compiled=job.compiled)
+        many = ManyShapes(
+            model,
+            plan,
+            others,
+            seed=job.seed,
+            device=device,
+            compiled=job.compiled,
+            evaluated=evaluated,
+        )
         return many, None, 0
     if job.compiled:
         raise PlanError(
@@ -156,6 +162,8 @@ def _module(
     pipeline = parallelize(model, plan, seed=job.seed, device=device)
     assert isinstance(pipeline, AsyncPipeline), "the plan is asynchronous"
     module = Flowing(pipeline, plan, others)
+    if evaluated:
+        module.check_evaluation()
     return module, Flow(module, job), 4 * plan.stages
 
 

@@ -66,8 +66,8 @@ def rank_of_one(monkeypatch):
 def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp_path, capsys):
     asked = {}
 
-    def parallel(model, plan, others, *, seed, device, compiled):
-        assert others == [] and compiled
+    def parallel(model, plan, others, *, seed, device, compiled, evaluated):
+        assert others == [] and compiled and not evaluated
         asked.update(plan=plan, seed=seed, group=dist.is_initialized())
         return Serial(model.to(device))
 

@@ -1,0 +1,236 @@
+"""Plans for other graphs of a planned model: batches of other shapes, and the evaluation of it.
+
+Such a graph has an operator for most of the planned ones. These are split as the
+plan says, and where that would leave a device without work they are computed
+by all of them. Operators that only the other graph has are split as what they read lies.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.capture.build import DROPOUT
+from shardwright.capture.call import flatten, split_call
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
+from shardwright.ir.plan import Plan, PlanError, PlannedOp
+from shardwright.lower.discover import capture_with_rules
+from shardwright.lower.lower import with_operands
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro import micro_batches as micro_batched
+from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
+from shardwright.rules.rule import Choice, Rule
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of a call's tensors, by path
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
+    """Shapes of the tensors of a call."""
+    leaves = flatten(args, kwargs).items()
+    return tuple((key, tuple(v.shape)) for key, v in leaves if isinstance(v, torch.Tensor))
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """Shapes by their paths."""
+    return ", ".join(f"{key} {list(shape)}" for key, shape in shapes)
+
+
+def plan_for_shapes(
+    model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Plan:
+    """`plan` for a call of `model` with other shapes; raises `PlanError` if that is another graph.
+
+    What it says of costs is still what was said of the shapes it was made for.
+    """
+    graph = capture_with_rules(model, args, kwargs, plan.habits).graph
+    if {op.name for op in graph.ops} != {op.name for op in plan.ops}:
+        raise PlanError(
+            f"the model does other things with a batch of {shapes_text(shapes_of(args, kwargs))}"
+            " than with the one that was planned for; give batches of the planned shape"
+        )
+    analysis = analyze(graph)
+    ops = tuple(_feasible(op, analysis.rules[op.name], plan.layout_mesh) for op in plan.ops)
+    return _of_graph(plan, graph, analysis, args, kwargs, ops)
+
+
+def plan_for_evaluation(
+    model: nn.Module, plan: Plan, trained: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Plan | None:
+    """`plan` for the same call of `model` in evaluation mode; None if only dropout differs.
+
+    `trained` is the call's graph in training, of which `plan` is. Nothing is recomputed or
+    gathered again, as nothing is kept. Raises `PlanError` where evaluation cannot run in the
+    plan's stages, or needs parameters that training does not.
+    """
+    with evaluating(model):
+        graph = capture_with_rules(model, args, kwargs, plan.habits).graph
+    if _same_without_dropout(trained, graph):
+        return None
+    analysis, mesh = analyze(graph), plan.layout_mesh
+    known = _matched(graph.ops, plan.ops)
+    lies: dict[str, Layout] = {}  # values that operators make
+    ops = []
+    for op in graph.ops:
+        rule = analysis.rules[op.name]
+        if (namesake := known.get(op.name)) is None:
+            found = _planned(op, _agreeing(op, rule, lies, mesh), mesh)
+        else:
+            found = replace(namesake, name=op.name, piece=0)
+        found = _feasible(found, rule, mesh)
+        results = place(rule, parse_tiling(rule, found.tiling), mesh).results
+        lies.update(zip(op.outputs, results, strict=True))
+        ops.append(replace(found, layout=results[0]))
+    here = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    parameters = tuple(replace(p, regathered=False) for p in plan.parameters if p.name in here)
+    changed = replace(plan, parameters=parameters, cuts=_cuts(plan, known))
+    return _of_graph(changed, graph, analysis, args, kwargs, tuple(ops))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in evaluation mode, each of its modules in its own again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _of_graph(
+    plan: Plan,
+    graph: Graph,
+    analysis: Analysis,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    ops: tuple[PlannedOp, ...],
+) -> Plan:
+    """`plan` for `graph`, in as many micro-batches, or in one where that is not possible."""
+    count = plan.micro_batches
+    try:
+        if count > 1:
+            micro_batched(graph, analysis, count)
+    except MicroBatchError:
+        count = 1
+    tensors, _ = split_call(args, kwargs)
+    inputs = tuple(replace(spec, shape=tuple(tensors[spec.key].shape)) for spec in plan.inputs)
+    return replace(plan, fingerprint=graph.fingerprint, inputs=inputs, ops=ops, micro_batches=count)
+
+
+def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
+    """`op`, not split along the axes where a device would get nothing."""
+    known = {tiling_text((choice,))[0] for choice in rule.choices()}
+    words = [word if word in known else "-" for word in op.tiling]  # of size 1: not split at all
+    for axis in reversed(range(len(words))):
+        if feasible(rule, place(rule, parse_tiling(rule, tuple(words)), mesh)):
+            break
+        words[axis] = "-"
+    return op if tuple(words) == op.tiling else replace(op, tiling=tuple(words))
+
+
+def _same_without_dropout(trained: Graph, evaluated: Graph) -> bool:
+    """Whether training does what evaluation does, but for dropout and in this order.
+
+    Constants are not compared: a graph that has some is taken to be another.
+    """
+    if trained.updates or trained.leaves_of(LeafKind.CONSTANT):
+        return False
+    return _calls(trained) == _calls(evaluated)
+
+
+def _calls(graph: Graph) -> list[tuple[object, ...]]:
+    """Operators in order without dropout; values are named by the number of what makes them."""
+    names = {leaf.name: leaf.name for leaf in graph.leaves}
+    found: list[tuple[object, ...]] = []
+    for op in graph.ops:
+        if op.target == DROPOUT:
+            names[op.outputs[0]] = names[op.operands[0]]
+            continue
+        called = with_operands(op, [names[name] for name in op.operands])
+        names.update((name, f"{len(found)}.{i}") for i, name in enumerate(op.outputs))
+        found.append((op.target, called.args, called.kwargs))
+    return [*found, tuple(names[name] for name in graph.outputs)]
+
+
+def _matched(ops: Iterable[Op], planned: Iterable[PlannedOp]) -> dict[str, PlannedOp]:
+    """The planned operator that each operator stands for, where that is certain.
+
+    Those of one module and one kind stand for each other in order, if they are equally many.
+    """
+    mine: dict[tuple[str, str], list[str]] = defaultdict(list)
+    theirs: dict[tuple[str, str], list[PlannedOp]] = defaultdict(list)
+    for op in ops:
+        mine[op.source.module, op.target].append(op.name)
+    for one in planned:
+        theirs[one.source.module, one.target].append(one)
+    return {
+        name: one
+        for key, names in mine.items()
+        if len(names) == len(theirs[key])
+        for name, one in zip(names, theirs[key], strict=True)
+    }
+
+
+def _agreeing(op: Op, rule: Rule, lies: Mapping[str, Layout], mesh: Mesh) -> tuple[str, ...]:
+    """On each axis the tiling for which most elements of what `op` reads need not move."""
+    sizes = {}
+    for name, dims in zip(op.operands, rule.operands, strict=True):
+        count = 1
+        for size in (size for sizes_of in rule.atoms(dims) for size in sizes_of):
+            count *= size
+        sizes[name] = count
+
+    def settled(axis: int) -> Choice:
+        def stays(choice: Choice) -> int:
+            wanted = zip(op.operands, rule.placed(choice).operands, strict=True)
+            return sum(
+                sizes[name]
+                for name, placement in wanted
+                if name in lies and lies[name].placements[axis] == placement
+            )
+
+        return max(rule.choices(), key=stays)  # of equals the first, which splits nothing
+
+    return tiling_text(tuple(settled(axis) for axis in range(len(mesh.axes))))
+
+
+def _planned(op: Op, tiling: tuple[str, ...], mesh: Mesh) -> PlannedOp:
+    """An operator that nothing was planned for."""
+    return PlannedOp(
+        op.name,
+        op.target,
+        op.source,
+        tiling,
+        splits=("-",) * len(tiling),
+        layout=Layout.replicated(mesh),
+        seconds=Seconds(0.0),
+        saved_bytes=Bytes(0),
+    )
+
+
+def _cuts(plan: Plan, known: Mapping[str, PlannedOp]) -> tuple[str, ...]:
+    """The operators that stages begin with: those planned, or the next ones that are there."""
+    if not plan.cuts:
+        return ()
+    here = {one.name: name for name, one in known.items()}
+    order = [op.name for op in plan.ops]
+    found = []
+    for cut in plan.cuts:
+        after = order[order.index(cut) :]
+        begins = next((here[name] for name in after if name in here), None)
+        if begins is None:
+            raise PlanError(
+                f"the model in evaluation has nothing of what the stage that begins with {cut}"
+                " computes; leave Job.evaluation out and evaluate what is saved"
+            )
+        found.append(begins)
+    return tuple(found)
