@@ -4,7 +4,6 @@ The reference is plain PyTorch on one device, written out below.
 """
 
 import math
-import tempfile
 from dataclasses import replace
 from itertools import islice
 
@@ -15,7 +14,8 @@ from torch.utils.data import Dataset
 
 import shardwright as sw
 from shardwright.runtime.clipping import Clipping
-from shardwright.runtime.shapes import ManyShapes, shapes_of
+from shardwright.runtime.namesakes import shapes_of
+from shardwright.runtime.shapes import ManyShapes
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import export_safetensors, load_safetensors
 from shardwright.train.job import Job
@@ -40,10 +40,13 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, ids, labels):
+    def logits(self, ids):
         x = self.embed(ids)
         x = x + self.down(torch.relu(self.fixed(x) + self.b(self.a(x)))) * self.scale
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+        return self.head(x)
+
+    def forward(self, ids, labels):
+        return nn.functional.cross_entropy(self.logits(ids).flatten(0, 1), labels.flatten())
 
 
 def batch(seed, rows=BATCH, length=LENGTH, ignored=0):
@@ -180,24 +183,28 @@ def own_samples(text):
 
 
 def exported(text, file):
-    """Out under one plan, into a plain model: the loss that the parallel module has."""
-    module = ManyShapes(model(), sw.Plan.from_json(text), [])
-    train(start(module, PLAIN), PLAIN, 1, CPU, lambda record: None)
+    """Trained and out under one plan, into a plain model: the logits of one device, trained so."""
+    module = ManyShapes(model(), sw.Plan.from_json(text), [], seed=PLAIN.seed)
+    parallel(module, PLAIN)
     export_safetensors(module, Net(), file)
     torch.distributed.barrier()
-    plain = Net().double()
+    plain, one = Net().double(), model()
     load_safetensors(plain, file)
+    trained = serial(PLAIN)[2]
     with torch.no_grad():
+        for name, value in trained.items():
+            one.get_parameter(name).copy_(value)
         assert module.loss(batch(1)).item() == pytest.approx(plain(**batch(1)).item(), rel=1e-12)
+        found, expected = (net.logits(batch(1)["ids"]) for net in (plain, one))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert plain.head.weight is plain.embed.weight
+    torch.distributed.barrier()  # the file is another plan's next
 
 
-def every_check(texts):
-    with tempfile.TemporaryDirectory() as folder:
-        places = [folder]
-        torch.distributed.broadcast_object_list(places)
-        exported(texts[0], f"{places[0]}/model.safetensors")
-        torch.distributed.barrier()
+def every_check(texts, folder):
+    for text in texts.values():
+        exported(text, f"{folder}/model.safetensors")
+    texts = [texts[name] for name in ("fully sharded", "tensor parallel")]
     for text in texts:
         compare(text)
     return own_samples(texts[0])
@@ -213,9 +220,10 @@ def frontiers():
 
 
 @pytest.mark.ranks
-def test_every_feature_is_right_on_two_ranks(frontiers):
-    texts = [frontiers[2][n] for n in ("fully sharded", "tensor parallel")]
-    read = run_ranks(2, every_check, texts)
+def test_every_feature_is_right_on_two_ranks(frontiers, tmp_path):
+    names = ("fully sharded", "tensor parallel", "data parallel")
+    texts = {name: frontiers[2][name] for name in names}
+    read = run_ranks(2, every_check, texts, str(tmp_path))
     assert sorted(i for mine, _ in read for i in mine) == list(range(12))  # each once, by one
     assert all(len(mine) == 6 for mine, _ in read)
     serial = model()
@@ -227,11 +235,13 @@ def test_every_feature_is_right_on_two_ranks(frontiers):
 
 
 @pytest.mark.ranks
-def test_every_feature_is_right_on_four_ranks(frontiers):
-    run_ranks(4, on_one_shape, frontiers[4]["fully sharded x tensor parallel"])
+def test_every_feature_is_right_on_four_ranks(frontiers, tmp_path):
+    text = frontiers[4]["fully sharded x tensor parallel"]
+    run_ranks(4, on_one_shape, text, f"{tmp_path}/model.safetensors")
 
 
-def on_one_shape(text):
+def on_one_shape(text, file):
+    exported(text, file)
     compare(text, ("clipped hard", "accumulated over tokens"))
     module = sw.parallelize(model(), sw.Plan.from_json(text))
     module.forward_backward(batch(0))
