@@ -37,7 +37,8 @@ from shardwright.train.target import load_job
 SEED = 0
 RANKS, EVERY = 2, 2
 PATIENCE = 300.0  # seconds for a restart on a busy machine
-STEPS_PER_KILL = 12  # more than a run goes on between two of them
+MOST_STEPS = 8  # that a run goes on after a start before a rank is killed
+STEPS_PER_KILL = 12  # so that all are killed before the end
 TOO_LATE = 124  # the status of a run that was ended for its time
 WAYS = "while saving", "after a step", "after the start"
 JOB = """
@@ -118,20 +119,25 @@ class Killer:
 
     def _moment(self, way: str, process: subprocess.Popen[bytes]) -> bool:
         """Wait for it; False if the run ended before."""
-        if way == "after the start":
-            time.sleep(self.chance.uniform(0, 1.5 * self.seconds))
-            return process.poll() is None
         latest, start = self.folder.names()[:1], time.monotonic()
+        if way == "after the start":
+            end = start + self.chance.uniform(0, 1.5 * self.seconds)
+            while time.monotonic() < end and self._step() < _step(latest) + MOST_STEPS:
+                time.sleep(0.001)
+            return process.poll() is None
         while process.poll() is None and time.monotonic() < start + PATIENCE:
             if way == "while saving" and list(self.folder.path.glob("step-*.partial")):
                 time.sleep(self.chance.uniform(0, 0.01))
                 return True
             if way == "after a step" and self.folder.names()[:1] != latest:
                 self.seconds = time.monotonic() - start
-                time.sleep(self.chance.uniform(0, 0.5))
+                time.sleep(self.chance.uniform(0, 0.3))
                 return True
             time.sleep(0.0005)
         return False
+
+    def _step(self) -> int:
+        return _step(self.folder.names()[:1])
 
     def _latest(self) -> str:
         """The checkpoint that a resume would take, read as one reads it."""
@@ -185,6 +191,11 @@ def run(kills: int, steps: int, seed: int, folder: Path, seconds: float) -> dict
     }
 
 
+def _step(names: Sequence[str]) -> int:
+    """Of the checkpoint that is named first; 0 if there is none."""
+    return int(names[0].rpartition("-")[2]) if names else 0
+
+
 def _losses(training: Training) -> dict[int, float]:
     return {one.step: one.loss for one in training.records}
 
@@ -204,6 +215,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TOO_LATE))  # and torchrun ends with us
     with tempfile.TemporaryDirectory() as folder:
         steps = options.steps or STEPS_PER_KILL * options.kills
         result = run(options.kills, steps, options.seed, Path(folder), 60 * options.minutes)
