@@ -220,6 +220,8 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
             LEARNED,
             "Predictions are nearer than the stale weights: linear ones with adamw at 1 of 2"
             " distances, decayed ones with adamw at 2 of 2 distances.",
+        ),
+        (
             checkpointing.body,
             {"rounds": 8, "every": 50, "checkpoint_bytes": 92e6, "target_ratio": 1.05}
             | {"no checkpoint": {"seconds": 5.0}, "in the background": ROUND, "waited for": ROUND},
