@@ -8,6 +8,7 @@ they compute with those that are there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple, final
 
 import numpy as np
@@ -48,7 +49,10 @@ class Agreements:
     ) -> None:
         self._graph, self._analysis = graph, analysis
         self._machine, self._mesh, self._measure = machine, mesh, measure
-        self._links = links(machine, mesh)
+
+    @cached_property
+    def _links(self) -> tuple[Link, ...]:
+        return links(self._machine, self._mesh)
 
     def seconds(self, op: Op, work: Workload, options: Options, again: bool) -> Floats | float:
         """Seconds of one step of one micro-batch, per option: (K,).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,8 +134,6 @@ class Frontier:
         if (plan := self._fitting(limit)) is not None:
             return plan
         least = self.smallest()
-        if least.peak_bytes <= limit:
-            return least
         under = " under these constraints" if self.constraints else ""
         raise InfeasibleError(
             f"no plan for {least.devices} devices of {least.machine}{under} fits into"
@@ -146,25 +145,28 @@ class Frontier:
     def _fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan that is found to fit; few are settled, as each takes a while.
 
-        What plans need is taken to fall as what adds up does, and as large a share of it from one
-        to the next: that of the last one settled says which to try.
+        Tried first is what would fit if it needed as small a share of what adds up as any plan that
+        was settled before. Only if none of those fits all others are tried too.
         """
         mosts = [most for _, most in self.costs]
-        possible = (
-            i for i, m in enumerate(mosts) if m <= limit or (self.least and self.least(i) <= limit)
-        )
-        too_big, fits = next(possible, len(mosts)) - 1, len(mosts)
-        found, share = None, 1.0
-        while too_big + 1 < fits:
-            between = range(too_big + 1, fits)
-            place = next((i for i in between if share * mosts[i] <= limit), between[-1])
+        left = [i for i, m in enumerate(mosts) if min(m, self._least(i)) <= limit]
+        found, share = None, math.inf
+        while left:
+            likely = (i for i in left if share * mosts[i] <= limit)
+            place = next(likely, -1 if found else left[0])
+            if place < 0:
+                break
             plan = self.settled(self.plans[place])
-            share = plan.peak_bytes / mosts[place]
+            share = min(share, plan.peak_bytes / mosts[place])
             if plan.peak_bytes <= limit:
-                found, fits = plan, place
+                found, left = plan, left[: left.index(place)]
             else:
-                too_big = place
+                left.remove(place)
         return found
+
+    def _least(self, place: int) -> Bytes:
+        """What the plan at `place` cannot need less than."""
+        return self.costs[place][1] if self.least is None else Bytes(self.least(place))
 
     def with_rivals(self, plan: Plan) -> Plan:
         """`plan`, one of these, with the costs of the others and of the baselines."""
@@ -179,18 +181,11 @@ class Frontier:
         return replace(plan, rivals=(*others, *known))
 
     def smallest(self) -> Plan:
-        """The plan with the least peak memory per rank (TensorOpt's mini-memory).
-
-        Plans are settled from the smallest on, until one needs more than the one before.
-        """
+        """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""
         best = self.settled(self.plans[-1])
-        for place in reversed(range(len(self.plans) - 1)):
-            if self.least is None or self.least(place) >= best.peak_bytes:
-                continue
-            plan = self.settled(self.plans[place])
-            if plan.peak_bytes >= best.peak_bytes:
-                break
-            best = plan
+        for place in range(len(self.plans) - 2, -1, -1):
+            if self._least(place) < best.peak_bytes:
+                best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
         return best
 
     def bound(self, peak: int) -> Seconds:

@@ -9,7 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
+from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -187,8 +188,9 @@ def _in_stages(spec):
     pipe = pipeline(plain, (batch["ids"].chunk(parts)[0],), split_spec=split)
     rank = dist.get_rank()
     stage = pipe.build_stage(rank, torch.device("cpu"))
-    schedules = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
-    schedule = schedules[spec["schedule"]](stage, parts, loss_fn=loss_of)
+    kind = get_schedule_class(spec["schedule"])
+    stages = [stage] if issubclass(kind, PipelineScheduleMulti) else stage
+    schedule = kind(stages, parts, loss_fn=loss_of)
     if rank == 0:
         schedule.step(batch["ids"])
     else:

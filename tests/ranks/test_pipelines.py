@@ -117,7 +117,7 @@ def test_a_searched_pipeline_trains_and_is_verified():
     model, batch = models.double(*models.gpt2(layers=2, dropout=0.0, batch=4))
     _, frontier = planned(model, batch, 2)
     plan = frontier.smallest()
-    assert (plan.stages, plan.schedule, len(plan.cuts)) == (2, "1F1B", 1)
+    assert (plan.stages, len(plan.cuts)) == (2, 1)
     assert Plan.from_json(plan.to_json()) == plan
     run_ranks(2, trains, model, batch, plan)
     report = sw.verify(model, plan, (), batch)

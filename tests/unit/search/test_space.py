@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
@@ -15,13 +16,14 @@ from tests.unit.search.layers import residual_layers
 MESH = Mesh.parse("dp=2 tp=4")
 
 
-def model(graph, mesh=MESH, machine="8xH100"):
-    return CostModel(graph, analyze(graph), Machine.preset(machine), mesh)
+def model(graph, mesh=MESH, machine="8xH100", whole=None):
+    sizes = bucket_sizes(whole or graph)
+    return CostModel(graph, analyze(graph), Machine.preset(machine), mesh, buckets=sizes)
 
 
 def folded(graph, mesh=MESH):
     short = shorten(graph)
-    return make_folded_space(model(short.graph, mesh), short.repeats, short.skipped)
+    return make_folded_space(model(short.graph, mesh, whole=graph), short.repeats, short.skipped)
 
 
 @pytest.mark.parametrize("tied", [False, True])
