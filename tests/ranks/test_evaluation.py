@@ -126,7 +126,8 @@ def run(text, folder):
     found = []
     train(start(module, JOB), JOB, STEPS, CPU, found.append)
     buffers = {name: b.clone() for name, b in module.lasting_buffers().items()}
-    assert buffers and any(name.endswith("running_var") for name in buffers)
+    # A stage of a pipeline may have no batch norm.
+    assert plan.stages > 1 or any(name.endswith("running_var") for name in buffers)
     again = evaluate(module, JOB, CPU)
     for name, value in module.lasting_buffers().items():
         assert torch.equal(value, buffers[name]), name
