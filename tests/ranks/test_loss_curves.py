@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from benchmarks.curves import run as one_curve
 from tests import models
 from tests.ranks.harness import run_ranks
 
@@ -69,6 +70,35 @@ def test_every_plan_follows_the_curve_of_one_device(serial, world):
                 atol=0.0,
                 msg=lambda text, name=name, plan=plan: f"{name} under {plan}: {text}",
             )
+
+
+# The job of benchmarks/curves: dropout, AdamW in groups, clipping, accumulation. Two steps a leg.
+KINDS = ({2: "pipeline", 4: "data x tensor parallel", 1: "fastest", 3: "tensor parallel"},)
+KINDS += ({2: "fully sharded"}, {2: "tensor parallel"})
+
+
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.slow
+def test_one_job_has_one_curve_resumed_across_devices_and_kinds_of_plans(tmp_path):
+    """Three hundred steps, in float32 too: benchmarks/curves."""
+    known = {devices: one_curve.plans("float64", devices, 8) for devices in (1, 2, 3, 4)}
+    expected, _ = _leg(known[1]["fastest"], tmp_path / "one", 8)
+    assert len(expected) == 8 and expected[-1] < expected[0]
+    for number, kinds in enumerate(KINDS):
+        found = []
+        for devices, name in kinds.items():
+            losses, first = _leg(known[devices][name], tmp_path / str(number), len(found) + 2)
+            assert first == len(found)
+            found += losses
+        assert found == pytest.approx(expected[: len(found)], rel=1e-9, abs=0), kinds
+
+
+def _leg(plan, folder, until):
+    """The losses until a step, the same on all ranks, and the step that they begin after."""
+    by_rank = run_ranks(plan.devices, one_curve.leg, str(folder), plan.to_json(), "float64", until)
+    assert all(found == by_rank[0] for found in by_rank)
+    return by_rank[0]
 
 
 def _plans(name, world):
