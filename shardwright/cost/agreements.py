@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import duals
-from shardwright.cost.compute import Workload, backward_seconds, forward_seconds
+from shardwright.cost.compute import backward_seconds, forward_seconds
 from shardwright.cost.measure import Measure
 from shardwright.cost.options import Options
 from shardwright.cost.topology import Link, links
 from shardwright.cost.transfers import transfers
+from shardwright.cost.workload import Workload
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine

@@ -8,35 +8,25 @@ every contracted operand that needs a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.calls import Form, form_of, timed
+from shardwright.cost.calls import timed
+from shardwright.cost.workload import (
+    Floats,
+    Ints,
+    OperatorClass,
+    Port,
+    Workload,
+    expert_share,
+    product_of,
+)
 from shardwright.ir.curve import Curve
-from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.ir.machine import Device
-from shardwright.rules.rule import SPREAD, Dims, Rule
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-class OperatorClass(Enum):
-    """What limits an operator, and so which efficiency applies."""
-
-    MATMUL = "matmul"
-    CONVOLUTION = "convolution"
-    ATTENTION = "attention"
-    EXPERTS = "experts"
-    MEMORY = "memory"
-    VIEW = "view"  # the same elements under another shape: no kernel runs
-    PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
-
 
 # Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
@@ -46,106 +36,6 @@ _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
 # exponentiated, and read to be multiplied, in single precision.
 _SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
-# These read as much of their operands as they return, not all of it.
-_LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One operand or result as the formulas see it; factors by their index in the rule."""
-
-    factors: tuple[int, ...]
-    item_bytes: int
-    requires_grad: bool
-    saved: bool
-
-    def local_bytes(self, sizes: Ints) -> Ints:
-        """Bytes of the local part, of factors with local sizes (factors, K): (K,)."""
-        return product_of(sizes, self.factors) * self.item_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Everything of an operator that its cost depends on, and no names: equal ones cost the same.
-
-    `sizes` are the global sizes of the factors, `contracted` the operands that
-    a contraction multiplies, `work` its factors. `added` says of each result how many gradients
-    come back for it beyond the first, which are added to that.
-    """
-
-    kind: OperatorClass
-    dtype: str
-    sizes: tuple[int, ...]
-    operands: tuple[Port, ...]
-    results: tuple[Port, ...]
-    contracted: tuple[int, ...]
-    work: tuple[int, ...]
-    lookup: bool
-    extra: Port  # what autograd keeps besides is as much less as this is
-    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
-    halves: int = -1  # the factor that is cut where early and late queries are shared evenly
-    passed: int = -1  # the factor of keys that are passed around, where it is cut
-    width: tuple[int, ...] = ()  # factors of a key's elements
-    repeats: int = 1  # of the contraction
-    experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
-    skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
-    routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
-    form: Form | None = None  # of operators that the device has timings of
-    added: tuple[int, ...] = ()
-
-    @property
-    def has_backward(self) -> bool:
-        results = any(port.requires_grad for port in self.results)
-        return results and any(port.requires_grad for port in self.operands)
-
-
-def workload(
-    op: Op, rule: Rule, graph: Graph, known: Collection[str] = (), skew: float = 1.0
-) -> Workload:
-    """The workload of `op`; `known` are the operators that the device has timings of.
-
-    `skew` is how many more rows than the mean the busiest of devices has that hold different
-    experts.
-    """
-    index = {factor.name: i for i, factor in enumerate(rule.factors)}
-
-    def port(name: str, dims: Dims) -> Port:
-        tensor = graph.tensor[name]
-        factors = tuple(index[factor] for names in dims for factor in names)
-        item = ITEM_BYTES[tensor.dtype]
-        return Port(factors, item, tensor.requires_grad, name in op.saves)
-
-    operands = tuple(port(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True))
-    results = tuple(port(n, dims) for n, dims in zip(op.outputs, rule.results, strict=True))
-    work = tuple(index[name] for name in rule.work)
-    # Operands without a factor of the contraction (a bias, a scale) are not multiplied by it.
-    contracted = tuple(
-        i
-        for i, operand in enumerate(operands)
-        if i not in rule.additive and set(operand.factors) & set(work)
-    )
-    names = (*op.operands, *op.outputs)
-    return Workload(
-        kind=_class(op, rule, graph),
-        dtype=graph.tensor[names[0]].dtype if names else "float32",
-        sizes=tuple(factor.size for factor in rule.factors),
-        operands=operands,
-        results=results,
-        contracted=contracted,
-        work=work,
-        lookup=op.kind in _LOOKUPS,
-        extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
-        causal=_causal(op, rule, index, graph),
-        halves=index.get("z", -1) if rule.together else -1,
-        passed=index["s"] if rule.together else -1,
-        width=tuple(index[name] for name in rule.operands[0][-1]) if rule.together else (),
-        repeats=1 if "attention" in op.kind else rule.work_repeats,
-        experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
-        skew=skew if op.kind == "experts" else 1.0,
-        routed=_routed(rule, index),
-        form=form_of(op, rule, graph) if op.target in known else None,
-        added=tuple(_added(name, graph) for name in op.outputs),
-    )
 
 
 def operator_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -229,14 +119,6 @@ def _as_one(work: Workload, sizes: Ints) -> Bools:
     return found
 
 
-def product_of(sizes: Ints, factors: Iterable[int]) -> Ints:
-    """Product of some rows of `sizes` (factors, K): (K,)."""
-    total = np.ones(sizes.shape[1], np.int64)
-    for factor in factors:
-        total = total * sizes[factor]
-    return total
-
-
 def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
     efficiency = device.efficiency
     reached = {
@@ -291,73 +173,3 @@ def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
     for port in ports:
         total = total + port.local_bytes(sizes)
     return total
-
-
-def expert_share(work: Workload, sizes: Ints) -> Floats:
-    """The share of the rows there are that goes to the experts of the busiest device: (K,)."""
-    every = product_of(np.array(work.sizes)[:, None], work.experts)
-    share: Floats = product_of(sizes, work.experts) / every
-    return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
-
-
-def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
-    """Bytes that the busiest device is sent of rows of the first operand, and of results: (K,)."""
-    rows = product_of(sizes, work.routed) * expert_share(work, sizes)
-    sent, made = work.operands[0], work.results[0]
-    widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
-    there, back = (
-        np.ceil(rows * product_of(sizes, width) * port.item_bytes).astype(np.int64)
-        for width, port in zip(widths, (sent, made), strict=True)
-    )
-    return there, back
-
-
-def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
-    """Of a mixture of experts: each token is a row for each expert that it chose."""
-    if not rule.routes:
-        return ()
-    return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
-
-
-def _added(name: str, graph: Graph) -> int:
-    """Gradients that come back for a value beyond the first."""
-    if not graph.tensor[name].requires_grad:
-        return 0
-    readers = (
-        op.operands.count(name)
-        for op in graph.consumers[name]
-        if any(graph.tensor[made].requires_grad for made in op.outputs)
-    )
-    return max(0, sum(readers) - 1)
-
-
-def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
-    """The queries' factors of a causal attention over as many keys."""
-    if op.kind != "scaled_dot_product_attention":
-        return ()
-    flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
-    query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
-    return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
-
-
-def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
-    """What autograd keeps besides is as much less as this. Of experts all that is inside."""
-    if op.kind == "experts":
-        return Port(work, 1, False, False)
-    name = extra_scales_with(op, graph.tensor)
-    return next(port for value, port in ports if value == name)
-
-
-def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
-    if op.outputs and all(graph.tensor[name].alias_of for name in op.outputs):
-        source = graph.tensor[graph.tensor[op.outputs[0]].alias_of]
-        result = graph.tensor[op.outputs[0]]
-        same = len(op.outputs) == 1 and result.num_elements == source.num_elements
-        return OperatorClass.VIEW if same else OperatorClass.PART
-    if not rule.work:
-        return OperatorClass.MEMORY
-    if op.kind == "experts":
-        return OperatorClass.EXPERTS
-    if "attention" in op.kind:
-        return OperatorClass.ATTENTION
-    return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

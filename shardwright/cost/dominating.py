@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from shardwright.cost.calls import form_of
-from shardwright.cost.compute import OperatorClass, workload
 from shardwright.cost.layouts import local_sizes
+from shardwright.cost.workload import OperatorClass, workload
 from shardwright.ir.calls import Call
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.compute import Workload, routed_bytes
 from shardwright.cost.measure import Measure
 from shardwright.cost.options import Options
+from shardwright.cost.workload import Workload, routed_bytes
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.ir.redistribution import Collective

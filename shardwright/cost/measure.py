@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from shardwright.cost.codes import Ints
 from shardwright.cost.collectives import exchange_price
-from shardwright.cost.compute import Workload, forward_seconds, operator_seconds
+from shardwright.cost.compute import forward_seconds, operator_seconds
 from shardwright.cost.prices import Prices
 from shardwright.cost.topology import links
 from shardwright.cost.update import update_seconds
+from shardwright.cost.workload import Workload
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.redistribution import Collective

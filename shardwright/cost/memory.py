@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.compute import Ints, Workload, expert_share, routed_bytes
+from shardwright.cost.workload import Ints, Workload, expert_share, routed_bytes
 from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes

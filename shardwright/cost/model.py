@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.cost.agreements import Agreements
 from shardwright.cost.codes import WHOLE, Ints, decode, storable
-from shardwright.cost.compute import Workload, backward_seconds, workload
+from shardwright.cost.compute import backward_seconds
 from shardwright.cost.exchanges import Exchanges, exchanged, exchanges
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
@@ -32,6 +32,7 @@ from shardwright.cost.memory import (
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
+from shardwright.cost.workload import Workload, workload
 from shardwright.ir.calls import targets
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits
-from shardwright.cost.compute import Workload
+from shardwright.cost.workload import Workload
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.redistribution import KINDS, Collective
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.compute import Floats, Ints, reached_at
+from shardwright.cost.compute import reached_at
 from shardwright.cost.memory import state_tensors
+from shardwright.cost.workload import Floats, Ints
 from shardwright.ir.machine import Device
 
 

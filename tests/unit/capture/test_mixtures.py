@@ -9,8 +9,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from shardwright.capture.capture import capture_call
 from shardwright.capture.mixtures import with_mixtures
-from shardwright.cost.compute import forward_seconds, workload
+from shardwright.cost.compute import forward_seconds
 from shardwright.cost.memory import kept_bytes
+from shardwright.cost.workload import workload
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import analyze
 

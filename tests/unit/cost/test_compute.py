@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost import compute
-from shardwright.cost.compute import OperatorClass, workload
 from shardwright.cost.layouts import local_sizes
+from shardwright.cost.workload import OperatorClass, workload
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Efficiency

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from shardwright.cost.compute import workload
 from shardwright.cost.memory import (
     OptimizerError,
     fixed_bytes,
@@ -10,6 +9,7 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
+from shardwright.cost.workload import workload
 from shardwright.ir.graph import LeafKind
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule
 

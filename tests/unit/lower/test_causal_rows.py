@@ -9,7 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from shardwright.capture import causalrows
 from shardwright.capture.capture import capture_call
-from shardwright.cost.compute import forward_seconds, workload
+from shardwright.cost.compute import forward_seconds
+from shardwright.cost.workload import workload
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.lower.decisions import Decisions
