@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -121,6 +122,12 @@ def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
         whole.narrow(move.src, move.start, move.length).copy_(x)
         return whole
     assert mesh is not None
+    recorded = torch.is_grad_enabled() and x.requires_grad  # by a backward pass of a backward pass
+    if move.collective is Collective.ALL_REDUCE and not (recorded or torch.compiler.is_compiling()):
+        # A DTensor's way costs a millisecond of dispatch, as much as the message of a small tensor.
+        summed = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=mesh.get_group())
+        return summed
     src: Placement = Partial() if move.collective in _SOURCE_PARTIAL else Shard(move.src)
     dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
     whole = DTensor.from_local(
