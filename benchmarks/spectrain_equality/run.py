@@ -1,7 +1,7 @@
 """Two hundred steps on ranks and in the simulation, compared bit for bit in float64.
 
-    python -m benchmarks.spectrain_equality.run            # some minutes on two idle cores
-    python -m benchmarks.spectrain_equality.run --steps 5  # nothing written
+    python -m benchmarks.spectrain_equality.run                        # some minutes on two idle cores
+    python -m benchmarks.spectrain_equality.run --steps 5 --stages 2   # nothing written
 
 Every stage is a process of its own, over gloo. What is compared: each loss, the loss of an
 evaluation after the drain, and every parameter and buffer. Each rank writes down how many of its
@@ -161,15 +161,17 @@ def main() -> None:
     """Compare, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES))
     parser.add_argument("--shared", action="store_true", help="two ranks to each stage")
     parser.add_argument("--minutes", type=float, default=10.0, help="for the ranks of one case")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     name = "result_shared" if options.shared else "result"
-    kept = HERE / f"{name}.rows" if options.steps == STEPS else None
+    whole = options.steps == STEPS and options.stages == list(STAGES)
+    kept = HERE / f"{name}.rows" if whole else None
     found = _read(kept)
-    for count in STAGES:
+    for count in options.stages:
         subject = subject_of(options.steps)
         stages = capture_stages(subject[0], subject[1][0], stages=count)
         for optimizer, how in product(OPTIMIZERS, WEIGHTS):
