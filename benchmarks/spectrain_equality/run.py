@@ -1,7 +1,7 @@
 """Two hundred steps on ranks and in the simulation, compared bit for bit in float64.
 
-    python -m benchmarks.spectrain_equality.run                        # some minutes on two idle cores
-    python -m benchmarks.spectrain_equality.run --steps 5 --stages 2   # nothing written
+    python -m benchmarks.spectrain_equality.run                       # some minutes, two idle cores
+    python -m benchmarks.spectrain_equality.run --steps 5 --stages 2  # nothing written
 
 Every stage is a process of its own, over gloo. What is compared: each loss, the loss of an
 evaluation after the drain, and every parameter and buffer. Each rank writes down how many of its
