@@ -15,7 +15,7 @@ Complexity: nearly linear in the number of dimensions (union-find).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -148,13 +148,7 @@ def refine_rule(
         ]
         for value, spelled in zip(values, names_of, strict=True)
     ]
-    broken = {
-        name
-        for spelled, good in zip(names_of, agreed, strict=True)
-        for names, ok in zip(spelled, good, strict=True)
-        if not ok
-        for name in names
-    }
+    broken = _broken(names_of, agreed)
     factors: dict[str, Factor] = {}
 
     def add(name: str, parts: Sequence[Dim], kind: FactorKind) -> tuple[str, ...]:
@@ -193,12 +187,7 @@ def refine_rule(
     if routes:
         factors[SPREAD] = Factor(SPREAD, 1, FactorKind.WHOLE)
         work = (*work, SPREAD)
-    # Only of one atom each is it known which tile a device gets from another.
-    together = tuple(
-        names
-        for names in notation.together
-        if all(len(atoms[name]) == 1 and name not in broken for name in names)
-    )
+    together = _together(notation, {name for name in atoms if len(atoms[name]) == 1} - broken)
     for name in {name for names in together for name in names}:
         index(name)
     count = len(notation.operands)
@@ -214,3 +203,19 @@ def refine_rule(
         routes=routes,
         together=together,
     )
+
+
+def _broken(names_of: Sequence[Dims], agreed: Sequence[Sequence[bool]]) -> set[str]:
+    """The indices in a dimension that is not what the notation says."""
+    return {
+        name
+        for spelled, good in zip(names_of, agreed, strict=True)
+        for names, ok in zip(spelled, good, strict=True)
+        if not ok
+        for name in names
+    }
+
+
+def _together(notation: Notation, single: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """What may be cut together: only of `single` atoms is it known whose tile comes when."""
+    return tuple(names for names in notation.together if all(name in single for name in names))
