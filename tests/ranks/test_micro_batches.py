@@ -141,15 +141,17 @@ def _moves_what_the_plan_says(plan, module, batch):
     """Collectives of one step, counted, are those that the plan counts and pays for."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         module(**batch).backward()
-    names = {
-        "all_reduce": "all_reduce",
-        "all_gather_into_tensor": "all_gather",
-        "reduce_scatter_tensor": "reduce_scatter",
+    names = {  # as the process group is asked, whether through DTensor or not
+        "allreduce_": "all_reduce",
+        "_allgather_base_": "all_gather",
+        "allgather_into_tensor_coalesced_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+        "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     }
     moved = Counter()
     for event in seen.key_averages():
         room, _, kind = event.key.partition("::")
-        if room == "_c10d_functional" and kind in names:
+        if room == "c10d" and kind in names:
             moved[names[kind]] += event.count
     said = Counter()
     for transfer in plan.transfers:
