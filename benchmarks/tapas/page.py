@@ -41,7 +41,36 @@ def body(result: dict[str, Any]) -> str:
     ]
     if widths:
         parts += ["By width, four layers:", table(["width", "whole search, folded"], widths)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_rival(result["autoparallel"])])
+
+
+def _rival(found: dict[str, Any]) -> list[str]:
+    if not found["installed"]:
+        return ["meta-pytorch/autoparallel was not installed, and is not compared with."]
+    rows = []
+    for row in found["rows"]:
+        theirs, ours = row["theirs"], row["ours"]
+        took = (
+            [theirs["failed"], ""]
+            if "failed" in theirs
+            else [_s(theirs["capture_seconds"]), _s(theirs["search_seconds"])]
+        )
+        rows.append(
+            [str(row["layers"]), *took, _s(ours["capture_seconds"]), _s(ours["search_seconds"])]
+        )
+    head = [
+        "layers",
+        "autoparallel: capture and cost tables",
+        "its integer program",
+        "ours: capture",
+        "ours: search",
+    ]
+    return [
+        "meta-pytorch/autoparallel on the same network and mesh, for one memory limit; ours is the"
+        " whole frontier. Attention is written out for both, as it has no strategy for the CPU's"
+        " fused attention with a mask:",
+        table(head, rows),
+    ]
 
 
 def _s(seconds: float) -> str:

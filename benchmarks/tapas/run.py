@@ -5,8 +5,8 @@
 Llama on 64 H100s as 8 x 8, in processor seconds, captured on the meta device: by number of layers
 with and without folding, by width, and beside an integer program (HiGHS) that finds the
 optimum of the same tables at one memory limit. Folded is the whole search, from finding repeats to
-baselines; unfolded are tables and sweep alone. The result says whether meta-pytorch/autoparallel is
-installed beside; it is not run, because it plans for a process group of its own making.
+baselines; unfolded are tables and sweep alone. Where meta-pytorch/autoparallel is there, it plans
+for the same model and mesh, at some of the depths; where it is not, the result says so.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright as sw
 from benchmarks import record
+from benchmarks.tapas import autoparallel
+from benchmarks.tapas.llama import BATCH, LENGTH, llama
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
@@ -38,18 +38,14 @@ MACHINE, MESH = "8x8xH100", Mesh.parse("dp=8 tp=8")
 SMALL_MACHINE, SMALL_MESH = "8xH100", Mesh.parse("dp=8")  # where the program ends in time
 DEPTHS, WIDTHS = (2, 4, 8, 16, 32, 64), (1024, 2048, 4096, 8192)
 PROGRAM_DEPTHS = (1, 2, 4)
+RIVAL_DEPTHS, RIVAL_SECONDS = (2, 4, 8), 600.0
 
 
-def captured(layers: int, width: int) -> Graph:
+def captured(layers: int, width: int, attention: str = "sdpa") -> Graph:
     """A Llama of so many layers, `width` wide, sequence 2048, batch 128."""
-    config = LlamaConfig(
-        vocab_size=32000, hidden_size=width, intermediate_size=4 * width,
-        num_hidden_layers=layers, num_attention_heads=width // 128,
-        num_key_value_heads=8, max_position_embeddings=2048,
-    )  # fmt: skip
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-        ids = torch.zeros((128, 2048), dtype=torch.long)
+        model = llama(layers, width, attention)
+        ids = torch.zeros((BATCH, LENGTH), dtype=torch.long)
     return sw.capture(model, (), {"input_ids": ids, "labels": ids})
 
 
@@ -92,6 +88,30 @@ def _unfolded(graph: Graph) -> object:
     return fast_frontier(make_space(costs).problem, max_weights=40, max_points=64, resolution=1e-3)
 
 
+def _autoparallel(depths: Sequence[int]) -> dict[str, Any]:
+    """What meta-pytorch/autoparallel takes and what we take, by depth, if it is there."""
+    if not autoparallel.installed():
+        return {"installed": False}
+    rows = []
+    for layers in depths:
+        theirs = autoparallel.asked(layers, WIDTHS[0], RIVAL_SECONDS)
+        rows.append({"layers": layers, "ours": _ours(layers), "theirs": theirs})
+        print("autoparallel", rows[-1], flush=True)
+    return {"installed": True, "rows": rows}
+
+
+def _ours(layers: int) -> dict[str, float]:
+    """Processor seconds for the network that autoparallel is asked about: the whole frontier."""
+    start = time.process_time()
+    graph = captured(layers, WIDTHS[0], autoparallel.ATTENTION)
+    captured_at = time.process_time()
+    sw.search(graph, sw.Machine.preset(MACHINE), meshes=[MESH])
+    return {
+        "capture_seconds": captured_at - start,
+        "search_seconds": time.process_time() - captured_at,
+    }
+
+
 def _median(repeats: int, call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(repeats):
@@ -118,7 +138,7 @@ def main() -> None:
         print(found, flush=True)
     result["programs"] = [program_row(layers, WIDTHS[0]) for layers in programs]
     print(*result["programs"], sep="\n", flush=True)
-    result["autoparallel_installed"] = find_spec("autoparallel") is not None
+    result["autoparallel"] = _autoparallel(() if options.quick else RIVAL_DEPTHS)
     record.write(result, options.output, SEED)
 
 
