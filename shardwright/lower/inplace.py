@@ -15,6 +15,7 @@ from shardwright.ir.graph import Graph, Op, Ref
 from shardwright.lower.program import (
     Attention,
     Compute,
+    Dropout,
     Instruction,
     Joint,
     Program,
@@ -41,7 +42,8 @@ def in_place(program: Program, graph: Graph) -> Program:
     An operator `y = f(x, ...)` may overwrite x if, counting what shares x's
     memory as x, x is no leaf and is read once here and never later nor
     returned, no operator of the graph keeps it for the backward pass, and y
-    has its shape and dtype.
+    has its shape and dtype. Nor may a compiler's graph end between the two: a compiled piece
+    keeps for its backward pass what it likes of what it returns.
     """
     memory = _memory(program, graph)
     kept = {memory[name] for op in graph.ops for name in op.saves if name in memory}
@@ -52,7 +54,9 @@ def in_place(program: Program, graph: Graph) -> Program:
     made: dict[str, Compute] = {}
     found: list[Instruction] = []
     for at, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Compute):
+        if _ends_graph(instruction, graph):
+            made.clear()
+        elif isinstance(instruction, Compute):
             form = _form(instruction, made, graph)
             if form is not None:
                 over = form.operands[0]
@@ -62,6 +66,15 @@ def in_place(program: Program, graph: Graph) -> Program:
             made.update((name, instruction) for name in instruction.op.outputs)
         found.append(instruction)
     return replace(program, instructions=tuple(found))
+
+
+def _ends_graph(instruction: Instruction, graph: Graph) -> bool:
+    """Whether `torch.compile` may have to run this by itself, between two graphs."""
+    if isinstance(instruction, Compute):
+        return instruction.routing is not None
+    if isinstance(instruction, Attention | Dropout):
+        return graph.habits.rng == "fast"
+    return isinstance(instruction, (SharedAttention, *_OPAQUE))
 
 
 def _form(instruction: Compute, made: dict[str, Compute], graph: Graph) -> Op | None:

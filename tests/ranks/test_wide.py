@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh, Shard
 from shardwright.rules.placing import feasible, place
-from shardwright.rules.rule import FactorKind, Split, Together
+from shardwright.rules.rule import FactorKind, Route, Split, Together
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
 MESHES = {
-    2: ("a=2", ("smoothed", "long llama", "ring llama", "qwen3 moe")),
+    2: ("a=2", ("smoothed", "long llama", "ring llama", "qwen3 moe", "routed mixtral")),
     3: ("a=3", ("gpt2", "long gpt2", "ring gpt2", "halves llama", "inside mixtral")),
     4: (
         "a=2 b=2",
@@ -129,6 +129,7 @@ VOCABULARY, SEQUENCE = (
     {"embedding", "cross_entropy_loss"},
     {"linear", "scaled_dot_product_attention"},
 )
+ROUTED = "routed"
 WEIGHTS = "model.layers.0.mlp.experts.gate_up_proj"
 # A model, a value and the dimension of it that is split, operators that must be among the split,
 # and along the last axis how attention is.
@@ -144,6 +145,7 @@ CASES = {
     "mixtral": (mixtral, WEIGHTS, 0, {"experts"}),
     "inside mixtral": (mixtral, WEIGHTS, 1, {"experts"}),
     "tokens of mixtral": (mixtral, "kwargs.input_ids", 1, {"experts", "topk"}),
+    "routed mixtral": (mixtral, "lm_head.weight", 0, {"cross_entropy_loss", "experts"}, ROUTED),
     "qwen3 moe": (qwen3_moe, WEIGHTS, 0, {"experts"}),
     "padded llama": (padded, "kwargs.input_ids", 1, SEQUENCE),
 }
@@ -191,16 +193,21 @@ def _compare(text, subjects):
 def along(one, mesh, atom, how=""):
     """Every operator split along `atom` over all axes, if it may be; kinds of those that are.
 
-    Attention is split as `how` says along the last axis.
+    Attention is split as `how` says along the last axis, unless that is that experts are `ROUTED`
+    to along all.
     """
     chosen, split = {}, set()
     for op in one.graph.ops:
         rule = one.analysis.rules[op.name]
         chosen[op.name] = (None,) * len(mesh.axes)
+        if how == ROUTED and rule.routes:
+            chosen[op.name] = (Route(*rule.routes[0]),) * len(mesh.axes)
+            split.add(op.kind)
+            continue
         for factor in rule.factors:
             if factor.atom == atom and factor.kind is FactorKind.PARALLEL:
                 tiling = (Split(factor.name),) * len(mesh.axes)
-                if how and rule.together:
+                if how not in ("", ROUTED) and rule.together:
                     (last,) = (names for names in rule.together if "~".join(names) == how)
                     tiling = (*tiling[:-1], Together(last))
                 if feasible(rule, place(rule, tiling, mesh)):

@@ -8,6 +8,7 @@ from torch import nn
 
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Mesh
 from shardwright.lower.decisions import everything_whole
 from shardwright.lower.fx import to_module
@@ -141,6 +142,25 @@ def test_the_convolutional_network_gets_its_relus_back():
     model, batch = models.cnn()
     _, _, changed = programs(model, (), batch)
     assert overwritten(changed) == {"relu", "relu_1", "relu_2"}
+
+
+@pytest.mark.parametrize("rng, over", [("exact", {"relu", "add"}), ("fast", {"add"})])
+def test_what_was_made_before_a_compilers_graph_ended_is_not_overwritten_after(rng, over):
+    """Torch's own dropout is run by itself, and a compiled piece keeps what it likes."""
+
+    class Dropping(Call):
+        def forward(self, x):
+            before = x @ self.weight
+            dropped = nn.functional.dropout(x * 2.0, 0.5)
+            return before.relu().sum() + (dropped @ self.weight + 1.0).sum()
+
+    captured = capture_call(Dropping(None), (X,), habits=Habits(rng=rng))
+    graph = captured.graph
+    program = lower(graph, analyze(graph), everything_whole(graph), 0)
+    changed = in_place(program, graph)
+    verify(changed)
+    whole = {op.name for op in graph.ops if graph.tensor[op.name].shape}
+    assert overwritten(changed) & whole == over
 
 
 OPERATORS = (
