@@ -169,7 +169,7 @@ class _Writer:
     def _scatter(self, number: int) -> None:
         """Send off the gradients of a flight, when those sent off before have arrived."""
         for flight in self._flights:
-            if flight.at == number:
+            if flight.at == number and flight.backward:
                 self._waits += self._scattering
                 name = f"scatter gradients of {len(flight.backward)} parameters"
                 self._scattering = [self._send(name, flight.backward, _SLOWED)]

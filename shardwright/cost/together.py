@@ -19,6 +19,7 @@ _SUM, _GATHER, _SCATTER = (
     kind.value for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 )
 _PHASES = Phase.FORWARD, Phase.AGAIN, Phase.BACKWARD
+_Phases = defaultdict[Phase, list[Transfer]]  # what travels for one parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,53 +84,61 @@ def flights_of(plan: Plan) -> list[Flight]:
     """The buckets of gathered copies, in the order of their first readers.
 
     Gathered so is what one operator reads that is not recomputed, where the gradient comes back
-    the same way. Micro-batches gather each copy alone.
+    the same way; or does not, as of frozen parameters, which fill buckets of their own.
+    Micro-batches gather each copy alone.
     """
     if plan.micro_batches > 1:
         return []
     place = {op.name: number for number, op in enumerate(plan.ops) if not op.piece}
     readers = Counter(value for op in plan.ops for value in op.reads)
-    moved: defaultdict[str, defaultdict[Phase, list[Transfer]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    moved: defaultdict[str, _Phases] = defaultdict(lambda: defaultdict(list))
     for t in plan.transfers:
         moved[t.value][t.phase].append(t)
-    found = [
-        phases
-        for parameter in plan.parameters
-        if readers[parameter.name] <= 1 and _flies(phases := moved[parameter.name], place)
-    ]
+    trained: list[_Phases] = []
+    frozen: list[_Phases] = []
+    for parameter in plan.parameters:
+        phases = moved[parameter.name]
+        if readers[parameter.name] <= 1 and _flies(phases, place, trained=parameter.is_trained):
+            (trained if parameter.is_trained else frozen).append(phases)
+    found = [*_together(trained, place), *_together(frozen, place)]
+    return sorted(found, key=lambda flight: flight.at)
+
+
+def _together(found: list[_Phases], place: Mapping[str, int]) -> list[Flight]:
+    """Full buckets of what travels for one parameter each."""
     found.sort(key=lambda phases: place[phases[Phase.FORWARD][0].consumer])
-    kinds = []
-    for phases in found:
-        there, back = phases[Phase.FORWARD][0], phases[Phase.BACKWARD][0]
-        kinds.append((int(there.bytes), (there.collectives, back.collectives)))
+    kinds = [
+        (
+            int(phases[Phase.FORWARD][0].bytes),
+            tuple(t.collectives for way in (Phase.FORWARD, Phase.BACKWARD) for t in phases[way]),
+        )
+        for phases in found
+    ]
     return [_flight([found[n] for n in numbers], place) for numbers in gather_buckets(kinds)]
 
 
-def _flies(phases: Mapping[Phase, Sequence[Transfer]], place: Mapping[str, int]) -> bool:
-    """Whether a parameter is gathered for one operator, and its gradient scattered."""
-    there, again, back = (phases.get(phase, ()) for phase in _PHASES)
-    if len(there) != 1 or len(back) != 1 or len(again) > 1:
+def _flies(phases: _Phases, place: Mapping[str, int], *, trained: bool) -> bool:
+    """Whether a parameter is gathered for one operator, and its gradient, if any, scattered."""
+    there, again, back = (phases[phase] for phase in _PHASES)
+    if len(there) != 1 or len(back) != trained or len(again) > 1:
         return False
     if len({t.consumer for t in (*there, *again, *back)}) > 1 or there[0].consumer not in place:
         return False
     if any(t.collectives != there[0].collectives for t in again):
         return False
     word, axis = there[0].collectives[0].split(" ")
+    if len(there[0].collectives) != 1 or word != _GATHER:
+        return False
+    if not trained:
+        return True
     rest = [one for one in back[0].collectives if one != f"{_SCATTER} {axis}"]
-    return (
-        len(there[0].collectives) == 1
-        and word == _GATHER
-        and len(rest) == len(back[0].collectives) - 1
-        and all(one.split(" ")[0] == _SUM for one in rest)
+    return len(rest) == len(back[0].collectives) - 1 and all(
+        one.split(" ")[0] == _SUM for one in rest
     )
 
 
-def _flight(
-    parts: Sequence[Mapping[Phase, Sequence[Transfer]]], place: Mapping[str, int]
-) -> Flight:
+def _flight(parts: Sequence[_Phases], place: Mapping[str, int]) -> Flight:
     forward, again, backward = (
-        tuple(t for phases in parts for t in phases.get(phase, ())) for phase in _PHASES
+        tuple(t for phases in parts for t in phases[phase]) for phase in _PHASES
     )
     return Flight(min(place[t.consumer] for t in forward), forward, again, backward)

@@ -79,6 +79,11 @@ class PlannedParameter:
     seconds: Seconds  # optimizer update, per rank
     regathered: bool = False
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is an update; there is none of a frozen parameter."""
+        return self.seconds > 0
+
 
 class Phase(enum.StrEnum):
     """When a redistribution takes place."""

@@ -13,6 +13,7 @@ After FSDP (arXiv 2304.11277), whose buckets are modules; these are of equal siz
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -39,6 +40,7 @@ class _Kind:
     summed: tuple[str, ...]
     dtype: str
     cast: tuple[str, str] | None
+    trained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ def _fill(program: Program, graph: Graph) -> list[_Bucket]:
                 leaves[load.result], works[load.result] = load.leaf, one.works
     readers = Counter(name for one in program.instructions for name in reads(one))
     readers.update((*program.outputs, *(value for _, value in program.updates)))
-    found: list[tuple[int, Redistribute]] = []
-    kinds: list[tuple[int, _Kind]] = []
+    trained: list[_Bucket] = []
+    frozen: list[_Bucket] = []  # that lie between trained ones, as adapters have them
     for at, one in enumerate(program.instructions):
         # A gradient on its way cannot be added to another one of the same parameter.
         if not isinstance(one, Redistribute) or readers[one.value] != 1 or one.value not in leaves:
@@ -109,21 +111,33 @@ def _fill(program: Program, graph: Graph) -> list[_Bucket]:
         if (axes := _scattered(one)) is None:
             continue
         dtype = graph.tensor[leaves[one.value]].dtype
-        kind = _Kind(works[one.value], axes[0], axes[1:], dtype, one.cast)
-        item = ITEM_BYTES[one.cast[0] if one.cast else dtype]
-        found.append((at, one))
-        kinds.append((prod(one.after) * item, kind))
-    return [
-        _Bucket(kinds[numbers[0]][1], found[numbers[0]][0], tuple(found[n][1] for n in numbers))
-        for numbers in gather_buckets(kinds)
-    ]
+        kind = _Kind(works[one.value], axes[0], axes[1:], dtype, one.cast, one.differentiable)
+        (trained if one.differentiable else frozen).append(_Bucket(kind, at, (one,)))
+    found = [*_together(trained), *_together(frozen)]
+    return sorted(found, key=lambda bucket: bucket.at)
+
+
+def _together(alone: Sequence[_Bucket]) -> Iterator[_Bucket]:
+    """Full buckets, of those with one copy each."""
+    sizes = []
+    for bucket in alone:
+        (one,), kind = bucket.parts, bucket.kind
+        sizes.append((prod(one.after) * ITEM_BYTES[one.cast[0] if one.cast else kind.dtype], kind))
+    for numbers in gather_buckets(sizes):
+        parts = tuple(part for n in numbers for part in alone[n].parts)
+        yield replace(alone[numbers[0]], parts=parts)
 
 
 def _scattered(one: Redistribute) -> tuple[str, ...] | None:
-    """The axis of a gather whose gradient is scattered again, then those it is summed over."""
+    """The axis of a gather whose gradient is scattered again, then those it is summed over.
+
+    Nothing comes back for a frozen parameter.
+    """
     if len(one.forward) != 1 or one.forward[0].collective is not Collective.ALL_GATHER:
         return None
     (there,) = one.forward
+    if not one.differentiable:
+        return (there.axis,)
     back = [move for move in one.backward if move.collective is Collective.REDUCE_SCATTER]
     rest = [move for move in one.backward if move.collective is not Collective.REDUCE_SCATTER]
     if len(back) != 1 or any(move.collective is not Collective.ALL_REDUCE for move in rest):

@@ -29,21 +29,20 @@ def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
     """Seconds that no plan on `mesh` exceeds with what is on its way while operators run.
 
     Along each axis a parameter is either whole, and its gradient summed, or gathered twice, and its
-    gradient scattered.
+    gradient scattered. Frozen ones have no gradient.
     """
     device, total = machine.device, 0.0
     streamed = device.bytes_per_s * device.efficiency.streaming
     seconds = partial(collective_seconds, machine=machine)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
-        if not graph.tensor[leaf.name].requires_grad:
-            continue
+        trained = graph.tensor[leaf.name].requires_grad
         size = Bytes(stored_bytes(graph, leaf.name))
         for link in links(machine, mesh):
             tile = Bytes(-(-size // link.ranks))
             summed = seconds(Collective.ALL_REDUCE, link, size, size)
             gathered = seconds(Collective.ALL_GATHER, link, tile, size)
             scattered = seconds(Collective.REDUCE_SCATTER, link, size, tile)
-            total += max(summed, 2 * gathered + scattered)
+            total += max(summed * trained, 2 * gathered + scattered * trained)
         # Twice joined with others and cut out, the gradient joined (`cost/bucketing.py`).
         total += 3 * device.launch_seconds + 10 * size / streamed
     return Seconds(total)

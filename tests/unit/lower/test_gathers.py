@@ -102,17 +102,21 @@ def test_programs_without_sharded_parameters_stay_as_they_are():
     assert len(of(Fetch, changed)) == len(of(Fetch, program(layer(3))))
 
 
-def test_a_frozen_parameter_is_in_no_bucket_whose_gradients_travel():
-    """It would get a gradient, and room for it, that nobody wants."""
+def test_frozen_parameters_fill_buckets_of_their_own():
+    """With those that are trained they would get a gradient, and room for it, that nobody wants."""
     net = Net()
-    net.layers[1].requires_grad_(False)
+    for number in (1, 3):
+        net.layers[number].requires_grad_(False)
     graph = capture_call(net, (torch.ones(6, WIDTH),)).graph
     changed = gathered(program(graph=graph), graph)
     verify(changed)
-    in_buckets = [leaves(one) for one in (*of(Gather, changed), *of(Reduce, changed))]
-    assert {name for bucket in in_buckets for name in bucket} == {
-        name for number in (0, 2, 3) for name in layer(number)
-    } - {layer(0)[1]}  # which is read twice
-    alone = {one.value.removesuffix("/local"): one for one in of(Redistribute, changed)}
-    for name in layer(1):
-        assert alone[name].forward and not alone[name].backward and not alone[name].differentiable
+    assert [leaves(one) for one in of(Gather, changed)] == [
+        [layer(0)[0], layer(2)[0]],
+        layer(1),
+        [layer(2)[1]],
+        layer(3),
+    ]
+    trained = [any(part.backward for part in one.parts) for one in of(Gather, changed)]
+    assert trained == [True, False, True, False]
+    in_sums = {name for one in of(Reduce, changed) for name in leaves(one)}
+    assert not in_sums & {*layer(1), *layer(3)}
