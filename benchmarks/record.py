@@ -46,6 +46,14 @@ def write(result: dict[str, Any], path: Path, seed: int) -> None:
     path.write_text(json.dumps({**provenance(seed), **result}, indent=2) + "\n")
 
 
+def rows_of_this_commit(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result, if there is one, that say that they were made at this commit."""
+    if not path.exists():
+        return []
+    here = commit()
+    return [row for row in json.loads(path.read_text())["rows"] if row["commit"] == here]
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:

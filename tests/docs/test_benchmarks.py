@@ -19,7 +19,9 @@ from benchmarks.spectrain_accuracy import page as accuracy
 from benchmarks.spectrain_accuracy import plot
 from benchmarks.spectrain_equality import page as equality
 from benchmarks.spectrain_speed import page as speed
-from benchmarks.wide import experts_page as experts
+from benchmarks.wide import memory_page as memory
+from benchmarks.wide import planned_page as planned
+from benchmarks.wide import speed_page as splits
 
 
 def test_pages_are_what_the_results_give():
@@ -47,14 +49,14 @@ def test_a_changed_result_changes_the_page(tmp_path, monkeypatch):
 
 def test_a_folder_may_have_several_pages(tmp_path, monkeypatch):
     (tmp_path / "wide").mkdir()
-    (tmp_path / "wide" / "experts_page.py").touch()
-    file = tmp_path / "wide" / "experts.json"
-    file.write_text(json.dumps({**ORIGIN, "published": PUBLISHED, "local": LOCAL}))
+    (tmp_path / "wide" / "speed_page.py").touch()
+    file = tmp_path / "wide" / "speed.json"
+    file.write_text(json.dumps({**ORIGIN, "rows": LOCAL}))
     monkeypatch.setattr(page, "FOLDER", tmp_path)
     found = page.written()
-    assert f"## {experts.TITLE}" in found and "`benchmarks/wide/experts.json`" in found
+    assert f"## {splits.TITLE}" in found and "`benchmarks/wide/speed.json`" in found
     file.unlink()
-    assert experts.TITLE not in page.written()
+    assert splits.TITLE not in page.written()
 
 
 def test_every_section_names_its_command_and_file():
@@ -65,13 +67,13 @@ def test_every_section_names_its_command_and_file():
         assert f"benchmarks.{name}." in section
 
 
-ORIGIN = {"command": "python -m benchmarks.wide.experts", "date": "2026-01-02", "commit": "0" * 40}
+ORIGIN = {"command": "python -m benchmarks.wide.speed", "date": "2026-01-02", "commit": "0" * 40}
 ORIGIN |= {"machine": {"cores": 2, "processor": "X"}, "versions": {"torch": "2.13"}}
 WITH = {"mesh": "dp=8 tp=8", "step_seconds": 0.5, "peak_bytes": 2**35}
-WITH |= {"splits": ["batch to experts"]}
-PUBLISHED = {"model": "Mixtral-8x7B", "machine": "8x8xH100", "batch": 128, "length": 2048}
-PUBLISHED |= {"search_cpu_seconds": 5.25, "with": WITH}
-PUBLISHED |= {"without": {"step_seconds": 0.75, "at_least": 0.625}}
+WITH |= {"splits": ["batch to experts"], "at_least": 0.375, "with_any_memory": 0.25}
+PUBLISHED = {"model": "Mixtral-8x7B", "split": "experts", "batch": 128, "length": 2048}
+PUBLISHED |= {"memory_limit": 80 * 2**30, "chosen": WITH}
+BOUNDS = {"at_least": 0.625, "with_any_memory": 0.5625}
 MEASURED = {
     "chosen_seconds": 0.1,
     "other_seconds": 0.2,
@@ -79,8 +81,14 @@ MEASURED = {
     "ratio_quartiles": [0.4, 0.6],
 }
 LOCAL = [
-    {"model": "experts", "memory_limit": 2**30, "chosen": WITH, "measured": MEASURED},
-    {"model": "vocabulary", "memory_limit": 2**20, "infeasible": "too small"},
+    {"model": "experts", "memory_limit": 2**30, "chosen": WITH, "other": WITH}
+    | {"measured": MEASURED},
+    {"model": "vocabulary", "memory_limit": 2**20, "chosen": {"least_bytes": 2**21}},
+    {"model": "sequence", "memory_limit": 2**21, "chosen": WITH, "other": {"least_bytes": 2**22}},
+]
+COUNTED = [
+    {"part": "logits", "devices": n, "plan": WITH, "logits_bytes": 2**21, "counted_bytes": size}
+    for n, size in ((1, 2**23), (2, 2**22))
 ]
 ROW = {"seconds": {"ours": 0.25}, "ratios": {"DDP": [1.5, 2.25, 3.5]}, "bit_per_s": 1e8}
 ROW |= {"model": "alexnet", "scale": 0.25, "batch": 64, "hosts": 4}
@@ -148,14 +156,31 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
             "| alexnet x 0.25, batch 64 | 4 | 0.1 | 250 | 2.25 (1.50 to 3.50) |",
         ),
         (
-            experts.body,
-            {"published": PUBLISHED, "local": LOCAL},
+            splits.body,
+            {"rows": LOCAL},
             "| experts, 1024 MiB | batch to experts | 100.0 | 200.0 | 0.500 (0.400 to 0.600) |",
         ),
+        (splits.body, {"rows": LOCAL}, "| vocabulary, 1 MiB | no plan fits |  |  |  |"),
+        (splits.body, {"rows": LOCAL}, "| sequence, 2 MiB | batch to experts |  | none fits |  |"),
+        (memory.body, {"rows": COUNTED}, "| 2 | batch to experts | 4.00 | 2.00 |"),
         (
-            experts.body,
-            {"published": PUBLISHED, "local": LOCAL},
-            "| vocabulary, 1 MiB | no plan fits |  |  |  |",
+            planned.body,
+            {"planned_for": "8x8xH100"}
+            | {"rows": [PUBLISHED | {"without": BOUNDS | {"least_bytes": 2**37}}]},
+            "| no experts |  | none fits |  | 128.0 at least | 0.62 | 0.56 |",
+        ),
+        (
+            planned.body,
+            {"planned_for": "8x8xH100", "rows": [PUBLISHED | {"without": WITH | BOUNDS}]},
+            "* Mixtral-8x7B: faster than every plan without the experts split, whatever memory that"
+            " takes.",
+        ),
+        (
+            planned.body,
+            {"planned_for": "8x8xH100"}
+            | {"rows": [PUBLISHED | {"chosen": WITH | {"splits": []}, "without": WITH}]},
+            "* Mixtral-8x7B: the fastest plan splits no experts: no plan, with the split or"
+            " without, takes less than 0.38 s, and it takes 0.50 s.",
         ),
         (
             efficiency.body,
