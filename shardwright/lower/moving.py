@@ -29,7 +29,8 @@ def moved(
     """`view` after `moves`, as `runtime.redistribute._run` leaves it; a new owner of its block.
 
     `atoms` is the shape in which the moves begin, `sizes` the mesh's; with `on_cpu` sums are
-    scattered by summing a copy. `view` keeps its own owners.
+    scattered by summing a copy, and a cut goes to another dimension by way of the whole. `view`
+    keeps its own owners.
     """
     heap.own(view.block)
     if not moves:
@@ -71,10 +72,12 @@ def _step(heap: Heap, x: View, move: Move, size: int, on_cpu: bool) -> View:
             copies += padded if on_cpu else 0
             shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
             return _exchanged(heap, x, shape, copies, left=padded // size)
-        case _:  # from one dimension to another: on the CPU gathered and cut again
+        case _:  # from one dimension to another
             padded = _padded(move, move.src, size)
             shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
-            extra = padded + (padded if move.src > 0 else 0)
+            extra = 2 * (padded // size)  # what is sent and what comes, in the order of ranks
+            if on_cpu:  # gathered and cut again
+                extra = padded + (padded if move.src > 0 else 0)
             return _exchanged(heap, x, shape, extra)
 
 

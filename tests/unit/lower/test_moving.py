@@ -1,0 +1,30 @@
+"""Memory of redistributions on the ranks, by what a backend does."""
+
+import pytest
+
+from shardwright.ir.layout import Layout, Mesh, local_atoms
+from shardwright.lower.heap import Heap
+from shardwright.lower.moving import moved
+from shardwright.lower.program import flat, moves
+from shardwright.lower.values import View, contiguous_strides
+
+MESH = Mesh.parse("a=8")
+ATOMS = ((64,), (16,))
+WHOLE = 64 * 16 * 4  # bytes
+
+
+@pytest.mark.parametrize("src, dst", [("a:S(0)", "a:S(1)"), ("a:S(1)", "a:S(0)")])
+@pytest.mark.parametrize("on_cpu, tiles", [(False, 4), (True, None)])
+def test_only_gloo_needs_the_whole_to_cut_another_dimension(src, dst, on_cpu, tiles):
+    before, after = Layout.parse(src, MESH), Layout.parse(dst, MESH)
+    shape = flat(local_atoms(ATOMS, before, (0,)))
+    heap = Heap()
+    block = heap.new(WHOLE // 8)
+    view = View(block, shape, contiguous_strides(shape), "float32")
+    steps, made = moves(ATOMS, before, after, (0,)), flat(local_atoms(ATOMS, after, (0,)))
+    found = moved(heap, view, steps, shape, made, {"a": 8}, on_cpu)
+    assert found.bytes == found.block.bytes == WHOLE // 8
+    if tiles:  # what was there, what is sent, what comes, and that in order
+        assert heap.peak == tiles * WHOLE // 8
+    else:
+        assert heap.peak > WHOLE
