@@ -82,6 +82,11 @@ _OTHER_TRAINING = (
     help="Seconds without a step after which the rank that holds it up is named and all end; 600.",
 )
 @click.option(
+    "--start-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The same for each part of a start: joining, building, reading a checkpoint; 600.",
+)
+@click.option(
     "--weights",
     type=click.Path(exists=True),
     help="Start from these: a .safetensors file, or a Hugging Face folder.",
@@ -125,6 +130,7 @@ def command(
     wait_for_saves: bool,
     max_restarts: int,
     stall_timeout: float | None,
+    start_timeout: float | None,
     weights: str | None,
     compiled: bool,
     tensorboard: str | None,
@@ -185,6 +191,7 @@ def command(
         saving=Saving(folder, every, keep, wait_for_saves) if folder is not None else None,
         max_restarts=max_restarts,
         stall_timeout=stall_timeout,
+        start_timeout=start_timeout,
         export=export,
         options=_further(weights, compiled, tensorboard),
         traced=bool(trace),

@@ -103,6 +103,7 @@ def launch(
     saving: Saving | None = None,
     max_restarts: int = 0,
     stall_timeout: float | None = None,
+    start_timeout: float | None = None,
     export: str | None = None,
     options: Sequence[str] = (),
     traced: bool = False,
@@ -113,11 +114,11 @@ def launch(
 
     `sizes` are batch and sequence of a `config.json`, `settings` those of
     `load_job`. With `saving` the ranks go on from the latest checkpoint, and
-    torchrun starts them again up to `max_restarts` times if one dies, or none has done
-    a step for `stall_timeout` seconds. At the end they write the weights to `export`, a
-    `.safetensors` file or a folder. `options` are further ones of the worker. Where it is
-    `traced`, one rank of each stage records a step. Their log goes to `stdout`, by default ours.
-    `run` starts the processes; tests replace it.
+    torchrun starts them again up to `max_restarts` times if one dies, none has done a step for
+    `stall_timeout` seconds, or a part of their start took `start_timeout`. At the end they write
+    the weights to `export`, a `.safetensors` file or a folder. `options` are further ones of the
+    worker. Where it is `traced`, one rank of each stage records a step. Their log goes to
+    `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
@@ -130,6 +131,7 @@ def launch(
         command += [part for text in settings for part in ("--set", text)]
         command += saving.options() if saving is not None else []
         command += ["--stall-timeout", str(stall_timeout)] if stall_timeout is not None else []
+        command += ["--start-timeout", str(start_timeout)] if start_timeout is not None else []
         command += options
         command += ["--trace", folder] if traced else []
         command += ["--export", str(Path(export).absolute())] if export is not None else []
@@ -171,7 +173,5 @@ def environment(ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "TRANSFORMERS_VERBOSITY": "error",
         "KINETO_LOG_LEVEL": "5",
-        # Else ranks that are started again read the addresses of those before them in one store.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return {**defaults, **os.environ}

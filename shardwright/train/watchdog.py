@@ -2,8 +2,9 @@
 
 A collective that one rank does not enter waits without a word until its
 timeout, and then names no one. Here a thread on every rank sees that no step was
-done for too long, writes where its rank is into a store, and the first rank that
-answers tells of all. Then the ranks end, so that torchrun can start them again.
+done for too long, or that the start does not go on, writes where its rank is into a
+store, and the first rank that answers tells of all. Then the ranks end, so that
+torchrun can start them again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import queue
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
@@ -26,13 +28,15 @@ from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.waiting import wait_for
 
 STALLED = 75  # exit status: "try again" in sysexits.h
+_STARTING = -1  # steps done, of a rank that does not train yet
 _ANSWERS = 20.0  # seconds at most to wait for the others' answers
+_CONNECTING = 10.0  # seconds at most to reach the store
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 _WAITS = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
     "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
-    "gather", "gather_object", "monitored_barrier", "recv", "reduce", "reduce_scatter",
-    "reduce_scatter_tensor", "scatter", "send", "wait", "wait_tensor",
+    "gather", "gather_object", "init_process_group", "monitored_barrier", "new_group", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "wait", "wait_tensor",
 )  # fmt: skip
 
 
@@ -46,11 +50,23 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
+class _Beat(NamedTuple):
+    """The last sign of life: how many steps were done, when, and when to expect the next at last.
+
+    One value, as the thread that watches may read it at any time.
+    """
+
+    step: int
+    time: float
+    seconds: float
+
+
 @final
 class Watchdog:
-    """Watches the thread that makes it, which has to `beat` every `seconds` from the first time on.
+    """Watches the thread that makes it, which has to `beat` every `seconds` once it trains.
 
-    `say` gets the one report of all ranks; then `end` is called on each with an exit status.
+    Before that it has to say that it is `starting` every `start_seconds`. `say` gets the one
+    report of all ranks; then `end` is called on each with an exit status.
     """
 
     def __init__(
@@ -59,21 +75,26 @@ class Watchdog:
         rank: int,
         world: int,
         seconds: float,
+        start_seconds: float,
         say: Callable[[str], None],
         end: Callable[[int], Any] = os._exit,
     ) -> None:
-        self.store, self.rank, self.world, self.seconds = store, rank, world, seconds
+        self.store, self.rank, self.world = store, rank, world
+        self.seconds, self.start_seconds = seconds, start_seconds
         self.say, self.end = say, end
         self._watched = threading.get_ident()
-        self._beat = float("inf")  # nothing is known of how long a run takes to begin
-        self._step = 0
+        self.starting()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
+    def starting(self) -> None:
+        """The start goes on: a part of it is done."""
+        self._beat = _Beat(_STARTING, time.monotonic(), self.start_seconds)
+
     def beat(self, step: int) -> None:
         """The run goes on: `step` steps are done."""
-        self._step, self._beat = step, time.monotonic()
+        self._beat = _Beat(step, time.monotonic(), self.seconds)
 
     def close(self) -> None:
         """Watch no longer."""
@@ -82,28 +103,40 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(min(1.0, self.seconds / 4)):
-            if time.monotonic() - self._beat > self.seconds:
+            beat = self._beat
+            if time.monotonic() - beat.time > beat.seconds:
                 try:
-                    self._report()
+                    self._tell(beat)
                 finally:
                     self.end(STALLED)
                 return
 
-    def _report(self) -> None:
-        mine = {"step": self._step, **place_of(sys._current_frames().get(self._watched))}
+    def _tell(self, beat: _Beat) -> None:
+        """Say where all ranks are, or of this one alone if the others cannot be asked."""
+        mine = {"step": beat.step, **place_of(sys._current_frames().get(self._watched))}
+        asked: queue.Queue[dict[int, dict[str, Any]] | str] = queue.Queue()
+
+        def ask() -> None:
+            try:
+                store = self.store()
+                store.set(_key(self.rank), json.dumps(mine))
+                asked.put(self._answers(store))
+            except RuntimeError as e:  # torch's errors of stores; rank 0 or torchrun has it
+                asked.put(str(e).splitlines()[0])
+
+        # Another thread, as torch waits for the first answer of a store without end.
+        threading.Thread(target=ask, name="watchdog's question", daemon=True).start()
         try:
-            store = self.store()
-            store.set(_key(self.rank), json.dumps(mine))
-            found = self._answers(store)
-        except RuntimeError as e:  # torch's errors of stores; rank 0 has it
-            text = str(e).splitlines()[0]
+            found = asked.get(timeout=2 * min(_ANSWERS, beat.seconds) + _CONNECTING)
+        except queue.Empty:
+            found = "no answer in time"
+        if isinstance(found, str):
             self.say(
-                f"rank {self.rank} {mine['text']} for {self.seconds:.0f} s, and rank 0, which"
-                f" keeps the store, does not answer ({text})"
+                f"rank {self.rank} {mine['text']} for {beat.seconds:.0f} s, and the store that all"
+                f" ranks share does not answer ({found})"
             )
-            return
-        if self.rank == min(found):
-            self.say(report(found, self.world, self.seconds))
+        elif self.rank == min(found):
+            self.say(report(found, self.world, beat.seconds))
 
     def _answers(self, store: Store) -> dict[int, dict[str, Any]]:
         """Where the ranks are that answer in time."""
@@ -123,12 +156,16 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
     step = min(one["step"] for one in found.values()) + 1
     behind = [rank for rank in found if found[rank]["step"] + 1 == step]
     lines = [f"no step was done for {seconds:.0f} s, in step {step}"]
+    if step == _STARTING + 1:
+        lines = [f"the start did not go on for {seconds:.0f} s"]
     if silent:
         lines.append(f"held up by rank {_listed(silent)}, which does not answer")
     elif busy:
         lines += [f"held up by rank {rank}, which {found[rank]['text']}" for rank in busy]
     elif len(behind) < len(found):
         lines.append(f"held up by rank {_listed(behind)}, behind the others")
+    elif len({one["text"] for one in found.values()}) == 1:
+        lines.append("all ranks wait for each other")
     else:
         lines.append("all ranks wait, for different things")
     others: dict[str, list[int]] = {}
@@ -207,4 +244,4 @@ def _listed(ranks: list[int]) -> str:
 
 def timeout_of(seconds: float) -> timedelta:
     """For collectives: longer than it takes to tell of a stall."""
-    return timedelta(seconds=seconds + 2 * _ANSWERS + 60)
+    return timedelta(seconds=seconds + 2 * _ANSWERS + _CONNECTING + 60)

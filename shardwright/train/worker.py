@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import torch
@@ -32,6 +33,7 @@ from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import export_pretrained, export_safetensors
 from shardwright.train.flow import Flow, Flowing
 from shardwright.train.job import Job, JobError
+from shardwright.train.joining import join, launcher_store
 from shardwright.train.loop import (
     EvaluationRecord,
     StepRecord,
@@ -50,7 +52,7 @@ from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.target import TargetError, build_model, load_job
 from shardwright.train.traced import Traced, trace_file
 from shardwright.train.values import ValueFormatError
-from shardwright.train.watchdog import Store, Watchdog, timeout_of
+from shardwright.train.watchdog import Watchdog, timeout_of
 
 Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (
@@ -84,15 +86,24 @@ def _run(options: argparse.Namespace) -> None:
     plan = plan_for(options.plan, int(os.environ.get("WORLD_SIZE", "1")))
     device = _device()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout_of(options.stall_timeout))
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     watchdog = Watchdog(
-        _store, dist.get_rank(), dist.get_world_size(), options.stall_timeout, _complain
+        partial(launcher_store, timedelta(seconds=10)),  # the group's own may be waiting
+        rank,
+        world,
+        options.stall_timeout,
+        options.start_timeout,
+        _complain,
     )
     try:
+        longest = max(options.stall_timeout, options.start_timeout)
+        join(backend, timeout_of(longest))
+        watchdog.starting()
         _train(job, plan, device, options, watchdog)
     finally:
         watchdog.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _train(
@@ -100,8 +111,10 @@ def _train(
 ) -> None:
     model = build_model(job)
     check_alike(plan, model)
+    watchdog.starting()
     steps: Steps | None
     module, steps, ahead = _module(job, model, plan, device)
+    watchdog.starting()
     seed_all(job.seed)
     run = start(module, job)
     read_own_samples(run, job)
@@ -184,16 +197,6 @@ def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
     return Saving(checkpoints, options.every, say, background=not options.wait_for_saves)
 
 
-def _store() -> Store:
-    """A connection of its own to the table that all ranks see; that of the group may be waiting."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=10)
-    found: Store = dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=False, timeout=timeout
-    )
-    return found
-
-
 def _complain(text: str) -> None:
     """On any rank, as rank 0 may be the one that is stuck."""
     print(f"shardwright: {text}", file=sys.stderr, flush=True)
@@ -250,6 +253,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--tensorboard", help="folder for event files of rank 0")
     known.add_argument("--trace", help="folder for a profile of the third step")
     known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")
+    known.add_argument("--start-timeout", type=_seconds, default=600.0, help="of a part of a start")
     known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
     known.add_argument("--export", help="*.safetensors, or a folder for `from_pretrained`")

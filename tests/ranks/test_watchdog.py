@@ -28,13 +28,14 @@ def slow_data(until):
 
 
 def stalls(text, folder):
-    """Rank 1 is busy with its data, rank 0 waits: in the step, then for all ranks."""
+    """Rank 1 is busy with its data, rank 0 waits: in the step, for all ranks, then in a start."""
     rank = dist.get_rank()
     module = sw.parallelize(Net(), sw.Plan.from_json(text))
     batch = (torch.randn(8, 6, generator=torch.Generator().manual_seed(1)),)
     module.forward_backward(batch)
     told = []
-    for number, wait in enumerate((lambda: module.forward_backward(batch), dist.barrier)):
+    waits = [lambda: module.forward_backward(batch), dist.barrier, dist.new_group]
+    for number, wait in enumerate(waits):
         ended, said, seconds = threading.Event(), [], 3.0
         store = dist.FileStore(f"{folder}/{number}", 2)
 
@@ -42,8 +43,11 @@ def stalls(text, folder):
             assert status == STALLED
             ended.set()
 
-        watchdog = Watchdog(lambda store=store: store, rank, 2, seconds, said.append, end)
-        watchdog.beat(6)
+        starts = wait is dist.new_group
+        limits = (60.0, seconds) if starts else (seconds, 60.0)
+        watchdog = Watchdog(lambda store=store: store, rank, 2, *limits, said.append, end)
+        if not starts:
+            watchdog.beat(6)
         if rank == 1:
             slow_data(ended)
         wait()
@@ -51,7 +55,7 @@ def stalls(text, folder):
         watchdog.close()
         told.append(said)
         dist.barrier()
-    quick = Watchdog(lambda: None, rank, 2, 5.0, told.append, told.append)
+    quick = Watchdog(lambda: None, rank, 2, 5.0, 5.0, told.append, told.append)
     for step in range(4):
         quick.beat(step)
     quick.close()
@@ -64,12 +68,14 @@ def test_the_rank_that_holds_others_up_is_named(tmp_path):
     named = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
     text = named["fully sharded"].to_json()
     first, second = run_ranks(2, stalls, text, str(tmp_path))
-    assert second == [[], []]  # one voice
-    ((step,), (barrier,)) = first
+    assert second == [[], [], []]  # one voice
+    ((step,), (barrier,), (start,)) = first
     assert "no step was done for 3 s, in step 7; held up by rank 1, which is in slow_data" in step
     assert "test_watchdog.py:" in step
     assert "; rank 0 waits for copies of %up.weight/local, %" in step, step
     assert "; rank 0 waits in barrier" in barrier
+    assert start.startswith("the start did not go on for 3 s; held up by rank 1, which is in slow_")
+    assert "; rank 0 waits in new_group" in start
 
 
 def test_who_is_to_blame():
@@ -78,7 +84,10 @@ def test_who_is_to_blame():
     assert "held up by rank 1, 3, which does not answer; rank 0, 2 waits in barrier" in said
     said = report({0: waits, 1: {**waits, "step": 3}}, 2, 60)
     assert "in step 4; held up by rank 1, behind the others" in said
-    assert "all ranks wait, for different things" in report({0: waits, 1: waits}, 2, 60)
+    other = {**waits, "text": "waits in broadcast"}
+    assert "all ranks wait, for different things" in report({0: waits, 1: other}, 2, 60)
+    said = report({0: waits, 1: waits}, 2, 60)
+    assert "; all ranks wait for each other; rank 0, 1 waits in barrier" in said
 
 
 def test_a_store_that_is_gone_is_told():
@@ -88,7 +97,7 @@ def test_a_store_that_is_gone_is_told():
         raise dist.DistStoreError("connection refused")
 
     def slow():
-        watchdog = Watchdog(gone, 1, 2, 0.1, said.append, lambda status: ended.set())
+        watchdog = Watchdog(gone, 1, 2, 0.1, 60.0, said.append, lambda status: ended.set())
         time.sleep(0.3)
         assert not said
         watchdog.beat(0)
@@ -97,4 +106,4 @@ def test_a_store_that_is_gone_is_told():
 
     slow()
     assert said[0].startswith("rank 1 is in slow_data (test_watchdog.py:")
-    assert "and rank 0, which keeps the store, does not answer (connection refused)" in said[0]
+    assert "the store that all ranks share does not answer (connection refused)" in said[0]

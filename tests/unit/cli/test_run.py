@@ -230,10 +230,12 @@ def test_options_reach_the_ranks(api, target, plan_file, launched, tmp_path, as_
     weights, folder, export = (tmp_path / name for name in ("w.safetensors", "runs", "end"))
     weights.touch()
     asked = ("--weights", weights, "--export", export, "--stall-timeout", 5, "--compile")
+    asked += ("--start-timeout", 7)
     saving = ("--checkpoint", folder, "--wait-for-saves")
     as_json("run", target, plan_file, "--no-verify", *asked, *saving)
     assert launched.rest["options"] == ["--weights", str(weights), "--compile"]
     assert (launched.rest["export"], launched.rest["stall_timeout"]) == (str(export), 5)
+    assert launched.rest["start_timeout"] == 7
     assert launched.rest["saving"] == Saving(str(folder), wait=True)
 
 

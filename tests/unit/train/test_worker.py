@@ -1,7 +1,12 @@
 """One rank of one, so that no other process is needed."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -9,7 +14,11 @@ from torch import nn
 
 from shardwright.report.profiled import profiled
 from shardwright.train import worker
+from shardwright.train.joining import join
+from shardwright.train.watchdog import STALLED
 from tests import plans
+
+ROOT = Path(__file__).parents[3]
 
 JOB = """
 import torch
@@ -100,3 +109,46 @@ def test_what_a_rank_cannot_begin_with_is_one_line(monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as ended:
             worker.main([*options, "--plan", str(tmp_path / "plan.json")])
         assert str(ended.value).startswith(said)
+
+
+def test_a_rank_that_cannot_join_the_others_says_so_and_ends(tmp_path):
+    """Something else listens where the store should be, and never answers."""
+    target, plan = tmp_path / "worker_job.py", tmp_path / "p.json"
+    target.write_text(JOB)
+    plans.simple(mesh="dp=2").save(plan)
+    with socket.socket() as other:
+        other.bind(("localhost", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        environment = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "shardwright.train.worker", "--target", f"{target}:job"]
+        done = subprocess.run(
+            [*command, "--plan", plan, "--steps", "1", "--losses", plan, "--start-timeout", "1"],
+            env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == STALLED
+    assert "shardwright: rank 1 waits in init_process_group in join (joining.py:" in done.stderr
+    assert "for 1 s, and the store that all ranks share does not answer" in done.stderr
+
+
+def test_a_start_reads_nothing_of_the_one_before_it(monkeypatch):
+    """In one store, which outlives the ranks: what a dead rank wrote is not what the next finds."""
+    kept = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment = {"RANK": 0, "WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": kept.port}
+    environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RUN_ID": "mine"}
+    found = []
+    for start in ("0", "1"):
+        for name, value in {**environment, "TORCHELASTIC_RESTART_COUNT": start}.items():
+            monkeypatch.setenv(name, str(value))
+        join("gloo", timedelta(seconds=60))
+        store = dist.group.WORLD.get_group_store()
+        found.append(store.check(["said"]))
+        store.set("said", "by this one")
+        dist.destroy_process_group()
+    assert found == [False, False]

@@ -1,0 +1,53 @@
+"""How the ranks that torchrun has started find each other."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+
+def join(backend: str, timeout: timedelta) -> None:
+    """Make the process group of the ranks that torchrun's environment tells of.
+
+    On one host they meet in the store that torchrun keeps for them, which listens before they
+    start. A store of their own listens on a port that was free when torchrun looked: what takes it
+    in the seconds until rank 0 is there keeps the others, who wait for its answer without end.
+    Ranks that are started again must not read what those before them wrote, so each start has
+    keys of its own.
+
+    Hosts that come and go have no count of starts in common: there torchrun has to give each
+    start a store of its own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+    """
+    if not meets_in_launcher():
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(_start(), launcher_store(timeout)),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timeout,
+    )
+
+
+def meets_in_launcher() -> bool:
+    """Whether ranks share torchrun's own store, and know how often they were started."""
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return shared and os.environ.get("GROUP_WORLD_SIZE") == "1"
+
+
+def launcher_store(timeout: timedelta) -> Any:
+    """A connection to the table that all ranks see, wherever it is kept."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=False, timeout=timeout, wait_for_workers=False
+    )
+
+
+def _start() -> str:
+    """Of all starts of all runs this one."""
+    known = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
+    return "/".join(("shardwright", *known))
