@@ -6,16 +6,20 @@ One job trains on two ranks, saves every other step in the background, and torch
 the ranks again whenever one dies. A third of the kills come while a checkpoint
 is being written, a third at a random moment after a step, the others at a random moment
 after the ranks were started. After each kill the latest checkpoint is read. At the end
-the losses of all steps are compared with those of a run that nobody disturbed. It takes
-about a quarter of an hour, and not more than `--minutes`: then fewer have been killed,
-which counts as failed.
+the losses of all steps are compared with those of a run that nobody disturbed.
+
+Kills come in runs of ten. The result is written after each run, and what is there already
+of the same commit and seed is not done again, unless with `--fresh`. It takes about half an hour on
+two idle cores, and begins no further run after `--minutes`: fewer kills count as failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +33,7 @@ from typing import Any, TextIO
 
 import shardwright as sw
 from benchmarks import record
+from shardwright.ir.plan import Plan
 from shardwright.train.folder import CheckpointFolder
 from shardwright.train.launch import Saving, Training, launch
 from shardwright.train.reading import read_index
@@ -36,10 +41,13 @@ from shardwright.train.target import load_job
 
 SEED = 0
 RANKS, EVERY = 2, 2
-PATIENCE = 300.0  # seconds for a restart on a busy machine
+EACH = 10  # kills of a run
+STANDING = 120.0  # seconds after which ranks that stand still end themselves
+PATIENCE = 3 * STANDING  # seconds for a restart on a busy machine
 MOST_STEPS = 8  # that a run goes on after a start before a rank is killed
 STEPS_PER_KILL = 12  # so that all are killed before the end
 TOO_LATE = 124  # the status of a run that was ended for its time
+_STOOD = re.compile("shardwright: (no step was done|the start did not go on)")
 WAYS = "while saving", "after a step", "after the start"
 JOB = """
 import time
@@ -71,6 +79,10 @@ def job(pause=0.0):
 """
 
 
+class StandsStillError(RuntimeError):
+    """Ranks neither go on nor end themselves."""
+
+
 @dataclass
 class Killer:
     """Stands between `launch` and the processes: kills ranks until `kills` have died."""
@@ -79,7 +91,6 @@ class Killer:
     folder: CheckpointFolder
     chance: random.Random
     seconds: float  # that a start takes about, as far as known
-    end: float  # of the clock that only goes forward: no longer
     done: Counter[str] = field(default_factory=Counter)
     torn: list[str] = field(default_factory=list)  # of checkpoints that could not be read
 
@@ -87,7 +98,7 @@ class Killer:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
         try:
             before: list[int] = []
-            while sum(self.done.values()) < self.kills and time.monotonic() < self.end:
+            while sum(self.done.values()) < self.kills:
                 before = self._ranks(process, before)
                 way = self.chance.choice(WAYS)
                 if not self._moment(way, process):
@@ -98,8 +109,9 @@ class Killer:
                     continue
                 self.done[way] += 1
                 print(f"kill {sum(self.done.values())} {way}: {self._latest()}", flush=True)
-            return process.wait(max(PATIENCE, self.end - time.monotonic()))
-        except subprocess.TimeoutExpired:
+            return process.wait(PATIENCE)
+        except (StandsStillError, subprocess.TimeoutExpired) as e:
+            print(f"given up: {e}", flush=True)
             return TOO_LATE
         finally:
             if process.poll() is None:
@@ -115,10 +127,10 @@ class Killer:
             if len(found) == RANKS and not set(found) & set(before):
                 return found
             time.sleep(0.02)
-        raise RuntimeError(f"torchrun did not start {RANKS} ranks again")
+        raise StandsStillError(f"torchrun did not start {RANKS} ranks in {PATIENCE:g} s")
 
     def _moment(self, way: str, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for it; False if the run ended before."""
+        """Wait for it; False if the run ended before. Raises `StandsStillError`."""
         latest, start = self.folder.names()[:1], time.monotonic()
         if way == "after the start":
             end = start + self.chance.uniform(0, 1.5 * self.seconds)
@@ -134,6 +146,8 @@ class Killer:
                 time.sleep(self.chance.uniform(0, 0.3))
                 return True
             time.sleep(0.0005)
+        if process.poll() is None:
+            raise StandsStillError(f"no checkpoint in {PATIENCE:g} s, the latest is {latest}")
         return False
 
     def _step(self) -> int:
@@ -152,43 +166,55 @@ class Killer:
         return f"step {saved.step} is complete"
 
 
-def run(kills: int, steps: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
-    """Train twice, disturbed for so many `seconds` at most and not, and compare."""
-    (folder / "job.py").write_text(JOB)
+def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Train once in `folder`, disturbed `kills` times: what came of it, losses by step with it."""
     target, log = f"{folder / 'job.py'}:job", folder / "run.log"
-    given = load_job(target)
-    graph = sw.capture(given.model(), (), dict(given.call()[1]))
-    named = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{RANKS}xcpu")).baselines}
-    plan = named["fully sharded"]
+    checkpoints, begin = CheckpointFolder(folder / "runs"), time.monotonic()
+    killer = Killer(kills, checkpoints, random.Random(seed), 10.0)
     with log.open("w") as out:
-        undisturbed = _losses(launch(target, plan, steps, stdout=out))
-        checkpoints = CheckpointFolder(folder / "runs")
-        begin = time.monotonic()
-        killer = Killer(kills, checkpoints, random.Random(seed), 10.0, begin + seconds)
-        disturbed = launch(
+        training = launch(
             target,
-            plan,
+            plan_of(target),
             steps,
             settings=("pause=0.05",),
             saving=Saving(str(checkpoints.path), EVERY),
             max_restarts=2 * kills + 10,
+            stall_timeout=STANDING,
+            start_timeout=STANDING,
             stdout=out,
             run=killer,
         )
-    found, said = _losses(disturbed), log.read_text()
+    said = log.read_text()
     return {
+        "seed": seed,
         "kills": sum(killer.done.values()),
         "kills_by_moment": dict(killer.done),
         "resumed": said.count("resumed after step"),
         "steps": steps,
         "minutes": round((time.monotonic() - begin) / 60, 1),
-        "status": disturbed.status,
-        "same_curve": found == undisturbed and sorted(found) == list(range(1, steps + 1)),
+        "status": training.status,
+        "stood_still": [line for line in said.splitlines() if _STOOD.search(line)],
         "torn_checkpoints": killer.torn,
         "passed_over": said.count("passed over:"),
         "left_aside": [path.name for path in checkpoints.path.glob("*.partial")],
         "last": checkpoints.names()[:1],
+        "losses": _losses(training),
     }
+
+
+def plan_of(target: str) -> Plan:
+    """Of the job, fully sharded."""
+    given = load_job(target)
+    graph = sw.capture(given.model(), (), dict(given.call()[1]))
+    named = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{RANKS}xcpu")).baselines}
+    return named["fully sharded"]
+
+
+def undisturbed(steps: int, folder: Path) -> dict[int, float]:
+    """Losses of as many steps, by step."""
+    target = f"{folder / 'job.py'}:job"
+    with (folder / "undisturbed.log").open("w") as out:
+        return _losses(launch(target, plan_of(target), steps, stdout=out))
 
 
 def _step(names: Sequence[str]) -> int:
@@ -200,30 +226,64 @@ def _losses(training: Training) -> dict[int, float]:
     return {one.step: one.loss for one in training.records}
 
 
+def totals(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all runs come to."""
+    moments: Counter[str] = Counter()
+    for one in runs:
+        moments.update(one["kills_by_moment"])
+    added = {name: sum(one[name] for one in runs) for name in ("kills", "resumed", "passed_over")}
+    lists = ("stood_still", "torn_checkpoints", "left_aside")
+    joined = {name: [text for one in runs for text in one[name]] for name in lists}
+    same = all(one["same_curve"] for one in runs)
+    steps = sum(one["steps"] for one in runs)
+    return {"kills_by_moment": dict(moments), "same_curve": same, "steps": steps, **added, **joined}
+
+
 def good(result: Mapping[str, Any], kills: int) -> bool:
     """Whether everything came out as it should."""
     whole = not (result["torn_checkpoints"] or result["left_aside"] or result["passed_over"])
-    return result["kills"] == kills and result["status"] == 0 and result["same_curve"] and whole
+    ended = all(one["status"] == 0 for one in result["runs"])
+    return result["kills"] == kills and ended and result["same_curve"] and whole
+
+
+def kept(file: Path, seed: int) -> list[dict[str, Any]]:
+    """Runs that are there already, of the code that is checked out."""
+    if not file.exists():
+        return []
+    result = json.loads(file.read_text())
+    same = result["seed"] == seed and result["commit"] == record.commit()
+    return [*result["runs"]] if same else []
 
 
 def main() -> None:
     """Kill, compare, print the count and the outcome, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, help=f"by default {STEPS_PER_KILL} for each kill")
-    parser.add_argument("--minutes", type=float, default=120.0, help="at most")
+    parser.add_argument("--minutes", type=float, default=120.0, help="after which no run is begun")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--fresh", action="store_true", help="do again what the result has")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TOO_LATE))  # and torchrun ends with us
-    with tempfile.TemporaryDirectory() as folder:
-        steps = options.steps or STEPS_PER_KILL * options.kills
-        result = run(options.kills, steps, options.seed, Path(folder), 60 * options.minutes)
-    record.write(
-        {"claim": "any kill, at any moment, leaves a complete checkpoint and the curve", **result},
-        options.out,
-        options.seed,
-    )
+    claim = "any kill, at any moment, leaves a complete checkpoint and the curve"
+    runs = [] if options.fresh else kept(options.out, options.seed)
+    end = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as name:
+        folder, expected = Path(name), None
+        for number in range(len(runs), -(-options.kills // EACH)):
+            if time.monotonic() > end:
+                break
+            (home := folder / str(number)).mkdir()
+            (home / "job.py").write_text(JOB)
+            expected = expected or undisturbed(STEPS_PER_KILL * EACH, home)
+            kills = min(EACH, options.kills - number * EACH)
+            one = run(kills, STEPS_PER_KILL * kills, options.seed + number, home)
+            found = one.pop("losses")
+            steps = range(1, one["steps"] + 1)
+            one["same_curve"] = found == {step: expected[step] for step in steps}
+            runs.append(one)
+            record.write({"claim": claim, "runs": runs, **totals(runs)}, options.out, options.seed)
+    result = {"runs": runs, **totals(runs)}
     outcome = "the undisturbed curve, nothing torn" if good(result, options.kills) else "FAILED"
     print(f"{result['kills']} kills {result['kills_by_moment']}: {outcome}")
     sys.exit(0 if good(result, options.kills) else 1)
