@@ -18,9 +18,12 @@ def body(result: dict[str, Any]) -> str:
     )
     return (
         "A job on two ranks saves every other step; `kill -9` takes one of them, torchrun starts"
-        " both again, and they go on from the latest checkpoint.\n\n"
+        " both again, and they go on from the latest checkpoint. In runs of"
+        f" {max(one['kills'] for one in result['runs'])} kills:\n\n"
         f"{table(['kill -9', 'times'], [*rows, ['in all', str(result['kills'])]])}\n\n"
         f"Ranks resumed {result['resumed']} times, and the {result['steps']} steps ended with"
         f" {kept}. Checkpoints that were torn: {len(result['torn_checkpoints'])}; that had to be"
         f" passed over: {result['passed_over']}; files left behind: {len(result['left_aside'])}."
+        " Starts or steps that stood still, were named and ended:"
+        f" {len(result['stood_still'])}."
     )

@@ -26,7 +26,7 @@ def join(backend: str, timeout: timedelta) -> None:
         return
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(_start(), launcher_store(timeout)),
+        store=dist.PrefixStore(_start(), launcher_store(timeout)),  # type: ignore[attr-defined]
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timeout,

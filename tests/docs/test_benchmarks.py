@@ -144,6 +144,7 @@ ROUND = {"seconds": 5.25, "ratio": 1.0312, "ratio_quartiles": [1.01, 1.05]}
 CURVE = {"bound": 1e-9, "steps": 40, "first": 5.5, "last": 3.25}
 KILLED = {"kills": 9, "kills_by_moment": {"while saving": 4, "after a step": 5}, "resumed": 8}
 KILLED |= {"steps": 100, "same_curve": True, "torn_checkpoints": [], "passed_over": 0}
+KILLED |= {"runs": [{"kills": 5}, {"kills": 4}], "stood_still": ["shardwright: no step was done"]}
 LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bound": 1e-9}
 
 
@@ -268,7 +269,8 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
             kills.body,
             {**KILLED, "same_curve": False, "left_aside": ["a"]},
             "Ranks resumed 8 times, and the 100 steps ended with OTHER LOSSES. Checkpoints that"
-            " were torn: 0; that had to be passed over: 0; files left behind: 1.",
+            " were torn: 0; that had to be passed over: 0; files left behind: 1. Starts or steps"
+            " that stood still, were named and ended: 1.",
         ),
         (
             lost_host.body,

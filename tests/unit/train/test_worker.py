@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_join_the_others_says_so_and_ends(tmp_path):
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             check=False,
         )
     assert done.returncode == STALLED
