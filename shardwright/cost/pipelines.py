@@ -52,30 +52,51 @@ def step_seconds(
     >>> round(step_seconds("Interleaved1F1B", [StageTime(0.5)] * 8, 8, groups=4), 6)
     9.5
     """
+    (found,) = steps_seconds(schedule, [stages], micro_batches, groups)
+    return found
+
+
+def steps_seconds(
+    schedule: str,
+    pipelines: Sequence[Sequence[StageTime]],
+    micro_batches: int,
+    groups: int | None = None,
+) -> list[Seconds]:
+    """`step_seconds` of several pipelines of equally many stages under one schedule."""
+    if not pipelines:
+        return []
     if schedule.startswith(ASYNC):
-        return Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
-    count, groups = len(stages), groups or len(stages)
-    halves = np.array([stage.splits for stage in stages])
-    takes = np.zeros((len(Kind), count))
+        return [
+            Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
+            for stages in pipelines
+        ]
+    count, groups = len(pipelines[0]), groups or len(pipelines[0])
+    # Stage by stage, a column for each pipeline.
+    halves, micro_batch, receives, once = (
+        np.array([[getattr(stage, part) for stage in stages] for stages in pipelines]).T
+        for part in ("splits", "micro_batch", "receives", "once")
+    )
+    takes = np.zeros((len(Kind), *halves.shape))
     takes[Kind.FORWARD] = _FORWARD
     takes[Kind.BACKWARD] = 1 - _FORWARD
     takes[Kind.INPUTS] = np.where(halves, (1 - _FORWARD) / 2, 1 - _FORWARD)
     takes[Kind.WEIGHTS] = np.where(halves, (1 - _FORWARD) / 2, 0.0)
-    takes *= [stage.micro_batch for stage in stages]
-    ways = np.zeros((2, count))  # of what a pass needs from the stage before, and from that behind
-    ways[0, 1:] = ways[1, :-1] = [stage.receives for stage in stages[1:]]
+    takes *= micro_batch
+    ways = np.zeros((2, *halves.shape))  # of what a pass needs from the stage before or behind
+    ways[0, 1:] = ways[1, :-1] = receives[1:]
     # When each pass is done, of stages and of what is there from the start at either end.
-    done = np.zeros((2, count + 2, micro_batches))
-    clocks = np.zeros(groups)
+    done = np.zeros((2, count + 2, micro_batches, len(pipelines)))
+    clocks = np.zeros((groups, len(pipelines)))
     for group, kind, at, number in waves(schedule, groups, count, micro_batches):
         back = (kind != Kind.FORWARD).astype(np.int64)
         arrives = kind != Kind.WEIGHTS
-        ready = np.where(arrives, done[back, at + 2 * back, number] + ways[back, at], 0.0)
+        ready = done[back, at + 2 * back, number] + ways[back, at]
+        ready[~arrives] = 0.0
         clocks[group] = np.maximum(clocks[group], ready) + takes[kind, at]
         done[back[arrives], at[arrives] + 1, number[arrives]] = clocks[group[arrives]]
-    for stage, home in zip(stages, homes_of(schedule, groups, count), strict=True):
-        clocks[home] += stage.once
-    return Seconds(float(clocks.max()))
+    for updated, home in zip(once, homes_of(schedule, groups, count), strict=True):
+        clocks[home] += updated
+    return [Seconds(seconds) for seconds in clocks.max(axis=0).tolist()]
 
 
 def least_step_seconds(

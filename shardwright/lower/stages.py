@@ -48,15 +48,29 @@ def splits_backward(stage: Stage) -> bool:
     Where weights meet what is received only after something has been computed of
     them alone, or twice, these starts are in each other's way.
     """
-    graph = stage.graph
-    received = set(stage.received)
+    return _splits(stage.graph, stage.graph.ops, stage.received)
+
+
+def splits_between(lives: Lives, start: int, end: int) -> bool:
+    """`splits_backward` of the stage of operators `start` to `end`, which need not be made."""
+    received = lives.crossing(start) if start else ()
+    return _splits(lives.graph, lives.graph.ops[start:end], received)
+
+
+def _splits(graph: Graph, ops: Sequence[Op], handed_on: Iterable[str]) -> bool:
+    received = set(handed_on)
     weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    for op in graph.ops:
+    read: set[str] = set()
+    for op in ops:
         if received.intersection(op.operands):
             received.update(op.outputs)
         elif any(graph.tensor[name].requires_grad for name in op.outputs):
             return False
-    return all(len(graph.consumers[weight]) <= 1 for weight in weights)
+        mine = weights.intersection(op.operands)
+        if not read.isdisjoint(mine):
+            return False
+        read |= mine
+    return True
 
 
 def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[Stage, ...]:

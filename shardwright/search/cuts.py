@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.lower.lives import Lives
+from shardwright.lower.stages import splits_between
 from shardwright.search.problem import Bools, Ints
 
 _PLACES = 160  # to cut at
@@ -25,6 +26,7 @@ class Cuts:
         self.graph = graph
         self._lives = Lives(graph, copies=True)
         self._crossing: dict[int, tuple[str, ...]] = {}
+        self._splits: dict[tuple[int, int], bool] = {}
 
     def places(self, groups: int) -> Ints:
         """Where to cut into so many stages, both ends included: where least crosses."""
@@ -52,6 +54,12 @@ class Cuts:
         if place not in self._crossing:
             self._crossing[place] = self._lives.crossing(place)
         return self._crossing[place]
+
+    def splits(self, begin: int, end: int) -> bool:
+        """Whether backward passes of the stage between two places come in halves."""
+        if (begin, end) not in self._splits:
+            self._splits[begin, end] = splits_between(self._lives, begin, end)
+        return self._splits[begin, end]
 
     @cached_property
     def read_again(self) -> tuple[tuple[str, Ints], ...]:

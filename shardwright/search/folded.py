@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -102,6 +103,10 @@ class Folded:
 
     def edge_ends(self) -> tuple[Ints, Ints, Ints]:
         """Of every edge of the whole problem: the edge of `problem`, its tail and its head."""
+        return self._edge_ends
+
+    @cached_property
+    def _edge_ends(self) -> tuple[Ints, Ints, Ints]:
         edges = self.problem.edges
         table = [np.arange(len(edges))]
         tail = [np.array([edge.tail for edge in edges], np.int64)]
@@ -130,10 +135,11 @@ class Folded:
 
     def inner_edges(self, run: Run) -> list[int]:
         """Numbers of the edges of `problem` that every copy of a run has."""
+        inside = set(run.nodes)
         return [
             number
             for number, edge in enumerate(self.problem.edges)
-            if (edge.tail in run.nodes or edge.head in run.nodes) and number not in run.after
+            if (edge.tail in inside or edge.head in inside) and number not in run.after
         ]
 
     def unfolded(self) -> Problem:

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
 
 from shardwright.cost.memory import state_tensors
 from shardwright.cost.passes import waiting
-from shardwright.cost.pipelines import StageTime, step_seconds
+from shardwright.cost.pipelines import StageTime, steps_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
-from shardwright.lower.stages import split, splits_backward
 from shardwright.search.cuts import Cuts
-from shardwright.search.partition import Intervals, partition, slowest_at_least
-from shardwright.search.pricing import PriceList
+from shardwright.search.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.search.problem import Assignment, Floats, Ints, Point
-from shardwright.search.stage_costs import Homes, StageCosts
-from shardwright.search.writer import PlanWriter
+from shardwright.search.stage_costs import Offer, Running, StageCosts
 
 # Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
 OTHERS = (
@@ -38,14 +36,14 @@ OTHERS = (
     ("ZBVZeroBubble", 2),
 )
 
-_POINTS = 12  # of those found on a mesh
 _LIMITS = 10  # of memory
-_SLOWER = 4.0  # than what is fastest, pipelines are looked for at most
+_SLOWER = (1.0, 2.0, 4.0)  # times as slow as what is fastest, pipelines are looked for
 _ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next
 
 # Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
 _Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
+_Picked = tuple[Sequence[int], Sequence[int]]  # cuts, and the number of each stage's point
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +65,11 @@ def schedule_of(groups: int, micro_batches: int) -> str:
 
 @final
 class Pipelines:
-    """Pipelines of `groups`, `each` with some stages, over points of `writer`'s space.
+    """Pipelines of `groups`, `each` with some stages, over the points that are offered."""
 
-    Some of the points are enough.
-    """
-
-    def __init__(
-        self,
-        writer: PlanWriter,
-        cuts: Cuts,
-        points: Sequence[Point],
-        groups: int,
-        schedule: str,
-        each: int = 1,
-    ) -> None:
-        self.writer = writer
+    def __init__(self, offer: Offer, cuts: Cuts, groups: int, schedule: str, each: int = 1) -> None:
+        self.offer = offer
+        self.writer = writer = offer.writer
         self.cuts = cuts
         self.groups, self.each, self.stages = groups, each, groups * each
         model = writer.space.model
@@ -96,65 +84,56 @@ class Pipelines:
         self.copies = 0.0
         if schedule.startswith(ASYNC):
             self.copies = 1 / (2 + state_tensors(writer.optimizer))
-        self.prices = PriceList.of(writer.space.folded)
-        self.homes = Homes.of(writer)
-        every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
-        self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
+        self.points = offer.points
         self.places = cuts.places(self.stages)
 
     def staged(self) -> list[Staged]:
         """The fastest pipeline that is found within each of some limits of memory."""
-        return self._staged(list(self._fastest()))
+        return self._staged([found for found in self._joined(list(self._fastest())) if found])
 
-    def _fastest(self) -> Iterator[_Priced]:
+    def _fastest(self) -> Iterator[_Picked]:
+        """Cuts, and the number of the point that each stage has."""
         if len(self.places) <= self.stages or not len(self.points):
             return
-        costs = self._costs(self.points, self.places)
+        costs = self._costs(self.offer.running, self.places)
         every = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
-        intervals = self._worth(every.min(axis=0))
+        worth = self._worth(every)
+        near = self._near(costs, every, *next(worth))
+        limit = float("inf")
+        for _ in range(_LIMITS):
+            while (found := near.fastest(limit)) is None:
+                wider = next(worth, None)
+                if wider is None:
+                    return
+                near = self._near(costs, every, *wider)
+            stages, picked, worst = found
+            yield self.places[near.intervals.begin[stages[1:]]].tolist(), picked
+            limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
+
+    def _near(
+        self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: float
+    ) -> _Near:
+        """The pipelines of these intervals, of which those up to `slowest` seconds are all."""
         at = np.s_[:, intervals.begin, intervals.end]
-        seconds, once = every[at], costs.bytes(0)[at]
+        once = costs.bytes(0)[at]
         each = costs.bytes(1)[at] - once
         predicted = once + self._weights(costs)[at]  # the last stage predicts no weights
         least = [predicted] * (self.stages - 1) + [once]
         # Stages that share a group get equal parts of its memory here; then all is priced anew.
-        held = self.each * np.stack(
-            [kept + most * each for kept, most in zip(least, self._most_waiting, strict=True)]
-        )  # (stages, points, intervals)
-        limit = float("inf")
-        for _ in range(_LIMITS):
-            fits = np.where(held <= limit, seconds, np.inf)
-            stages = partition(fits.min(axis=1), intervals, self.rounds)
-            if stages is None:
-                return
-            picked = [int(fits[s, :, i].argmin()) for s, i in enumerate(stages)]
-            cuts = self.places[intervals.begin[stages[1:]]].tolist()
-            found = self._joined(cuts, picked)
-            if found is not None:
-                yield found
-            worst = int(held[np.arange(self.stages), picked, stages].max())
-            limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
-
-    def _worth(self, seconds: Floats) -> Intervals:
-        """The intervals that are worth a look, by their least seconds (C, C).
-
-        A pipeline takes at least as long as its slowest stage, so what takes longer than a whole
-        pipeline is of use only in one that is slower, for want of memory.
-        """
-        every = Intervals.of(np.isfinite(seconds))
-        times = seconds[every.begin, every.end]
-        slowest = slowest_at_least(np.stack([times] * self.stages), every)
-        whole = slowest * (self.rounds - 1 + self.stages) / self.rounds
-        return Intervals.of(np.isfinite(seconds) & (seconds <= _SLOWER * whole))
+        kinds = [(s == self.stages - 1, most) for s, most in enumerate(self._most_waiting)]
+        distinct = list(dict.fromkeys(kinds))
+        held = self.each * np.stack([least[-last] + most * each for last, most in distinct])
+        kind = np.array([distinct.index(one) for one in kinds])
+        return _Near(intervals, self.rounds, slowest, every[at], held, kind)
 
     def even(self, assignment: Assignment) -> Staged | None:
         """Stages of about equal time, all of which do what `assignment` says."""
         if len(self.places) <= self.stages:
             return None
-        points = np.array([assignment], np.int64)
-        may = self.cuts.trains(self.places)
-        intervals = Intervals.of(may)
-        times = self._costs(points, self.places).seconds()[0, intervals.begin, intervals.end]
+        running = self.offer.running_of(np.array([assignment], np.int64))
+        intervals = Intervals.of(self.cuts.trains(self.places))
+        seconds = self._costs(running, self.places).seconds()
+        times = seconds[0, intervals.begin, intervals.end]
         stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
         if stages is None:
             return None
@@ -162,7 +141,7 @@ class Pipelines:
 
     def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
         """One pipeline, from scratch; None if its parts do not fit together."""
-        found = self._priced(assignment, cuts)
+        (found,) = self._priced(np.array([assignment], np.int64), [cuts])
         return self._staged([found])[0] if found else None
 
     def _staged(self, found: Sequence[_Priced]) -> list[Staged]:
@@ -172,40 +151,52 @@ class Pipelines:
             for (point, cuts, ways), peak in zip(found, peaks, strict=True)
         ]
 
-    def _priced(self, assignment: Assignment, cuts: Sequence[int]) -> _Priced | None:
-        ends = np.array([0, *cuts, len(self.writer.graph.ops)], np.int64)
-        costs = self._costs(np.array([assignment], np.int64), ends)
-        if not costs.feasible.all():
-            return None
+    def _priced(
+        self, assignments: Ints, every_cuts: Sequence[Sequence[int]]
+    ) -> list[_Priced | None]:
+        """Pipelines from scratch, each assignment with its cuts: (P, nodes)."""
+        found: list[_Priced | None] = [None] * len(assignments)
+        if not found:
+            return found
+        ends = np.array([[0, *cuts, len(self.writer.graph.ops)] for cuts in every_cuts], np.int64)
+        costs = self._costs(self.offer.running_of(assignments), ends)
         homes = self.homes_of_stages
         moved = np.diff(homes, prepend=-1) != 0  # a group hands nothing to itself
+        rows = np.flatnonzero(costs.feasible).tolist()
         times = [
-            StageTime(
-                float(costs.passes[0, s + 1] - costs.passes[0, s]) / self.micro_batches,
-                float(costs.once[0, s + 1] - costs.once[0, s]),
-                float(costs.way[0, s]) / 2 * bool(moved[s]),
-                splits,
-            )
-            for s, splits in enumerate(self._splits(cuts))
+            [
+                StageTime(
+                    float(costs.passes[row, s + 1] - costs.passes[row, s]) / self.micro_batches,
+                    float(costs.once[row, s + 1] - costs.once[row, s]),
+                    float(costs.way[row, s]) / 2 * bool(moved[s]),
+                    splits,
+                )
+                for s, splits in enumerate(self._splits(every_cuts[row]))
+            ]
+            for row in rows
         ]
+        every_seconds = steps_seconds(self.schedule, times, self.micro_batches, self.groups)
         begin = np.arange(self.stages)
-        none, one = (costs.bytes(count)[0, begin, begin + 1] for count in (0, 1))
-        weights = self._weights(costs)[0, begin, begin + 1]
-        weights[-1] = 0  # the last stage predicts none
-        kept = np.bincount(homes, none + weights, self.groups)
-        held = [
-            int(kept[group] + (moments @ (one - none)).max())
-            for group, moments in enumerate(self._waiting)
-        ]
-        seconds = step_seconds(self.schedule, times, self.micro_batches, self.groups)
-        ways = tuple(Seconds(time.receives) for time in times[1:])
-        return Point(seconds, max(held), assignment), cuts, ways
+        none, one = (costs.bytes(count)[:, begin, begin + 1] for count in (0, 1))
+        weights = self._weights(costs)[:, begin, begin + 1]
+        weights[:, -1] = 0  # the last stage predicts none
+        for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
+            kept = np.bincount(homes, none[row] + weights[row], self.groups)
+            held = [
+                int(kept[group] + (moments @ (one[row] - none[row])).max())
+                for group, moments in enumerate(self._waiting)
+            ]
+            point = Point(seconds, max(held), tuple(assignments[row].tolist()))
+            ways = tuple(Seconds(stage.receives) for stage in stages[1:])
+            found[row] = point, every_cuts[row], ways
+        return found
 
     def _splits(self, cuts: Sequence[int]) -> list[bool]:
         """Of every stage, whether its backward passes come in halves."""
         if "ZeroBubble" not in self.schedule:
             return [False] * self.stages
-        return [splits_backward(part) for part in split(self.writer.graph, cuts, copies=True)]
+        ends = (0, *cuts, len(self.writer.graph.ops))
+        return [self.cuts.splits(begin, end) for begin, end in pairwise(ends)]
 
     def _weights(self, costs: StageCosts) -> Ints:
         """Bytes of predicted weights of every interval: (P, C, C)."""
@@ -225,17 +216,73 @@ class Pipelines:
         most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
         return [int(count) for count in most]
 
-    def _costs(self, points: Ints, places: Ints) -> StageCosts:
-        return StageCosts(
-            self.writer, self.prices, self.homes, points, self.cuts, places, self.link
-        )
+    def _costs(self, running: Running, places: Ints) -> StageCosts:
+        return StageCosts(running, self.cuts, places, self.link)
 
-    def _joined(self, cuts: list[int], picked: list[int]) -> _Priced | None:
+    def _joined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
         """Every stage with its own point, or all with the one that most of them have."""
-        stage = np.searchsorted(np.array(cuts), self.homes.choice, "right")
-        mixed = self.points[np.array(picked)[stage], np.arange(self.points.shape[1])]
-        found = self._priced(tuple(mixed.tolist()), cuts)
-        if found is None:
-            common = max(picked, key=picked.count)
-            found = self._priced(tuple(self.points[common].tolist()), cuts)
+        nodes = np.arange(self.points.shape[1])
+        mixed = np.array([self.points[self._point_of(*one), nodes] for one in every], np.int64)
+        found = self._priced(mixed, [cuts for cuts, _ in every])
+        again = [i for i, one in enumerate(found) if one is None]
+        common = [max(every[i][1], key=every[i][1].count) for i in again]
+        others = self._priced(self.points[common], [every[i][0] for i in again])
+        for i, one in zip(again, others, strict=True):
+            found[i] = one
         return found
+
+    def _point_of(self, cuts: Sequence[int], picked: Sequence[int]) -> Ints:
+        """Of every node the number of the point that decides it."""
+        found: Ints = np.array(picked)[np.searchsorted(cuts, self.offer.homes.choice, "right")]
+        return found
+
+    def _worth(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
+        """Intervals that pipelines have which are up to so many times as slow as the fastest.
+
+        And how many seconds that is. `every` are those of intervals under each point, (P, C, C). A
+        pipeline takes at least as long as its slowest stage.
+        """
+        seconds = every.min(axis=0)
+        intervals = Intervals.of(np.isfinite(seconds))
+        times = seconds[intervals.begin, intervals.end]
+        slowest = slowest_at_least(np.stack([times] * self.stages), intervals)
+        whole = slowest * (self.rounds - 1 + self.stages) / self.rounds
+        for slower in _SLOWER:
+            most = slower * whole
+            last = slower == _SLOWER[-1]
+            near = Intervals.of(np.isfinite(seconds) & (seconds <= most))
+            yield near, Seconds(np.inf if last else most)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Near:
+    """Pipelines whose stages are among some intervals.
+
+    Others take more than `slowest` seconds. Under point p interval i takes `seconds[p, i]` and a
+    stage s holds `held[kind[s], p, i]` bytes.
+    """
+
+    intervals: Intervals
+    rounds: int
+    slowest: Seconds
+    seconds: Floats  # (P, I)
+    held: Ints  # (kinds of stages, P, I)
+    kind: Ints  # (stages,)
+
+    def fastest(self, limit: float) -> tuple[list[int], list[int], int] | None:
+        """Of each stage the interval and the point, and what the worst holds, within `limit` bytes.
+
+        None if there is no such pipeline, or if others may be faster.
+        """
+        fits = np.where(self.held <= limit, self.seconds, np.inf)  # (kinds, P, I)
+        costs = fits.min(axis=1)[self.kind]
+        stages = partition(costs, self.intervals, self.rounds)
+        if stages is None:
+            return None
+        every = np.arange(len(stages))
+        if objective(costs[every, stages].tolist(), self.rounds) > self.slowest:
+            return None
+        picked = fits[self.kind, :, stages].argmin(axis=1)
+        worst = int(self.held[self.kind, picked, stages].max())
+        return stages, picked.tolist(), worst

@@ -28,7 +28,7 @@ from shardwright.search.problem import Point
 from shardwright.search.settle import bound_on_step, most_at_once, most_hidden
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
-from shardwright.search.stage_costs import most_updates
+from shardwright.search.stage_costs import Offer, most_updates
 from shardwright.search.sweep import DualBound
 from shardwright.search.writer import PlanWriter
 
@@ -90,6 +90,16 @@ class Candidate:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """What is known of one group of devices of a pipeline, and offered to its stages."""
+
+    offer: Offer
+    alone: Callable[[float], float]  # seconds of all stages on it, at least, within any memory
+    notes: tuple[str, ...]
+    most_updates: float  # seconds
+
+
 @dataclass
 class Rounds:
     """What the rounds so far have found.
@@ -109,6 +119,7 @@ class Rounds:
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, of one group
     # Seconds within any memory, less the bytes that are needed beside what adds up.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
+    _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
 
     @property
     def best(self) -> Seconds | None:
@@ -170,12 +181,10 @@ class Rounds:
         one. What is known of one group alone bounds them all: together the stages do what it would
         do in their sum of time and memory.
         """
-        writer = self.writer(self.sources, mesh, count)
+        group = self._group(mesh, count, seconds)
+        writer, alone, once = group.offer.writer, group.alone, group.most_updates
         costs = [c.cost for c in (*self.found, *self.known)]
-        points, alone, notes = _frontier(
-            writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
-        )
-        schedule, once = schedule or schedule_of(groups, count), most_updates(writer)
+        schedule = schedule or schedule_of(groups, count)
 
         def bound(memory: float) -> float:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
@@ -184,14 +193,16 @@ class Rounds:
         room = _leaves_room(costs, bound)
         if not (compare or room):
             return 0
-        pipelines = Pipelines(writer, self.sources.cuts, points, groups, schedule, each)
+        pipelines = Pipelines(group.offer, self.sources.cuts, groups, schedule, each)
         asynchronous = schedule.startswith(ASYNC)
-        every = (*self.notes, *notes, *((_OTHER_TRAINING,) if asynchronous else ()))
+        every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
             for one in (pipelines.staged() if room else ())
         ]
         self.found += new
+        if new:  # other schedules may be tried on it
+            self._groups[mesh, count] = group
         if compare:
             even = next((a for _, a in baselines(writer.space)), None)
             one = pipelines.even(writer.space.folded.spread(even)) if even is not None else None
@@ -200,6 +211,16 @@ class Rounds:
                     Candidate(one.point, one.peak, writer, "even pipeline", (), (), one)
                 )
         return sum(_is_new(c.cost, costs, _GAIN) for c in new)
+
+    def _group(self, mesh: Mesh, count: int, seconds: float) -> _Group:
+        """What is searched of one group of a pipeline."""
+        if (mesh, count) in self._groups:
+            return self._groups[mesh, count]
+        writer = self.writer(self.sources, mesh, count)
+        points, alone, notes = _frontier(
+            writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
+        )
+        return _Group(Offer(writer, points), alone, notes, most_updates(writer))
 
     def refuse(self, error: ConstraintError) -> None:
         """Remember why a mesh has no plan."""

@@ -8,18 +8,22 @@ activations for every micro-batch that waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.topology import Link
 from shardwright.ir.graph import LeafKind
 from shardwright.search.cuts import Cuts
 from shardwright.search.pricing import PriceList, sums
-from shardwright.search.problem import Bools, Floats, Ints
+from shardwright.search.problem import Bools, Floats, Ints, Point
 from shardwright.search.writer import PlanWriter
+
+_POINTS = 12  # of those found on a mesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,27 @@ class Homes:
         return cls(cost, choice, state)
 
 
+@final
+class Offer:
+    """Some of the points of a writer's space, from which stages choose."""
+
+    def __init__(self, writer: PlanWriter, points: Sequence[Point]) -> None:
+        self.writer = writer
+        self.prices = PriceList.of(writer.space.folded)
+        self.homes = Homes.of(writer)
+        every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
+        self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
+
+    @cached_property
+    def running(self) -> Running:
+        """What the points cost."""
+        return self.running_of(self.points)
+
+    def running_of(self, assignments: Ints) -> Running:
+        """What whole assignments cost, (P, nodes)."""
+        return Running(self.writer, self.prices, self.homes, assignments)
+
+
 def most_updates(writer: PlanWriter) -> float:
     """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
     space = writer.space
@@ -74,42 +99,58 @@ def most_updates(writer: PlanWriter) -> float:
 
 
 @final
-class StageCosts:
-    """Costs of intervals between `places`, some of `cuts` with both ends of the graph.
+class Running:
+    """What whole assignments cost, (P, nodes), summed operator by operator.
 
-    `points` are whole assignments, (P, nodes), `link` is what joins the groups.
+    Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
     """
 
-    def __init__(
-        self,
-        writer: PlanWriter,
-        prices: PriceList,
-        homes: Homes,
-        points: Ints,
-        cuts: Cuts,
-        places: Ints,
-        link: Link,
-    ) -> None:
-        self.writer, self.cuts, self.places, self.points = writer, cuts, places, points
-        self.micro_batches = writer.space.model.micro_batches
+    def __init__(self, writer: PlanWriter, prices: PriceList, homes: Homes, points: Ints) -> None:
+        self.writer, self.points = writer, points
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])
         home = homes.cost[prices.head]
         is_state = (terms < len(homes.cost)) & homes.state[prices.head]
         time, memory = prices.time[entries], prices.memory[entries]
         self.feasible = np.isfinite(time).all(axis=1)
-        time = np.where(np.isfinite(time), time, 0.0)
-        self.passes = self._running(time, home, ~is_state)  # seconds of a step, (P, C)
+        time[~np.isfinite(time)] = 0.0
+        self.passes = self._running(time, home, ~is_state)  # seconds of a step
         self.once = self._running(time, home, is_state)
         self.state = self._running(memory, home, is_state).astype(np.int64)  # bytes
         self.kept = self._running(memory, home, ~is_state).astype(np.int64)
+        self.states = memory[:, : len(homes.cost)]  # of the nodes that are parameters
+
+    def _running(self, amounts: Floats | Ints, home: Ints, mine: Bools) -> Floats:
+        """(P, terms) -> (P, operators + 1). Bytes stay exact."""
+        size, rows = len(self.writer.graph.ops) + 1, len(amounts)
+        where = (np.arange(rows) * size)[:, None] + (home[mine] + 1)
+        found = sums(where.ravel(), amounts[:, mine].ravel(), rows * size).reshape(rows, size)
+        return np.cumsum(found, axis=1)
+
+
+@final
+class StageCosts:
+    """Costs of intervals between `places`, some of `cuts` with both ends of the graph.
+
+    `places` are the same for all of the assignments that are `running`, (C,), or of each its own,
+    (P, C); `link` is what joins the groups.
+    """
+
+    def __init__(self, running: Running, cuts: Cuts, places: Ints, link: Link) -> None:
+        self.running, self.cuts = running, cuts
+        self.writer, self.feasible = running.writer, running.feasible
+        self.places = np.broadcast_to(places, (len(running.points), places.shape[-1]))
+        self.micro_batches = self.writer.space.model.micro_batches
+        self.passes = self._at(running.passes)  # seconds of a step, (P, C)
+        self.once = self._at(running.once)
+        self.state = self._at(running.state)  # bytes
+        self.kept = self._at(running.kept)
         self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
         per_hop = link.lap_seconds / max(1, link.ranks - 1)
-        machine = writer.space.model.machine
+        machine = self.writer.space.model.machine
         call = machine.collective_launch_seconds + per_hop
         inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
         self.way = inner * 2  # of values, and of their gradients back
-        self._states = memory[:, : len(homes.cost)]
 
     def seconds(self) -> Floats:
         """Of every interval, a step's: (P, C, C), from the first cut to the second."""
@@ -130,31 +171,28 @@ class StageCosts:
     def _copies(self) -> Ints:
         """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
         places = self.places
-        found = np.zeros((len(self.points), len(places), len(places)), np.int64)
+        found = np.zeros((*places.shape, places.shape[1]), np.int64)
         for name, readers in self.cuts.read_again:
-            before = np.searchsorted(places, readers, "right")
-            if before[0] == before[-1]:
-                continue
-            reads = np.bincount(before, minlength=len(places) + 1).cumsum()[: len(places)]
-            again = (reads[None, :] > reads[:, None]) & (places[:, None] > readers[0])
-            nodes = list(self.writer.nodes(name))
-            found += self._states[:, nodes].sum(axis=1)[:, None, None] * again
+            reads = np.searchsorted(readers, places)  # how many are before each place
+            again = reads[:, None, :] > reads[:, :, None]
+            again &= places[:, :, None] > readers[0]
+            if again.any():
+                nodes = list(self.writer.nodes(name))
+                held = self.running.states[:, nodes].sum(axis=1)
+                found += held[:, None, None] * again
         return found
 
-    def _running(self, amounts: Floats | Ints, home: Ints, mine: Bools) -> Floats:
-        """Sums of the terms before each cut: (P, terms) -> (P, C). Bytes stay exact."""
-        size = len(self.writer.graph.ops) + 1
-        rows = [sums(home[mine] + 1, row[mine], size).cumsum() for row in amounts]
-        found: Floats = np.array(rows).reshape(len(amounts), size)[:, self.places]
-        return found
+    def _at(self, running: NDArray[Any]) -> Any:
+        return np.take_along_axis(running, self.places, axis=1)
 
     def _crossing(self) -> Ints:
         """Bytes of a rank's tiles of what crosses each cut."""
-        found = np.zeros((len(self.points), len(self.places)), np.int64)
+        found = np.zeros(self.places.shape, np.int64)
         known: dict[str, Ints] = {}
-        for i, place in enumerate(self.places[1:-1].tolist(), start=1):
+        for place in np.unique(self.places[:, 1:-1]).tolist():
+            at = self.places == place
             for name in self.cuts.crossing(place):
                 if name not in known:
-                    known[name] = self.writer.tile_bytes(name, self.points)
-                found[:, i] += known[name]
+                    known[name] = self.writer.tile_bytes(name, self.running.points)
+                found += known[name][:, None] * at
         return found

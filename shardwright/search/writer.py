@@ -40,6 +40,7 @@ class PlanWriter:
         self._peaks = Peaks(space)
         self._ops: dict[tuple[str, int, bool], PlannedOp] = {}
         self._transfers: dict[object, list[Transfer]] = {}
+        self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
 
     @cached_property
@@ -82,7 +83,7 @@ class PlanWriter:
 
         Of whole assignments: (P, nodes) -> (P,).
         """
-        maker, model = self.graph.producer.get(value), self.space.model
+        maker = self.graph.producer.get(value)
         tensor = self.graph.tensor[value]
         if maker is None:
             return np.full(len(choices), tensor.bytes)
@@ -94,10 +95,17 @@ class PlanWriter:
             if switch >= 0:
                 chosen = np.where(choices[:, switch] == 1, choices[:, twin], chosen)
         k = self.space.places[like.name].options[chosen]
-        i = maker.outputs.index(value)
-        by_axis = digits(model.options(like).results[i][k], len(model.mesh.axes))
-        atoms = model.analysis.atoms[like.outputs[i]]
-        return local_elements(by_axis, atoms, model.mesh) * ITEM_BYTES[tensor.dtype]
+        return self._tiles(like, maker.outputs.index(value), tensor.dtype)[k]
+
+    def _tiles(self, like: Op, i: int, dtype: str) -> Ints:
+        """Bytes of the largest tile of result `i` of an operator, per option: (K,)."""
+        if (like.name, i) not in self._tile_bytes:
+            model = self.space.model
+            by_axis = digits(model.options(like).results[i], len(model.mesh.axes))
+            atoms = model.analysis.atoms[like.outputs[i]]
+            tiles = local_elements(by_axis, atoms, model.mesh) * ITEM_BYTES[dtype]
+            self._tile_bytes[like.name, i] = tiles
+        return self._tile_bytes[like.name, i]
 
     def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:

@@ -24,7 +24,7 @@ from shardwright.search.pipelines import OTHERS, Pipelines
 from shardwright.search.planner import search
 from shardwright.search.rounds import Rounds
 from shardwright.search.sources import Sources
-from shardwright.search.stage_costs import Homes, StageCosts
+from shardwright.search.stage_costs import Offer, StageCosts
 from tests import models
 
 
@@ -162,12 +162,11 @@ def test_the_first_stage_keeps_the_most():
 
 def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
     writer, points = one_group
-    pipelines = Pipelines(writer, Cuts(graph), points, 2, "1F1B")
+    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, "1F1B")
     choices = np.array([p.choice for p in points], np.int64)
     ends = np.array([0, 3, 5, len(graph.ops)])
-    costs = StageCosts(
-        writer, pipelines.prices, Homes.of(writer), choices, Cuts(graph), ends, pipelines.link
-    )
+    running = pipelines.offer.running_of(choices)
+    costs = StageCosts(running, Cuts(graph), ends, pipelines.link)
     tied = choices.shape[0] * [0]
     for k, point in enumerate(points):
         spans = [(0, 1), (1, 2), (2, 3)]
@@ -187,12 +186,12 @@ def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
 def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_group):
     """Enumeration over all cuts and the points of both stages, each priced from scratch."""
     writer, points = one_group
-    pipelines = Pipelines(writer, Cuts(graph), points, 2, "1F1B")
+    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, "1F1B")
     fastest = min(one.point.time for one in pipelines.staged())
     best = np.inf
     for cut in pipelines.places[1:-1].tolist():
         for one, other in itertools.product(range(len(pipelines.points)), repeat=2):
-            stage = (pipelines.homes.choice >= cut).astype(int)
+            stage = (pipelines.offer.homes.choice >= cut).astype(int)
             rows = np.array([one, other])[stage]
             mixed = pipelines.points[rows, np.arange(len(stage))]
             found = pipelines.priced(tuple(mixed.tolist()), [cut])
@@ -206,7 +205,7 @@ def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_grou
 def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, schedule, each):
     """Enumeration over many cuts under the fastest point; memory is that of the worst group."""
     writer, points = one_group
-    pipelines = Pipelines(writer, Cuts(graph), points, 2, schedule, each)
+    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, schedule, each)
     staged = pipelines.staged()
     fastest = min(staged, key=lambda one: one.point.time)
     best = np.inf
