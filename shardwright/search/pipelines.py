@@ -36,7 +36,7 @@ OTHERS = (
     ("ZBVZeroBubble", 2),
 )
 
-_LIMITS = 10  # of memory
+_LIMITS = 14  # of memory
 _SLOWER = (1.0, 2.0, 4.0)  # times as slow as what is fastest, pipelines are looked for
 _ENDLESS = 10**6  # mini-batches that follow each other
 _NARROWER = 0.85  # from one limit to the next

@@ -1,19 +1,19 @@
 """Which pipelines a search tries: how many stages, which meshes, how many micro-batches.
 
-Of all combinations only those near good ones are tried, unless they are asked for by number. What
-an inner axis does, costs a pipeline what it costs one group with the same inner axis, or a pipeline
-of fewer stages. So meshes are tried from what was best there outwards, with four micro-batches for
-each stage or as many as the batch has samples for; and more stages, for as long as fewer gave
-something. Other numbers of micro-batches are tried on what was best of all, and then the schedules
-that give a group several stages or make backward passes in halves.
+Numbers of stages that are asked for are all tried, on meshes from what was best outwards, while
+these give anything new. Else the search climbs: from a middling number of stages it goes to more or
+fewer, or to a mesh of one group with an inner axis twice or half as long, for as long as that is
+faster. Each with four micro-batches for each stage, or as many as the batch has samples for. Other
+schedules are tried on what was best, those that give a group several stages or make backward
+passes in halves, and deeper pipelines with the best of these, and then more micro-batches or fewer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from shardwright.ir.constraints import Constraint, ConstraintError
@@ -22,12 +22,13 @@ from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import ASYNC, PipelineError
 from shardwright.search.permitted import allowed_meshes
 from shardwright.search.pipelines import OTHERS
-from shardwright.search.rounds import Rounds
+from shardwright.search.rounds import NOTHING, Gain, Rounds
 
 _MOST_STAGES = 64  # that are tried when nobody says how many
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
 _FIRST = 4  # of these are tried first, if the batch is large enough
-_PATIENCE = 2  # meshes, or numbers of stages, that give nothing new before the others are left out
+_PATIENCE = 2  # meshes that give nothing new before the others are left out
+_CLIMB = 0.7  # of this search is spent on 1F1B and GPipe
 _WEIGHTS = "spectrain"
 
 
@@ -56,6 +57,11 @@ class _Tried:
     schedule: str = ""
     each: int = 1
 
+    @property
+    def weights(self) -> bool:
+        """Whether passes use other weights than those of one device."""
+        return self.schedule.startswith(ASYNC)
+
     def __str__(self) -> str:
         stages = self.groups * self.each
         by = f", {self.schedule}" if self.schedule else ""
@@ -79,67 +85,115 @@ class Piping:
     end: float
     tell: Callable[[str, float], None]
     done: float = 0.0  # the part that is
+    _found: dict[_Tried, Gain] = field(default_factory=dict)
 
     def search(self, stages: Sequence[int]) -> None:
-        """Add the pipelines of each of these numbers of stages, while they give anything new."""
-        best: _Tried | None = None
-        useless = 0
-        for i, groups in enumerate(stages):
-            self.done = i / len(stages)
-            if not self.rounds.sources.cuts.allow(groups):
-                break
-            for mesh in self._meshes(groups, None) if self.allow_async else ():
+        """Add the pipelines of each of these numbers of stages, or of those that are best."""
+        possible = [groups for groups in stages if self.rounds.sources.cuts.allow(groups)]
+        for i, groups in enumerate(possible):
+            self.done = i / len(possible)
+            for mesh in self._meshes(groups) if self.allow_async else ():
                 self._gained(_Tried(mesh, groups, 1, ASYNC + _WEIGHTS))
-            if self.every or useless < _PATIENCE:
-                found = self._groups(groups, best)
-                useless = 0 if found else useless + 1
-                best = found or best
+            if self.every:
+                self._groups(groups)
+        if not self.every:
+            self._compared(possible)
+            self._climbed(possible)
+        best = self._best
         if best is not None:
-            best = best if self._asked else self._counted(best)
-            self._scheduled(best)
+            self.done = _CLIMB
+            best = self._scheduled(best, possible)
+            if not self._asked:
+                self._counted(best)
 
-    def _counted(self, best: _Tried) -> _Tried:
-        """Try more and fewer micro-batches than `best` has; the last of these that gave new."""
+    @property
+    def _best(self) -> _Tried | None:
+        """The first of the fastest that train as one device does."""
+        plain = [t for t, gain in self._found.items() if gain.new and not t.weights]
+        return min(plain, key=lambda tried: self._found[tried].seconds, default=None)
+
+    def _climbed(self, stages: Sequence[int]) -> None:
+        """Go to what is next to the best, for as long as that is better."""
+        middle = len(stages) // 2
+        for groups in sorted(stages, key=lambda groups: abs(stages.index(groups) - middle)):
+            if self._best is None:
+                for mesh in self._meshes(groups)[:1]:
+                    self._all_counts(groups, mesh)
+        left: list[_Tried] = []
+        while (best := self._best) is not None and best not in left:
+            left.append(best)
+            self.done = _CLIMB * (1 - 1 / (1 + len(left)))
+            for groups, mesh in self._next_to(best, stages):
+                self._all_counts(groups, mesh)
+                if self._best != best:
+                    break
+
+    def _next_to(self, best: _Tried, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
+        """Numbers of stages and meshes one step away: another inner axis, more stages, fewer."""
+        meshes = sorted(self._meshes(best.groups), key=_inner)
+        place = meshes.index(best.mesh)
+        yield from ((best.groups, mesh) for mesh in reversed(meshes[max(0, place - 1) : place]))
+        yield from ((best.groups, mesh) for mesh in meshes[place + 1 : place + 2])
+        place = stages.index(best.groups)
+        for groups in (*stages[place + 1 : place + 2], *stages[max(0, place - 1) : place]):
+            yield from ((groups, mesh) for mesh in self._meshes(groups)[:1])
+
+    def _counted(self, best: _Tried) -> None:
+        """Try more and fewer micro-batches than `best` has, while these give anything new."""
         counts = self._counts(best.groups)
         place = counts.index(best.count)
-        found = best
         for way in (counts[place + 1 :], counts[:place][::-1]):
             for count in way:
-                if not self._gained(replace(best, count=count)):
+                if not self._gained(replace(best, count=count)).new:
                     break
-                found = replace(best, count=count)
-        return found
 
-    def _scheduled(self, best: _Tried) -> None:
-        """Try other schedules, and more and fewer micro-batches under that which gave most."""
-        gains: dict[_Tried, int] = {}
+    def _scheduled(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+        """Try other schedules, and deeper pipelines under the fastest; what is fastest then."""
+        fastest = best
         for schedule, each in OTHERS:
             if self.rounds.sources.cuts.allow(best.groups * each):
                 tried = replace(best, schedule=schedule, each=each)
-                gains[tried] = self._gained(tried)
-        most = max(gains, key=lambda tried: gains[tried], default=None)
-        if most is not None and gains[most] and not self._asked:
-            self._counted(most)
+                if self._gained(tried).seconds < self._found[fastest].seconds:
+                    fastest = tried
+        return fastest if self.every or fastest == best else self._deeper(fastest, stages)
 
-    def _groups(self, groups: int, before: _Tried | None) -> _Tried | None:
-        """Search pipelines of `groups` stages; what gave most that is new, if anything did.
+    def _deeper(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+        """Try more stages under the same schedule, while that is faster."""
+        for groups in stages[stages.index(best.groups) + 1 :]:
+            meshes = [mesh for mesh in self._meshes(groups) if _inner(mesh) == _inner(best.mesh)]
+            if not meshes or not self.rounds.sources.cuts.allow(groups * best.each):
+                break
+            count = self._first(self._counts(groups), meshes[0], groups)
+            tried = replace(best, mesh=meshes[0], groups=groups, count=count)
+            if self._gained(tried).seconds >= self._found[best].seconds:
+                break
+            best = tried
+        return best
 
-        `before` is the same for fewer stages.
-        """
-        counts, useless = self._counts(groups), 0
-        gains: dict[_Tried, int] = {}
-        for mesh in self._meshes(groups, before):
+    def _groups(self, groups: int) -> None:
+        """Search pipelines of `groups` stages, on meshes from what was best outwards."""
+        useless = 0
+        for mesh in self._meshes(groups):
             # An even pipeline on one axis is one of the well-known plans.
             missing = len(mesh.axes) == 1 and not self.rounds.knows("even pipeline")
             if useless < _PATIENCE or (missing and not self.wanted):
-                new = 0
-                for count in counts if self._asked else [self._first(counts, mesh, groups)]:
-                    tried = _Tried(mesh, groups, count)
-                    gains[tried] = self._gained(tried)
-                    new += gains[tried]
-                useless = 0 if new else useless + 1
-        best = max(gains, key=lambda tried: gains[tried], default=None)  # the first of equals
-        return best if best and gains[best] else None
+                useless = 0 if self._all_counts(groups, mesh) else useless + 1
+
+    def _compared(self, stages: Sequence[int]) -> None:
+        """Add the even pipeline on one axis, one of the well-known plans."""
+        for groups in stages:
+            for mesh in self._meshes(groups):
+                if len(mesh.axes) == 1 and not (self.wanted or self.rounds.knows("even pipeline")):
+                    self.rounds.compare_even(
+                        mesh, groups, self._first(self._counts(groups), mesh, groups)
+                    )
+
+    def _all_counts(self, groups: int, mesh: Mesh) -> bool:
+        """Search with all numbers of micro-batches asked for, or one; whether that gave new."""
+        counts = self._counts(groups)
+        tried = counts if self._asked else [self._first(counts, mesh, groups)]
+        gains = [self._gained(_Tried(mesh, groups, count)) for count in tried]
+        return any(gain.new for gain in gains)
 
     @property
     def _asked(self) -> bool:
@@ -158,42 +212,44 @@ class Piping:
         most = min(_FIRST * groups, self.rounds.sources.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
 
-    def _gained(self, tried: _Tried) -> int:
-        """Search one mesh of a group; how many plans that gave that are new."""
+    def _gained(self, tried: _Tried) -> Gain:
+        """Search pipelines on one mesh, once; what that gave."""
+        if tried not in self._found:
+            self._found[tried] = self._searched(tried)
+        return self._found[tried]
+
+    def _searched(self, tried: _Tried) -> Gain:
         left = self.end - time.perf_counter()
         if left <= 0 and self.rounds.found:
-            return 0
+            return NOTHING
         best = self.rounds.best
         so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
         self.tell(f"{tried}{so_far}", self.done)
-        compare = len(tried.mesh.axes) == 1 and not self.wanted and not tried.schedule
+        compare = self.every and len(tried.mesh.axes) == 1 and not self.wanted
         try:
             return self.rounds.pipe(
                 tried.mesh,
                 tried.groups,
                 tried.count,
                 left,
-                compare=compare,
+                compare=compare and not tried.schedule,
                 schedule=tried.schedule,
                 each=tried.each,
             )
         except ConstraintError as e:
             self.rounds.refuse(e)
-            return 0
+            return NOTHING
 
-    def _meshes(self, groups: int, before: _Tried | None) -> Sequence[Mesh]:
-        """Meshes of one group, in the order in which they are tried.
-
-        From that on which is most like what was best for fewer stages, or for one group.
-        """
+    def _meshes(self, groups: int) -> Sequence[Mesh]:
+        """Meshes of one group, from that on which is most like what was best."""
         try:
             found = allowed_meshes(self.rounds.machine.devices // groups, self.wanted)
         except ConstraintError as e:
             self.rounds.refuse(e)
             return ()
-        fastest = self.rounds.fastest
-        if before is not None:
-            inner = _inner(before.mesh)
+        fastest, best = self.rounds.fastest, self._best
+        if best is not None:
+            inner = _inner(best.mesh)
         elif fastest:
             inner = _inner(min(fastest, key=lambda mesh: fastest[mesh]))
         else:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from shardwright.cost.pipelines import least_step_seconds
 from shardwright.ir.constraints import Constraint, ConstraintError
@@ -100,6 +101,19 @@ class _Group:
     most_updates: float  # seconds
 
 
+class Gain(NamedTuple):
+    """What pipelines gave: how many plans that are new, and seconds of the fastest.
+
+    A plan that does not fit into the devices counts as so many times slower as it is too large.
+    """
+
+    new: int
+    seconds: float
+
+
+NOTHING = Gain(0, math.inf)
+
+
 @dataclass
 class Rounds:
     """What the rounds so far have found.
@@ -174,8 +188,8 @@ class Rounds:
         compare: bool,
         schedule: str = "",
         each: int = 1,
-    ) -> int:
-        """Search pipelines of `groups`, each on `mesh`; how many that gave that are new.
+    ) -> Gain:
+        """Search pipelines of `groups`, each on `mesh`; what that gave.
 
         Every group has `each` stages. Without a `schedule` they have that which takes least for
         one. What is known of one group alone bounds them all: together the stages do what it would
@@ -191,26 +205,39 @@ class Rounds:
 
         self.bounds.append((0, bound))
         room = _leaves_room(costs, bound)
-        if not (compare or room):
-            return 0
+        if compare:
+            self._add_even(group.offer, groups)
+        if not room:
+            return NOTHING
         pipelines = Pipelines(group.offer, self.sources.cuts, groups, schedule, each)
         asynchronous = schedule.startswith(ASYNC)
         every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
             Candidate(one.point, one.peak, writer, "searched", every, (), one)
-            for one in (pipelines.staged() if room else ())
+            for one in pipelines.staged()
         ]
         self.found += new
         if new:  # other schedules may be tried on it
             self._groups[mesh, count] = group
-        if compare:
-            even = next((a for _, a in baselines(writer.space)), None)
-            one = pipelines.even(writer.space.folded.spread(even)) if even is not None else None
-            if one is not None:
-                self.known.append(
-                    Candidate(one.point, one.peak, writer, "even pipeline", (), (), one)
-                )
-        return sum(_is_new(c.cost, costs, _GAIN) for c in new)
+        most = self.machine.device.memory_bytes
+        seconds = min((c.point.time * max(1.0, c.peak / most) for c in new), default=math.inf)
+        return Gain(sum(_is_new(c.cost, costs, _GAIN) for c in new), seconds)
+
+    def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
+        """Add the even pipeline of `groups` on `mesh`, each doing what data parallelism does."""
+        self._add_even(Offer(self.writer(self.sources, mesh, count), ()), groups)
+
+    def _add_even(self, offer: Offer, groups: int) -> None:
+        space = offer.writer.space
+        schedule = schedule_of(groups, space.model.micro_batches)
+        pipelines = Pipelines(offer, self.sources.cuts, groups, schedule)
+        assignment = next((a for _, a in baselines(space)), None)
+        if assignment is None:
+            return
+        one = pipelines.even(space.folded.spread(assignment))
+        if one is not None:
+            name = "even pipeline"
+            self.known.append(Candidate(one.point, one.peak, offer.writer, name, (), (), one))
 
     def _group(self, mesh: Mesh, count: int, seconds: float) -> _Group:
         """What is searched of one group of a pipeline."""
