@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.cost.codes import Ints
 from shardwright.cost.collectives import exchange_price
 from shardwright.cost.compute import forward_seconds, operator_seconds
-from shardwright.cost.prices import Prices
+from shardwright.cost.prices import Prices, Routes
 from shardwright.cost.topology import links
 from shardwright.cost.update import update_seconds
 from shardwright.cost.workload import Workload
@@ -66,10 +66,10 @@ class Duration:
 
     brings_once = True
 
-    def __init__(self, machine: Machine, mesh: Mesh) -> None:
+    def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
         self._machine, self._mesh = machine, mesh
         self._ranks = mesh.size
-        self._prices = Prices(machine, mesh)
+        self._prices = Prices(machine, mesh, routes)
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
         """Seconds of the kernels."""

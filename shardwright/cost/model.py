@@ -29,7 +29,7 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
-from shardwright.cost.options import Allowed, Only, OptionBook, Options
+from shardwright.cost.options import Allowed, Forms, Only, OptionBook, Options
 from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
 from shardwright.cost.workload import Workload, workload
@@ -52,7 +52,8 @@ class CostModel:
     With `micro_batches`, `graph` and `analysis` are those of one micro-batch
     (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
     counts so often, what is done once a step counts once. `buckets` says how much travels at
-    once, by default what `graph` as it is gives (`bucket_sizes`).
+    once, by default what `graph` as it is gives (`bucket_sizes`). Models of the same rules on
+    several meshes may share their `forms`.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -68,6 +69,7 @@ class CostModel:
         measure: Measure | None = None,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -79,7 +81,7 @@ class CostModel:
         self._retention = retention(graph)
         self.measure = measure or Duration(machine, mesh)
         self._agreements = Agreements(graph, analysis, machine, mesh, self.measure)
-        self._book = OptionBook(mesh)
+        self._book = OptionBook(mesh, forms)
         self._options: dict[str, Options] = {}
         self._workloads: dict[str, Workload] = {}
         self._equal_workloads: dict[Workload, Workload] = {}

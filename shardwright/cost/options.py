@@ -12,10 +12,13 @@ from itertools import product
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.codes import BASE, Ints, digit, last_tile
 from shardwright.ir.layout import Mesh
 from shardwright.rules.rule import SPREAD, Route, Rule, Tiling, Together
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,22 +68,53 @@ class Allowed:
 
 @final
 class OptionBook:
-    """Works out options on `mesh`, once for rules of equal form."""
+    """Works out options on `mesh`, once for rules of equal form. Meshes may share their `forms`."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, forms: Forms | None = None) -> None:
         self._mesh = mesh
+        self._forms = forms or Forms()
         self._known: dict[Hashable, Options] = {}
 
     def options(self, rule: Rule, only: Only | None = None) -> Options:
         """What an operator with this rule may do, of the choices that are left to it."""
-        form = _form(rule), only
-        if form not in self._known:
-            self._known[form] = _options(rule, self._mesh, only)
-        return self._known[form]
+        key, form = self._forms.of(rule)
+        if (key, only) not in self._known:
+            self._known[key, only] = _options(form, self._mesh, only)
+        return self._known[key, only]
 
 
-def _form(rule: Rule) -> Hashable:
-    """A rule without the names of its factors: all that its options depend on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """What the choices of a rule mean along one axis, whatever the mesh."""
+
+    together: tuple[bool, ...]  # of choices, whether they are made along one axis only
+    cuts: Bools  # (choices, factors)
+    routes: Bools  # (choices,)
+    spread: int  # the factor `SPREAD`, -1 if there is none
+    sizes: Ints  # (factors,)
+    least: Ints  # (factors,), of the tile that counts
+    placed: tuple[Ints, Ints, Ints, Ints]  # digits of operands, gradients, results, agreed tensors
+
+
+@final
+class Forms:
+    """The forms of rules: what their options depend on, without the names of factors."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Rule, Hashable]] = {}  # by identity of the rule, kept alive
+        self._known: dict[Hashable, _Form] = {}
+
+    def of(self, rule: Rule) -> tuple[Hashable, _Form]:
+        """The form of a rule, and what to know it by."""
+        if id(rule) not in self._of:
+            self._of[id(rule)] = rule, _key(rule)
+        _, key = self._of[id(rule)]
+        if key not in self._known:
+            self._known[key] = _form(rule)
+        return key, self._known[key]
+
+
+def _key(rule: Rule) -> Hashable:
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     dims = tuple(
         tuple(tuple(index[name] for name in names) for names in port)
@@ -93,48 +127,63 @@ def _form(rule: Rule) -> Hashable:
     return counts, dims, factors, rule.additive, rule.linear, routes, together
 
 
-def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
+def _form(rule: Rule) -> _Form:
     known = rule.choices()
-    per_axis: list[Sequence[int]] = [range(len(known) if size > 1 else 1) for size in mesh.shape]
+    index = {factor.name: i for i, factor in enumerate(rule.factors)}
+    cuts = np.zeros((len(known), len(rule.factors)), bool)
+    for number, choice in enumerate(known):
+        cuts[number, [index[name] for name in rule.cuts(choice)]] = True
+    placed = [rule.placed(choice) for choice in known]
+
+    def digits(field: str, ports: tuple[tuple[tuple[str, ...], ...], ...]) -> Ints:
+        counts = [[len(names) for names in dims] for dims in ports]
+        table = [
+            [digit(p, c) for p, c in zip(getattr(one, field), counts, strict=True)]
+            for one in placed
+        ]
+        return np.array(table, np.int64).reshape(len(placed), len(ports))
+
+    return _Form(
+        tuple(isinstance(choice, Together) for choice in known),
+        cuts,
+        np.array([isinstance(choice, Route) for choice in known]),
+        index[SPREAD] if rule.routes else -1,
+        np.array([factor.size for factor in rule.factors], np.int64),
+        np.array([factor.least or factor.size for factor in rule.factors], np.int64),
+        (
+            digits("operands", rule.operands),
+            digits("operand_grads", rule.operands),
+            digits("results", rule.results),
+            digits("agreed", rule.agreed),
+        ),
+    )
+
+
+def _options(form: _Form, mesh: Mesh, only: Only | None) -> Options:
+    count = len(form.together)
+    per_axis: list[Sequence[int]] = [range(count if size > 1 else 1) for size in mesh.shape]
     if only is not None:
         per_axis = [
             [choice for choice in choices if size == 1 or choice in left]
             for choices, left, size in zip(per_axis, only, mesh.shape, strict=True)
         ]
-    shared = [isinstance(choice, Together) for choice in known]
-    every = [one for one in product(*per_axis) if sum(shared[choice] for choice in one) <= 1]
+    every = list(product(*per_axis))
+    if any(form.together):
+        every = [one for one in every if sum(form.together[choice] for choice in one) <= 1]
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
-    index = {factor.name: i for i, factor in enumerate(rule.factors)}
-    cuts = np.zeros((len(known), len(rule.factors)), bool)
-    for number, choice in enumerate(known):
-        cuts[number, [index[name] for name in rule.cuts(choice)]] = True
-    routes = np.array([isinstance(choice, Route) for choice in known])
-    largest = np.array([[factor.size] * len(every) for factor in rule.factors], np.int64)
-    largest = largest.reshape(len(rule.factors), len(every))
-    least = np.array([factor.least or factor.size for factor in rule.factors], np.int64)
-    last = np.broadcast_to(least[:, None], largest.shape)
+    largest = np.repeat(form.sizes[:, None], len(every), axis=1)
+    last = np.broadcast_to(form.least[:, None], largest.shape)
     for axis, parts in enumerate(mesh.shape):
-        cut = cuts[chosen[:, axis]].T
+        cut = form.cuts[chosen[:, axis]].T
         largest = np.where(cut, -(-largest // parts), largest)
         last = np.where(cut, last_tile(last, parts), last)
-        if rule.routes:
-            largest[index[SPREAD]] *= np.where(routes[chosen[:, axis]], parts, 1)
-    empty = np.array([factor.size == 0 for factor in rule.factors], bool)
-    good = ((last > 0) | empty[:, None]).all(axis=0)
+        if form.spread >= 0:
+            largest[form.spread] *= np.where(form.routes[chosen[:, axis]], parts, 1)
+    good = ((last > 0) | (form.sizes == 0)[:, None]).all(axis=0)
     chosen = chosen[good]
 
-    placed = [rule.placed(choice) for choice in known]
-
-    def codes(field: str, ports: tuple[tuple[tuple[str, ...], ...], ...]) -> Ints:
-        counts = [[len(names) for names in dims] for dims in ports]
-        table = np.array(
-            [
-                [digit(p, c) for p, c in zip(getattr(one, field), counts, strict=True)]
-                for one in placed
-            ],
-            np.int64,
-        ).reshape(len(placed), len(ports))
-        total = np.zeros((len(ports), len(chosen)), np.int64)
+    def codes(table: Ints) -> Ints:
+        total = np.zeros((table.shape[1], len(chosen)), np.int64)
         for axis in range(len(mesh.axes)):
             total += table[chosen[:, axis]].T * BASE**axis
         return _frozen(total)
@@ -142,10 +191,7 @@ def _options(rule: Rule, mesh: Mesh, only: Only | None) -> Options:
     return Options(
         tuple(tuple(row) for row in chosen.tolist()),
         _frozen(largest[:, good]),
-        codes("operands", rule.operands),
-        codes("operand_grads", rule.operands),
-        codes("results", rule.results),
-        codes("agreed", rule.agreed),
+        *(codes(table) for table in form.placed),
     )
 
 

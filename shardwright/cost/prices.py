@@ -31,7 +31,7 @@ class _Step(NamedTuple):
     rows: Ints  # (n,)
     before: Ints  # (n,)
     after: Ints  # (n,)
-    coefficients: Floats  # (prices of a step, n)
+    kind: tuple[Ints, Ints, Ints]  # mesh axis, and the types of placement on both sides, (n,) each
 
 
 class _Route(NamedTuple):
@@ -42,36 +42,23 @@ class _Route(NamedTuple):
 
 
 @final
-class Prices:
-    """Prices redistributions on the devices of `machine`, arranged as `mesh`."""
+class Routes:
+    """Which steps lead from one layout to another. That depends neither on tensors nor on links."""
 
-    def __init__(self, machine: Machine, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._routes: dict[tuple[bytes, bytes], _Route] = {}
-        self._coefficients = np.zeros((len(mesh.axes), *_TYPES, len(StepPrice._fields)))
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes, bytes], _Route] = {}
         self._order = np.zeros(_TYPES, np.int64)
         for (src, dst), kind in KINDS.items():
-            at = _TYPE[src], _TYPE[dst]
-            self._order[at] = ORDER[kind]
-            for axis, link in enumerate(links(machine, mesh)):
-                self._coefficients[(axis, *at)] = step_price(kind, link, machine)
+            self._order[_TYPE[src], _TYPE[dst]] = ORDER[kind]
 
-    def seconds(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
-        """Seconds from each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
-        key = src.tobytes(), dst.tobytes()
-        if key not in self._routes:
-            self._routes[key] = self._route(src, dst)
-        route = self._routes[key]
-        size = item_bytes * local_elements(route.layouts, atoms, self._mesh)
-        total = np.zeros(len(src))
-        for rows, at, to, (fixed, per_before, per_after, per_larger) in route.steps:
-            before, after = size[at], size[to]
-            moved = per_before * before + per_after * after
-            total[rows] += fixed + moved + per_larger * np.maximum(before, after)
-        return total
+    def between(self, src: Ints, dst: Ints, axes: int) -> _Route:
+        """The route from each layout of `src` to that of `dst`: codes (N,), (N,)."""
+        key = axes, src.tobytes(), dst.tobytes()
+        if key not in self._known:
+            self._known[key] = self._made(src, dst, axes)
+        return self._known[key]
 
-    def _route(self, src: Ints, dst: Ints) -> _Route:
-        axes = len(self._mesh.axes)
+    def _made(self, src: Ints, dst: Ints, axes: int) -> _Route:
         row = np.flatnonzero(src != dst)
         now, want = digits(src[row], axes), digits(dst[row], axes)
         places, found = [now], []
@@ -82,7 +69,7 @@ class Prices:
             now = now.copy()
             now[at, axis] = target
             places.append(now)
-            found.append((row, self._coefficients[axis, *types].T))
+            found.append((row, (axis, *types)))
             left = np.flatnonzero((now != want).any(axis=1))
             row, now, want = row[left], now[left], want[left]
             places.append(now)
@@ -90,18 +77,10 @@ class Prices:
         ends = np.cumsum([len(place) for place in places])[:-1]
         numbers = np.split(number, ends)
         steps = (
-            _Step(rows, before, after, prices)
-            for (rows, prices), before, after in zip(
-                found, numbers[::2], numbers[1::2], strict=False
-            )
+            _Step(rows, before, after, kind)
+            for (rows, kind), before, after in zip(found, numbers[::2], numbers[1::2], strict=False)
         )
         return _Route(digits(codes, axes), tuple(steps))
-
-    def launches(self, kind: Collective) -> Floats:
-        """Seconds of a step along each axis that do not depend on its size: (axes,)."""
-        src, dst = next(pair for pair, known in KINDS.items() if known is kind)
-        found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
-        return found
 
     def _next(self, now: Ints, want: Ints) -> tuple[Ints, Ints]:
         """The axis that changes next, and to what."""
@@ -119,6 +98,47 @@ class Prices:
             axis[stuck] = len(axes) - 1 - involved[:, ::-1].argmax(axis=1)
             target[stuck] = WHOLE
         return axis, target
+
+
+@final
+class Prices:
+    """Prices redistributions on the devices of `machine`, arranged as `mesh`.
+
+    Meshes of as many axes may share their `routes`.
+    """
+
+    def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
+        self._mesh = mesh
+        self._routes = routes or Routes()
+        self._priced: dict[tuple[bytes, bytes], tuple[_Route, list[Floats]]] = {}
+        self._coefficients = np.zeros((len(mesh.axes), *_TYPES, len(StepPrice._fields)))
+        for (src, dst), kind in KINDS.items():
+            at = _TYPE[src], _TYPE[dst]
+            for axis, link in enumerate(links(machine, mesh)):
+                self._coefficients[(axis, *at)] = step_price(kind, link, machine)
+
+    def seconds(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """Seconds from each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
+        key = src.tobytes(), dst.tobytes()
+        if key not in self._priced:
+            found = self._routes.between(src, dst, len(self._mesh.axes))
+            self._priced[key] = found, [self._coefficients[step.kind].T for step in found.steps]
+        route, prices = self._priced[key]
+        size = item_bytes * local_elements(route.layouts, atoms, self._mesh)
+        total = np.zeros(len(src))
+        for step, (fixed, per_before, per_after, per_larger) in zip(
+            route.steps, prices, strict=True
+        ):
+            before, after = size[step.before], size[step.after]
+            moved = per_before * before + per_after * after
+            total[step.rows] += fixed + moved + per_larger * np.maximum(before, after)
+        return total
+
+    def launches(self, kind: Collective) -> Floats:
+        """Seconds of a step along each axis that do not depend on its size: (axes,)."""
+        src, dst = next(pair for pair, known in KINDS.items() if known is kind)
+        found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
+        return found
 
 
 def _blockers(now: Ints, want: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -203,11 +203,9 @@ class Reads:
         axes = len(self._mesh.axes)
         grad, to_grad = self._distinct(grads)
         summed = summed_gradients(sources, grad, axes)
-        each = self._measure.redistributions(
-            atoms, item, np.tile(grad, len(sources)), summed.ravel()
-        )
+        each = self._pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
         home = np.repeat(duals(sources, axes), len(grad))
-        once = self._measure.redistributions(atoms, item, summed.ravel(), home)
+        once = self._pairs(atoms, item, summed.ravel(), home)
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
@@ -222,17 +220,28 @@ class Reads:
 
         Values of the same atoms and dtype share one matrix of all layouts that they may have.
         """
-        priced = self._measure.redistributions
+        known, seconds = self._listed(atoms, item)
+        if known.size:
+            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
+        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+        priced = self._measure.redistributions(atoms, item, src, dst)
+        return priced.reshape(len(sources), len(targets))
+
+    def _pairs(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
+        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
+        known, seconds = self._listed(atoms, item)
+        if known.size:
+            return seconds[np.searchsorted(known, sources), np.searchsorted(known, targets)]
+        return self._measure.redistributions(atoms, item, sources, targets)
+
+    def _listed(self, atoms: Atoms, item: int) -> tuple[Ints, Floats]:
+        """All layouts of such tensors and the seconds between them; none if they are too many."""
         if (atoms, item) not in self._matrices:
             few = np.zeros(0, np.int64)
             if most_layouts(atoms, self._mesh) <= _LAYOUTS_LISTED:
                 known = np.sort(layouts_of(atoms, self._mesh))
                 few = known if len(known) <= _LAYOUTS_AT_ONCE else few
             src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
-            seconds = priced(atoms, item, src, dst).reshape(len(few), len(few))
-            self._matrices[atoms, item] = few, seconds
-        known, seconds = self._matrices[atoms, item]
-        if known.size:
-            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
-        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
-        return priced(atoms, item, src, dst).reshape(len(sources), len(targets))
+            seconds = self._measure.redistributions(atoms, item, src, dst)
+            self._matrices[atoms, item] = few, seconds.reshape(len(few), len(few))
+        return self._matrices[atoms, item]

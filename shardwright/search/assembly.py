@@ -63,6 +63,7 @@ class Assembly:
         self.piece_of = self._movable()  # node -> its piece
         self.readings: list[Reading] = []
         self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
+        self._wants: dict[tuple[bytes, bytes], tuple[Ints, bytes]] = {}
         for op in model.graph.ops if model.measure.brings_once else ():
             for value in op.outputs:
                 self._share(value)
@@ -156,14 +157,13 @@ class Assembly:
             place, positions = self.clusters.places[op.name], _positions(op, value)
             if place.leads and place.node != source.node and len(positions) == 1:
                 want = self.model.want(value, op, positions[0])
-                pairs = np.unique(np.stack([want.layout, want.grad]), axis=1)
-                key = pairs.tobytes(), self.piece_of.get(place.own_node)
+                key = _pairs(want, self._wants)[1], self.piece_of.get(place.own_node)
                 groups.setdefault(key, []).append((op, want))
         for (_, piece), group in groups.items():
             if len(group) < 2:
                 continue
             (_, want), readers = group[0], tuple(op for op, _ in group)
-            layout, grad = np.unique(np.stack([want.layout, want.grad]), axis=1)
+            layout, grad = _pairs(want, self._wants)[0]
             node = len(self.clusters.leaders) + len(self.readings)
             self.readings.append(Reading(value, readers, Want(layout, grad)))
             if piece is not None:
@@ -279,6 +279,15 @@ def _stored(codes: Ints, saves_copies: bool) -> Storage:
     again = codes[codes != WHOLE] if saves_copies else codes[:0]
     regathered = np.repeat([False, True], [len(codes), len(again)])
     return Storage(np.concatenate((codes, again)), regathered)
+
+
+def _pairs(want: Want, known: dict[tuple[bytes, bytes], tuple[Ints, bytes]]) -> tuple[Ints, bytes]:
+    """The different pairs of layouts of a value and its gradient, (2, K), also as bytes."""
+    key = want.layout.tobytes(), want.grad.tobytes()
+    if key not in known:
+        found = np.unique(np.stack([want.layout, want.grad]), axis=1)
+        known[key] = found, found.tobytes()
+    return known[key]
 
 
 def _silent(size: int) -> tuple[Floats, Ints]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import final
 
 from shardwright.cost.codes import digit
+from shardwright.cost.measure import Duration
 from shardwright.cost.memory import BucketSizes
 from shardwright.cost.model import CostModel
-from shardwright.cost.options import Allowed, Only
+from shardwright.cost.options import Allowed, Forms, Only
+from shardwright.cost.prices import Routes
 from shardwright.ir.constraints import (
     EVERY_AXIS,
     Along,
@@ -90,11 +93,13 @@ class Limits:
     Raises `ConstraintError` for a word that none of the operators meant knows.
     """
 
-    def __init__(self, graph: Graph, analysis: Analysis, marks: Marks) -> None:
+    def __init__(
+        self, graph: Graph, analysis: Analysis, marks: Marks, routes: Routes | None = None
+    ) -> None:
         self._graph = graph
         self._analysis = analysis
         self._marks = marks
-        self._names = dimension_names(graph, analysis)
+        self._routes, self._forms = routes, Forms()
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -104,6 +109,10 @@ class Limits:
         for number, (constraint, along) in enumerate(marks.statements):
             if not along.placements:
                 self._check_words(number, constraint, along)
+
+    @cached_property
+    def _names(self) -> Mapping[int, str]:
+        return dimension_names(self._graph, self._analysis)
 
     def allowed(self, mesh: Mesh) -> Allowed:
         """The choices that are left on `mesh`; raises `ConstraintError` where some has none."""
@@ -137,8 +146,10 @@ class Limits:
             mesh,
             optimizer,
             self.allowed(mesh),
-            micro_batches=micro_batches,
-            buckets=buckets,
+            Duration(machine, mesh, self._routes),
+            micro_batches,
+            buckets,
+            self._forms,
         )
         self._check_sizes(model)
         return model

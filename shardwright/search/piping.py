@@ -5,7 +5,8 @@ these give anything new. Else the search climbs: from a middling number of stage
 fewer, or to a mesh of one group with an inner axis twice or half as long, for as long as that is
 faster. Each with four micro-batches for each stage, or as many as the batch has samples for. Other
 schedules are tried on what was best, those that give a group several stages or make backward
-passes in halves, and deeper pipelines with the best of these, and then more micro-batches or fewer.
+passes in halves, and deeper pipelines with the best of these, and with both more
+micro-batches or fewer.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ class Piping:
         best = self._best
         if best is not None:
             self.done = _CLIMB
-            best = self._scheduled(best, possible)
-            if not self._asked:
-                self._counted(best)
+            fastest = self._scheduled(best, possible)
+            for one in () if self._asked else dict.fromkeys((best, fastest)):
+                self._counted(one)  # more of them save memory
 
     @property
     def _best(self) -> _Tried | None:

@@ -7,6 +7,7 @@ from functools import cache, cached_property
 
 from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
+from shardwright.cost.prices import Routes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
@@ -35,6 +36,7 @@ class Sources:
         self.short = shorten(graph, marks.of)
         self.graph = graph
         self.marks = marks
+        self._routes = Routes()  # the same on all meshes
         self._books: dict[bool, MicroBook] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
 
@@ -89,7 +91,7 @@ class Sources:
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:
             sized = self._book(whole=whole).analyzed(count)
-            self._limits[count, whole] = Limits(*sized, self.marks)
+            self._limits[count, whole] = Limits(*sized, self.marks, self._routes)
         return self._limits[count, whole]
 
     def _book(self, *, whole: bool) -> MicroBook:
