@@ -66,7 +66,7 @@ def search(
     `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
     and so on for as long as they save memory. With `stages` other than 1, devices
     form as many groups, and pipelines through them are searched as well
-    (`pipelines.py`); None tries 2, 4, 8 and so on while they give anything. With `allow_async`
+    (`pipelines.py`); None climbs to the best of 2, 4, 8 and so on. With `allow_async`
     so are asynchronous ones, a device a stage, which change the optimisation; if no stages are
     asked for, as for None.
     `constraints`, texts such as `pin layers.*.mlp=tp:features` (`ir/constraints.py`), leave out of

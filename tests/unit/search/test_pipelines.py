@@ -12,12 +12,19 @@ from torch import nn
 
 from shardwright.capture.capture import capture_call
 from shardwright.cost.passes import in_flight
-from shardwright.cost.pipelines import StageTime, least_step_seconds, step_seconds
+from shardwright.cost.pipelines import (
+    StageTime,
+    least_step_seconds,
+    step_seconds,
+    steps_seconds,
+)
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.lower.stages import split, splits_backward
+from shardwright.search import pipelines
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition
 from shardwright.search.pipelines import OTHERS, Pipelines
@@ -263,6 +270,45 @@ def test_without_time_only_what_must_be_is_searched(graph):
     piped = search(graph, machine, stages=(2,), seconds=0, progress=lambda w, _: told.append(w))
     assert {plan.stages for plan in piped} == {2}
     assert sum("micro-batches" in what for what in told) == 1
+
+
+def test_climbing_is_as_good_as_searching_every_number_of_stages(graph):
+    machine = Machine.preset("8xcpu")
+    climbed = search(graph, machine, stages=None)
+    every = search(graph, machine, stages=(1, 2, 4))
+    assert climbed[0].step_seconds <= every[0].step_seconds * (1 + 1e-9)
+    assert {plan.name for plan in every.baselines} <= {plan.name for plan in climbed.baselines}
+    assert [p.to_json() for p in search(graph, machine, stages=None)] == [
+        plan.to_json() for plan in climbed
+    ]
+
+
+def test_pipelines_side_by_side_take_what_each_takes_alone():
+    pipelines = [[StageTime(t, 0.25 * t, 0.125, t > 1) for t in (1.0, 2.0, 0.5, d)] for d in (1, 4)]
+    for schedule, groups in (("1F1B", 4), ("GPipe", 4), ("ZBVZeroBubble", 2), ("async stale", 4)):
+        together = steps_seconds(schedule, pipelines, 4, groups)
+        assert together == [step_seconds(schedule, one, 4, groups) for one in pipelines]
+        assert together[0] < together[1]
+    assert steps_seconds("1F1B", [], 4) == []
+
+
+def test_longer_stages_are_let_in_where_short_ones_do_not_fit(graph, one_group, monkeypatch):
+    """Leaving out what takes longer than a whole pipeline changes nothing."""
+    offer = Offer(*one_group)
+    found = Pipelines(offer, Cuts(graph), 2, "1F1B").staged()
+    monkeypatch.setattr(pipelines, "_SLOWER", (1e9,))
+    assert {(s.point.time, s.point.memory) for s in found} == {
+        (s.point.time, s.point.memory) for s in Pipelines(offer, Cuts(graph), 2, "1F1B").staged()
+    }
+
+
+def test_halves_of_backward_passes_are_read_off_the_whole_graph(graph):
+    cuts = Cuts(graph)
+    ends = [0, 3, 5, len(graph.ops)]
+    stages = split(graph, ends[1:-1], copies=True)
+    told = [cuts.splits(begin, end) for begin, end in itertools.pairwise(ends)]
+    assert told == [splits_backward(stage) for stage in stages]
+    assert set(told) == {False, True}
 
 
 def test_batch_norm_leaves_one_micro_batch():
