@@ -111,7 +111,7 @@ class Limits:
                 self._check_words(number, constraint, along)
 
     @cached_property
-    def _names(self) -> Mapping[int, str]:
+    def _names(self) -> dict[int, str]:
         return dimension_names(self._graph, self._analysis)
 
     def allowed(self, mesh: Mesh) -> Allowed:

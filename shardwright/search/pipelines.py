@@ -111,7 +111,7 @@ class Pipelines:
             limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
 
     def _near(
-        self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: float
+        self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: Seconds
     ) -> _Near:
         """The pipelines of these intervals, of which those up to `slowest` seconds are all."""
         at = np.s_[:, intervals.begin, intervals.end]
