@@ -15,13 +15,14 @@ from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.masters import with_casts
 from shardwright.lower.program import Program
+from shardwright.lower.scalars import early_sums, late_sums
 from shardwright.rules.analysis import Analysis
 
 Pass = Callable[[Program, Graph], Program]
 
 # A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
 STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
-PASSES: tuple[Pass, ...] = (in_place, bucketed, with_casts)
+PASSES: tuple[Pass, ...] = (early_sums, late_sums, in_place, bucketed, with_casts)
 
 
 def rank_program(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Program:

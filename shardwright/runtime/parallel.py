@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from shardwright.runtime.batch import BatchError, input_parts, local_inputs
 from shardwright.runtime.device import default_device
 from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
+from shardwright.runtime.late import LateSums
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
@@ -176,8 +178,11 @@ class ParallelModule(SteppingModule):
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
             program = rank_program(graph, analysis, decisions, rank)
-            self._sw_program: nn.Module = to_module(program, device, make)
+            whole = to_module(program, device, make)
+            self._sw_program: nn.Module = whole
+            self._sw_late: LateSums | None = LateSums(whole)
         else:
+            self._sw_late = None
             micro = micro_batched(graph, analysis, decisions.micro_batches)
             layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
             at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
@@ -211,6 +216,10 @@ class ParallelModule(SteppingModule):
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
         args, kwargs = arguments(batch)
+        with self._sw_late.under_way() if self._sw_late else nullcontext():
+            return self._sw_there_and_back(args, kwargs)
+
+    def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         loss = self(*args, **kwargs)
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
             raise BatchError(

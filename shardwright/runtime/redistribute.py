@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move, Redistribute
+from shardwright.runtime.waiting import Waited
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
@@ -39,6 +40,10 @@ class Redistribution(nn.Module):
         self.differentiable = instruction.differentiable
         narrow, wide = instruction.cast or ("", "")
         self.narrow, self.wide = getattr(torch, narrow, None), getattr(torch, wide, None)
+        sums = [move.collective is Collective.ALL_REDUCE for move in instruction.forward]
+        self.sums_a_number = self.before == () and bool(sums) and all(sums)
+        self.last_axis = axes[instruction.forward[-1].axis] if self.sums_a_number else None
+        self.works: list[Waited] | None = None  # where sums go that are waited for later
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The local tile of `x` in its new layout."""
@@ -50,7 +55,11 @@ class Redistribution(nn.Module):
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same, unseen by autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
-        return _run(x, self.forward_moves, self.atoms_before, self.after)
+        if self.works is None or self.last_axis is None or torch.compiler.is_compiling():
+            return _run(x, self.forward_moves, self.atoms_before, self.after)
+        x = _run(x, self.forward_moves[:-1], self.atoms_before, self.after).clone()
+        self.works.append(dist.all_reduce(x, group=self.last_axis.get_group(), async_op=True))
+        return x
 
     def keep(
         self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]

@@ -2,6 +2,7 @@
 
 import re
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch.distributed.tensor import DTensor
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.runtime import late
 from shardwright.runtime.batch import BatchError
+from shardwright.runtime.waiting import wait_for
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 
@@ -96,6 +99,21 @@ def _buffers(name, text):
     for key, buffer in model.named_buffers():
         assert buffer.any(), "it changes"
         torch.testing.assert_close(module.get_buffer(key), buffer, rtol=1e-10, atol=1e-10)
+    _sums_its_loss_late(model, module, optimizers[1], batch)
+
+
+def _sums_its_loss_late(model, module, optimizer, batch):
+    """A step waits for the sum of its loss when all gradients are there."""
+    there = []
+
+    def wait(work, what):
+        there.append([p.grad is not None for p in module.parameters()])
+        wait_for(work, what)
+
+    with mock.patch.object(late, "wait_for", wait):
+        loss = module.train_step(optimizer, batch)
+    assert there == [[True] * len(list(module.parameters()))]
+    torch.testing.assert_close(loss, model(**batch).detach(), rtol=1e-10, atol=1e-10)
 
 
 def test_a_rank_may_bring_only_its_part_of_the_batch():

@@ -1,0 +1,100 @@
+"""Sums of single numbers, where no rank has to wait for them.
+
+A loss that is a mean over what all devices have is divided by a sum too, that of its weights, and
+both stand between the forward and the backward pass, where every rank would wait for the
+slowest one. What depends on nothing but the batch is summed first of all, when ranks have
+just been together; the loss is summed last of all, behind what it is scaled by, and
+`runtime/late.py` waits for it after the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from shardwright.ir.graph import Graph, LeafKind, Ref
+from shardwright.ir.redistribution import Collective
+from shardwright.lower.program import (
+    Compute,
+    Instruction,
+    Program,
+    Redistribute,
+    reads,
+    writes,
+)
+
+_SCALINGS = ("aten.div.Tensor", "aten.mul.Tensor")  # linear in what they begin with
+
+
+def early_sums(program: Program, graph: Graph) -> Program:
+    """`program` that begins with the sums of single numbers that depend on its inputs alone."""
+    given = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
+    wanted: set[str] = set()
+    for one in program.instructions:
+        if isinstance(one, Compute | Redistribute) and given.issuperset(reads(one)):
+            given.update(writes(one))
+            if _sums_a_number(one):
+                wanted.update(writes(one))
+    first: list[Instruction] = []
+    for one in reversed(program.instructions):
+        if not wanted.isdisjoint(writes(one)):
+            wanted.update(reads(one))
+            first.append(one)
+    moved = {name for one in first for name in writes(one)}
+    others = [one for one in program.instructions if moved.isdisjoint(writes(one))]
+    return replace(program, instructions=(*reversed(first), *others))
+
+
+def late_sums(program: Program, graph: Graph) -> Program:
+    """`program` that sums what it returns behind the numbers that this is scaled with."""
+    for output in program.outputs:
+        scalings = _scalings(program, output)
+        if scalings:
+            program = _summed_last(program, output, scalings[0])
+    return program
+
+
+def _scalings(program: Program, output: str) -> list[Compute]:
+    """The operators from a sum of a number to `output`, if they only scale it for each other."""
+    made = {name: one for one in program.instructions for name in writes(one)}
+    read = Counter(name for one in program.instructions for name in reads(one))
+    read.update((*program.outputs, *(value for _, value in program.updates)))
+    found: list[Compute] = []
+    name = output
+    while read[name] == 1:
+        one = made.get(name)
+        if isinstance(one, Redistribute):
+            return found if one.differentiable and _sums_a_number(one) else []
+        if not isinstance(one, Compute) or one.op.target not in _SCALINGS or one.shapes != ((),):
+            break
+        first = one.op.args[0]
+        if not isinstance(first, Ref):
+            break
+        found.insert(0, one)
+        name = first.name
+    return []
+
+
+def _summed_last(program: Program, output: str, scaling: Compute) -> Program:
+    """`output` summed at the end, and not where the first operator that scales it reads it."""
+    before, *others = scaling.op.args
+    (summed,) = (one for one in program.instructions if before in map(Ref, writes(one)))
+    assert isinstance(summed, Redistribute)
+    op = replace(scaling.op, args=(Ref(summed.value), *others))
+    last = replace(summed, value=output, result=f"{output}/summed")
+    instructions = [one for one in program.instructions if one is not summed]
+    instructions[instructions.index(scaling)] = replace(scaling, op=op)
+    outputs = tuple(last.result if name == output else name for name in program.outputs)
+    return replace(program, instructions=(*instructions, last), outputs=outputs)
+
+
+def _sums_a_number(one: Compute | Redistribute) -> bool:
+    """Whether that is a sum over devices of a tensor without dimensions, and nothing else."""
+    return (
+        isinstance(one, Redistribute)
+        and one.before == one.after == ()
+        and one.cast is None
+        and bool(one.forward)
+        and all(move.collective is Collective.ALL_REDUCE for move in one.forward)
+        and not any(move.collective.moves_data for move in one.backward)
+    )
