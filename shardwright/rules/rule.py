@@ -186,8 +186,6 @@ class Rule:
         if isinstance(choice, PassPartial):
             return self._passed(self.linear[choice.term])
         cut = self.cuts(choice)
-        if isinstance(choice, Route):
-            return self._routed(cut)
         results: tuple[Placement, ...] = tuple(
             _where(cut, dims) or PARTIAL for dims in self.results
         )
@@ -222,18 +220,6 @@ class Rule:
             result_grads=(REPLICATE,) * len(self.results),
             agreed=(REPLICATE,) * len(self.agreed),
         )
-
-    def _routed(self, cut: tuple[str, ...]) -> Placed:
-        """Rows and owners are tiles wherever they occur, and so are their gradients."""
-
-        def placement(dims: Dims) -> Placement:
-            found = (_where((factor,), dims) for factor in cut)
-            return next((shard for shard in found if shard is not None), REPLICATE)
-
-        operands = tuple(placement(dims) for dims in self.operands)
-        results = tuple(placement(dims) for dims in self.results)
-        agreed = (REPLICATE,) * len(self.agreed)
-        return Placed(operands, results, operands, results, agreed)
 
     def atoms(self, dims: Dims) -> Atoms:
         """Global atom sizes of an operand or result."""
