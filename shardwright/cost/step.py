@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import final
 
 from shardwright.cost.timeline import Stream, Task, Timeline, Track, schedule
-from shardwright.cost.together import flights_of, in_buckets, sums_of
+from shardwright.cost.together import Sums, flights_of, sums_of
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
 
@@ -33,32 +33,31 @@ def settled_seconds(plan: Plan) -> Seconds:
 
     It is that sum less what is hidden, so that nothing hidden changes no digit.
     """
-    if plan.overlap == 0 or not (any(in_buckets(plan)) or flights_of(plan)):
+    if plan.overlap == 0:
+        return plan.step_seconds
+    tasks = _Tasks(plan)
+    if not tasks.hides_any:
         return plan.step_seconds
     parts = [op.seconds for op in plan.ops]
     parts += [transfer.seconds for transfer in plan.transfers]
     parts += [parameter.seconds for parameter in plan.parameters]
-    hidden = max(0.0, sum(parts) - timeline(plan).seconds)
+    hidden = max(0.0, sum(parts) - schedule(tasks.of_a_step()).seconds)
     return Seconds(max(0.0, plan.step_seconds - hidden))
 
 
 def tasks_of(plan: Plan) -> tuple[Task, ...]:
     """All tasks of one step of every rank: they all run the same program."""
-    writer = _Writer(plan, f"each of {plan.devices} ranks")
-    for _ in range(plan.micro_batches):
-        writer.forward()
-        writer.backward()
-    writer.finish()
-    return tuple(writer.tasks)
+    return tuple(_Tasks(plan).of_a_step())
 
 
 @final
-class _Writer:
-    """The tasks of one group of ranks while they are written."""
+class _Tasks:
+    """The tasks of the ranks while they are written."""
 
-    def __init__(self, plan: Plan, ranks: str) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tasks: list[Task] = []
+        ranks = f"each of {plan.devices} ranks"
         self._here = Track(ranks, Stream.COMPUTE)
         axes = plan.mesh.names if plan.contention < 1 else ("",) * len(plan.mesh.names)
         self._links = {
@@ -68,13 +67,26 @@ class _Writer:
         self._last = -1  # number of the last task that computes
         self._waits: list[int] = []  # what the next one waits for
         self._sources = {op.name: op.source.module for op in plan.ops}
-        self._sums = sums_of(plan)
+        sums = sums_of(plan)
+        self._full: defaultdict[int, list[Sums]] = defaultdict(
+            list
+        )  # by the operator they wait for
+        for bucket in reversed(sums):
+            self._full[bucket.at].append(bucket)
+        self._last_sum = sums[0] if sums else None
         self._summing: list[int] = []  # buckets under way
         self._flights = flights_of(plan)
+        # Numbers of the flights that an operator waits for, by its own, and again by its name.
+        self._landing: defaultdict[int, list[int]] = defaultdict(list)
+        self._landing_again: defaultdict[str, list[int]] = defaultdict(list)
+        for place, flight in enumerate(self._flights):
+            self._landing[flight.at].append(place)
+            for consumer in dict.fromkeys(t.consumer for t in flight.again):
+                self._landing_again[consumer].append(place)
         self._flying: dict[int, int] = {}  # flight under way -> the task that it is
         self._again: set[int] = set()  # flights whose copies were gathered again
         self._scattering: list[int] = []  # the bucket of gradients that is under way
-        apart = {id(t) for bucket in self._sums for t in bucket.sums}
+        apart = {id(t) for bucket in sums for t in bucket.sums}
         apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
         known = {op.name for op in plan.ops}
         self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
@@ -85,6 +97,19 @@ class _Writer:
         for op in plan.ops:
             if op.piece:
                 self._recomputed[op.piece].append(op)
+
+    @property
+    def hides_any(self) -> bool:
+        """Whether anything is on its way while operators run."""
+        return bool(self._full or self._flights)
+
+    def of_a_step(self) -> list[Task]:
+        """Everything, once."""
+        for _ in range(self.plan.micro_batches):
+            self.forward()
+            self.backward()
+        self.finish()
+        return self.tasks
 
     def forward(self) -> None:
         """The forward pass of one micro-batch."""
@@ -129,28 +154,26 @@ class _Writer:
 
     def _sum(self, number: int) -> None:
         """Send off the buckets that are full now, and after the last one wait for all."""
-        for place, bucket in reversed(list(enumerate(self._sums))):
-            if bucket.at != number:
-                continue
+        for bucket in self._full.get(number, ()):
             name = f"sum gradients of {len(bucket.sums)} parameters"
             self._summing.append(self._send(name, bucket.sums, "slowed down by sums of gradients"))
-            if place == 0:
+            if bucket is self._last_sum:
                 self._waits += self._summing
 
     def _fly(self, number: int) -> None:
         """Send for the copies that are needed next, and wait for those needed now."""
-        for place, flight in enumerate(self._flights):
-            if self._flights[max(0, place - 1)].at == number:
-                name = f"gather {len(flight.forward)} parameters"
-                self._flying[place] = self._send(name, flight.forward, _SLOWED)
-        for place, flight in enumerate(self._flights):
-            if flight.at == number:
-                self._waits.append(self._flying.pop(place))
+        landing = self._landing.get(number, ())
+        first = (0,) if 0 in landing else ()
+        for place in (*first, *(place + 1 for place in landing if place + 1 < len(self._flights))):
+            copies = self._flights[place].forward
+            name = f"gather {len(copies)} parameters"
+            self._flying[place] = self._send(name, copies, _SLOWED)
+        self._waits += [self._flying.pop(place) for place in landing]
 
     def _fly_again(self, consumer: str) -> None:
         """Wait for copies that an operator wants again, and send for those of the flight before."""
-        for place, flight in enumerate(self._flights):
-            if all(t.consumer != consumer for t in flight.again) or place in self._again:
+        for place in self._landing_again.get(consumer, ()):
+            if place in self._again:
                 continue
             self._send_again(place)
             self._again.add(place)
@@ -168,11 +191,12 @@ class _Writer:
 
     def _scatter(self, number: int) -> None:
         """Send off the gradients of a flight, when those sent off before have arrived."""
-        for flight in self._flights:
-            if flight.at == number and flight.backward:
+        for place in self._landing.get(number, ()):
+            gradients = self._flights[place].backward
+            if gradients:
                 self._waits += self._scattering
-                name = f"scatter gradients of {len(flight.backward)} parameters"
-                self._scattering = [self._send(name, flight.backward, _SLOWED)]
+                name = f"scatter gradients of {len(gradients)} parameters"
+                self._scattering = [self._send(name, gradients, _SLOWED)]
 
     def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
         """Something that is on its way while the device goes on, as slow as it makes it."""

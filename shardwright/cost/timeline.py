@@ -115,9 +115,13 @@ def schedule(tasks: Iterable[Task]) -> Timeline:
     starts: list[Seconds] = []
     given: Sequence[Task] = tuple(tasks)
     for number, task in enumerate(given):
-        if any(not 0 <= before < number for before in task.after):
-            raise ValueError(f"task {number} ({task.name}) comes after {task.after}, not before")
-        start = max([free[task.track], *(ends[before] for before in task.after)])
+        start = free[task.track]
+        for before in task.after:
+            if not 0 <= before < number:
+                raise ValueError(
+                    f"task {number} ({task.name}) comes after {task.after}, not before"
+                )
+            start = max(start, ends[before])
         starts.append(Seconds(start))
         ends.append(start + task.seconds)
         free[task.track] = ends[-1]

@@ -65,15 +65,15 @@ def in_buckets(plan: Plan) -> list[bool]:
 
     So it is where the one reader of a parameter takes it as it is stored.
     """
-    parameters = {parameter.name for parameter in plan.parameters}
     brought = {t.value for t in plan.transfers if t.phase is not Phase.BACKWARD}
+    read_as_stored = {parameter.name for parameter in plan.parameters} - brought
     back: defaultdict[str, int] = defaultdict(int)
     for t in plan.transfers:
         back[t.value] += t.phase is Phase.BACKWARD
     return [
         plan.micro_batches == 1
         and t.phase is Phase.BACKWARD
-        and t.value in parameters - brought
+        and t.value in read_as_stored
         and back[t.value] == 1
         and all(collective.split(" ")[0] == _SUM for collective in t.collectives)
         for t in plan.transfers

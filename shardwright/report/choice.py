@@ -91,19 +91,19 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
     count = f"of {len(frontier)} plans on the frontier" if len(frontier) > 1 else "plan there is"
     if objective == "memory":
         text = f"the smallest {count}"
-        slower = milliseconds(chosen.step_seconds - frontier[0].step_seconds)
+        slower = milliseconds(chosen.step_seconds - frontier.costs[0][0])
         return f"{text}, {slower} slower than the fastest" if len(frontier) > 1 else text
     devices = (
         f"on the fewest devices that fit, {chosen.devices}: " if objective == "devices" else ""
     )
     if limit is None:
         return f"{devices}the fastest {count}; no memory limit was given"
-    faster = [p for p in frontier if p.step_seconds < chosen.step_seconds]
+    faster = sum(seconds < chosen.step_seconds for seconds, _ in frontier.costs)
     text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
     if not faster:
         return text
-    needs = size(frontier.settled(faster[-1]).peak_bytes)
-    return f"{text}; {len(faster)} faster would need at least {needs}"
+    needs = size(frontier.settled(frontier[faster - 1]).peak_bytes)
+    return f"{text}; {faster} faster would need at least {needs}"
 
 
 def _against(chosen: Plan, other: Plan) -> str:

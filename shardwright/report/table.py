@@ -33,7 +33,7 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
         wraps = heading == "strategy"
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
     for index in _listed(frontier, chosen):
-        picked = chosen is not None and _is(frontier[index], chosen)
+        picked = _is_at(frontier, index, chosen)
         plan = chosen if chosen is not None and picked else frontier[index]
         style = "bold" if picked and not plain else None
         table.add_row(*_row(f"{index}{'*' * picked}", plan, summary(plan)), style=style)
@@ -83,11 +83,16 @@ def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
     if last < _SHOWN:
         return list(range(last + 1))
     kept = {round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)}
-    kept.update(i for i, plan in enumerate(frontier) if chosen is not None and _is(plan, chosen))
+    kept.update(i for i in range(len(frontier)) if _is_at(frontier, i, chosen))
     return sorted(kept)
 
 
-def _is(plan: Plan, chosen: Plan) -> bool:
-    """Whether the chosen plan is this one, its memory settled or not."""
-    same = plan.step_seconds == chosen.step_seconds
-    return plan is chosen or (same and plan.mesh == chosen.mesh and plan.ops == chosen.ops)
+def _is_at(frontier: Frontier, index: int, chosen: Plan | None) -> bool:
+    """Whether the chosen plan, its memory settled or not, is the one at `index`.
+
+    Plans are written when they are looked at, so those that take another time are not.
+    """
+    if chosen is None or frontier.costs[index][0] != chosen.step_seconds:
+        return False
+    plan = frontier[index]
+    return plan is chosen or (plan.mesh == chosen.mesh and plan.ops == chosen.ops)
