@@ -12,20 +12,20 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.codes import digits, duals, local_elements
+from shardwright.cost.codes import digits, local_elements
 from shardwright.cost.memory import fixed_bytes
 from shardwright.cost.step import settled_seconds
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.remarks import Remark
-from shardwright.rules.naming import dimension_names, split_words
-from shardwright.rules.placing import parse_tiling, tiling_text
+from shardwright.rules.placing import parse_tiling
 from shardwright.rules.remarks import remarks
 from shardwright.search.peaks import Peaks
 from shardwright.search.problem import Ints, Point
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
+from shardwright.search.steps import ANYWHERE, Steps
 
 
 @final
@@ -38,14 +38,10 @@ class PlanWriter:
         self.short = short
         self.optimizer = optimizer
         self._peaks = Peaks(space)
-        self._ops: dict[tuple[str, int, bool], PlannedOp] = {}
-        self._transfers: dict[object, list[Transfer]] = {}
+        self._steps = Steps(space, graph, short)
+        self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
-
-    @cached_property
-    def _words(self) -> dict[int, str]:
-        return dimension_names(self.space.model.graph, self.space.model.analysis)
 
     @cached_property
     def _remarks(self) -> tuple[Remark, ...]:
@@ -238,123 +234,50 @@ class PlanWriter:
         return model.machine.expert_skew if split else 0.0
 
     def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
-        space, model = self.space, self.space.model
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
-        lies: dict[str, int] = {}
-        again: set[str] = set()
+        lies = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
         pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
-        for leaf, code, regathered, _ in self._stored(choice):
-            lies[leaf] = code
-            if regathered:
-                again.add(leaf)
-        shared = {
-            (reading.value, op.name): reading.readers[0].name
-            for reading in space.readings
-            for op in reading.readers
-        }
-        for op in self.graph.ops:
-            like = self._like[self._rep(op.name)]
-            chosen, switch = self._chosen(op.name, choice)
-            k = int(space.places[like.name].options[chosen])
-            options = model.options(like)
+        for given in self._steps.given:
+            chosen, switch = self._chosen(given.op.name, choice)
             piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
-            for value in dict.fromkeys(op.operands):
-                rep = like.operands[op.operands.index(value)]
-                if shared.get((rep, like.name), like.name) != like.name:
-                    continue  # another operator has brought it here
-                positions = [i for i, name in enumerate(op.operands) if name == value]
-                wants = dict.fromkeys(
-                    (int(options.operands[i][k]), int(options.grads[i][k])) for i in positions
-                )
-                source = lies.get(value, 0), piece > 0, value in again
-                for want in wants:
-                    transfers += self._moved(op, like, value, rep, source, want)
-            for i, value in enumerate(op.outputs):
-                lies[value] = int(options.results[i][k])
-                if value in self._returned:
-                    transfers += self._brought_back(value, like.outputs[i], lies[value])
-            transfers += self._agreed(op, like, k, piece > 0)
-            ops.append(self._operator(op, like, k, piece))
+            sources = tuple(lies.get(value, ANYWHERE) for value in given.brings)
+            step = self._steps.of(given, given.options[chosen], piece, sources)
+            lies.update(step.lies)
+            ops.append(step.op)
+            transfers += step.transfers
         return ops, transfers
-
-    def _operator(self, op: Op, like: Op, k: int, piece: int) -> PlannedOp:
-        key = like.name, k, piece > 0
-        if key not in self._ops:
-            model = self.space.model
-            rule = model.analysis.rules[like.name]
-            table = model.operator(like, self.space.recomputed[like.name] if piece else ())
-            tiling = model.options(like).tiling(rule, k)
-            agreed = model.agreements(like, k, piece > 0)
-            self._ops[key] = PlannedOp(
-                name=like.name,
-                target=like.target,
-                source=like.source,
-                tiling=tiling_text(tiling),
-                splits=split_words(rule, tiling, self._words),
-                layout=model.layout(like.outputs[0], int(model.options(like).results[0][k])),
-                seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in agreed)),
-                saved_bytes=Bytes(int(table.bytes[k])),
-                backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
-                reads=tuple(dict.fromkeys(like.operands)),
-            )
-        known = self._ops[key]
-        if (op.name, piece) == (known.name, known.piece):
-            return known
-        reads = tuple(dict.fromkeys(op.operands))
-        return replace(known, name=op.name, source=op.source, piece=piece, reads=reads)
-
-    def _agreed(self, op: Op, like: Op, k: int, again: bool) -> Iterator[Transfer]:
-        for t in self.space.model.agreements(like, k, again):
-            yield replace(t, value=op.outputs[0], consumer=op.name)
-
-    def _moved(
-        self,
-        op: Op,
-        like: Op,
-        value: str,
-        rep: str,
-        source: tuple[int, bool, bool],
-        want: tuple[int, int],
-    ) -> Iterator[Transfer]:
-        key = (rep, like.name, source, want)
-        if key not in self._transfers:
-            code, recomputed, regathered = source
-            again = regathered and self.space.model.keeps_copy(rep, like)
-            moved = code != want[0]
-            if not moved and self.space.model.has_gradient(rep, like):
-                axes = len(self.space.model.mesh.axes)
-                moved = int(duals(np.array([code]), axes)[0]) != want[1]
-            given = rep, code, want, like, again, recomputed
-            self._transfers[key] = self.space.model.transfers(*given) if moved else []
-        for t in self._transfers[key]:
-            yield Transfer(value, op.name, t.phase, t.collectives, t.bytes, t.seconds, t.times)
-
-    @cached_property
-    def _returned(self) -> frozenset[str]:
-        """Values that the step returns, or keeps in buffers."""
-        return frozenset((*self.graph.outputs, *(value for _, value in self.graph.updates)))
-
-    def _brought_back(self, value: str, rep: str, code: int) -> Iterator[Transfer]:
-        for t in self.space.model.returned(rep, code):
-            yield replace(t, value=value)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""
+        for name, number, codes, regathered in self._storage:
+            k, _ = self._chosen(name, choice)
+            yield name, codes[k], regathered[k], number
+
+    @cached_property
+    def _storage(self) -> list[tuple[str, int, list[int], list[bool]]]:
+        """Every parameter, its place among the short graph's, and by choice how it is stored."""
         own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
+        found = []
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
             number = own[self._rep(leaf.name)]
-            stored, (k, _) = self.space.stored[number], self._chosen(leaf.name, choice)
-            yield leaf.name, int(stored.codes[k]), bool(stored.regathered[k]), number
+            stored = self.space.stored[number]
+            found.append((leaf.name, number, stored.codes.tolist(), stored.regathered.tolist()))
+        return found
 
     def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
-        model = self.space.model
         for name, code, regathered, number in self._stored(choice):
-            leaf = self.space.parameters[number]
-            seconds, held = model.parameter(leaf, _only(code))
-            layout = model.layout(leaf.name, code)
-            size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
-            yield PlannedParameter(name, layout, size, spent, regathered)
+            key = name, code, regathered
+            if key not in self._kept:
+                self._kept[key] = self._parameter(name, code, regathered, number)
+            yield self._kept[key]
+
+    def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
+        model, leaf = self.space.model, self.space.parameters[number]
+        seconds, held = model.parameter(leaf, _only(code))
+        layout = model.layout(leaf.name, code)
+        size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
+        return PlannedParameter(name, layout, size, spent, regathered)
 
 
 def _only(code: int) -> Ints:
