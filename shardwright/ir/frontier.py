@@ -19,6 +19,9 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 10 ** (3 * _power)
 
 
+_AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
+
+
 class InfeasibleError(ValueError):
     """No plan meets the memory limit; `smallest_bytes` is the least that one would need."""
 
@@ -145,15 +148,19 @@ class Frontier:
     def _fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan that is found to fit; few are settled, as each takes a while.
 
-        Tried first is what would fit if it needed as small a share of what adds up as any plan that
-        was settled before. Only if none of those fits all others are tried too.
+        Tried first is the smallest of those that are as good as the fastest; then what would fit if
+        it needed as small a share of what adds up as any plan that was settled before. Only if none
+        of those fits all others are tried too.
         """
         mosts = [most for _, most in self.costs]
         left = [i for i, m in enumerate(mosts) if min(m, self._least(i)) <= limit]
         found, share = None, math.inf
+        first = max((i for i in left if i < self.good), default=-1)
         while left:
             likely = (i for i in left if share * mosts[i] <= limit)
             place = next(likely, -1 if found else left[0])
+            if share == math.inf and first >= 0 and mosts[place] > limit:
+                place = first
             if place < 0:
                 break
             plan = self.settled(self.plans[place])
@@ -163,6 +170,11 @@ class Frontier:
             else:
                 left.remove(place)
         return found
+
+    @property
+    def good(self) -> int:
+        """How many plans are about as fast as the fastest."""
+        return sum(seconds <= _AS_GOOD * self.costs[0][0] for seconds, _ in self.costs)
 
     def _least(self, place: int) -> Bytes:
         """What the plan at `place` cannot need less than."""

@@ -55,9 +55,26 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
     them costs nothing.
     """
     mesh, tilings = decisions.mesh, decisions.tilings
-    placings = {op.name: place(analysis.rules[op.name], tilings[op.name], mesh) for op in graph.ops}
+    placings = placings_of(graph, analysis, mesh, tilings)
     given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
     return write(graph, analysis, Placed(mesh, placings, given), decisions, rank)
+
+
+def placings_of(
+    graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
+) -> dict[str, Placing]:
+    """How everything lies that operators touch; those that are alike share one answer."""
+    known: dict[object, Placing] = {}
+    found = {}
+    for op in graph.ops:
+        rule, tiling = analysis.rules[op.name], tilings[op.name]
+        # All that `place` looks at: layers are alike but for the numbers of their factors.
+        names = rule.operands, rule.results, rule.agreed
+        key = (*names, rule.additive, rule.linear, rule.routes, rule.together, tiling)
+        if key not in known:
+            known[key] = place(rule, tiling, mesh)
+        found[op.name] = known[key]
+    return found
 
 
 def _dual(_: str, layout: Layout) -> Layout:

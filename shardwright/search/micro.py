@@ -22,7 +22,6 @@ from shardwright.rules.micro import (
 from shardwright.rules.micro_graph import micro_graph
 
 _MOST = 1024  # micro-batches that are tried when nobody says how many
-_TIGHT = 1.02  # slower than this by its limit, a plan may gain from micro-batches
 
 
 @final
@@ -89,8 +88,8 @@ def if_tight(run: Callable[[Sequence[int] | None], Frontier], limit: str | int |
     if limit is None:
         return plain
     most = parse_bytes(limit)
-    good = sum(seconds <= _TIGHT * plain.costs[0][0] for seconds, _ in plain.costs)
-    if plain.costs[good - 1][1] <= most or plain.settled(plain[good - 1]).peak_bytes <= most:
+    smallest = plain.good - 1
+    if plain.costs[smallest][1] <= most or plain.settled(plain[smallest]).peak_bytes <= most:
         return plain
     more = run(None)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)
