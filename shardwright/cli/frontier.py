@@ -20,6 +20,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
+from shardwright.search.collector import paused
 
 
 @click.command("frontier")
@@ -41,6 +42,7 @@ from shardwright.report.summary import summary
     help="Page to write all plans to, as front.html, or a folder for their plan files.",
 )
 @options.as_json
+@paused()
 def command(
     target: str,
     batch: int | None,

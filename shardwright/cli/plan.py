@@ -17,6 +17,7 @@ from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary
+from shardwright.search.collector import paused
 
 
 @click.command("plan")
@@ -41,6 +42,7 @@ from shardwright.report.summary import summary
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
+@paused()
 def command(
     target: str,
     batch: int | None,

@@ -13,6 +13,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_text
 from shardwright.report.summary import summary
+from shardwright.search.collector import paused
 
 
 @click.command("recost")
@@ -21,6 +22,7 @@ from shardwright.report.summary import summary
 @options.optimizer
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
+@paused()
 def command(
     given: options.PlanOfTarget,
     machine: str,

@@ -21,6 +21,7 @@ from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
+from shardwright.search.collector import paused
 
 
 @click.command("simulate")
@@ -33,6 +34,7 @@ from shardwright.report.units import milliseconds
     help="Chrome trace by torch.profiler: its last step goes into the same file, beside.",
 )
 @options.as_json
+@paused()
 def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: bool) -> None:
     """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
     loaded = Plan.load(plan)
