@@ -1,7 +1,8 @@
-"""Python's cyclic garbage collector, out of the way of a search.
+"""Python's cyclic garbage collector, out of the way of planning.
 
 A search makes many objects and no cycles. Beside a captured model every pass of the collector looks
-at millions of objects of torch, and all passes together take a tenth of the search.
+at millions of objects of torch: all passes together take a tenth of a search, half of the walks
+that settle memory, and a fifth of a command that plans a large model.
 """
 
 from __future__ import annotations
