@@ -18,6 +18,10 @@ the others of its model, and the machine is measured before (`shardwright profil
 the prediction, relative to the measurement; the spread is how far the middle half of the steps are
 apart; computing compares the sum of all operators and updates with the CPU time of a rank's main
 thread. Memory is that of tensors, counted during a step.
+
+Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
+of the difference. Spearman's correlation counts all pairs, also those of plans that
+take equally long, of which noise alone says which is faster.
 """
 
 
@@ -66,13 +70,25 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
             " (asked: 0.9)."
         )
     yield (
+        f"* In spite of noise {found['pairs_apart']} of {found['pairs']} pairs of a model's plans"
+        f" can be told apart; {found['pairs_apart_in_order']} of them"
+        f" ({_part(found['pairs_apart_in_order'], found['pairs_apart'])}) come in the predicted"
+        " order."
+    )
+    yield (
         f"* Peak memory: mean error {found['mean_memory_error']:.1%}, worst"
         f" {found['worst_memory_error']:.1%} (asked: 3 %)."
     )
     yield (
         "* The chosen plan is the fastest measured one, or within 5 % of it, for"
-        f" {found['chosen_within_5_percent']} of {len(models)} models (asked: 9 of 10)."
+        f" {found['chosen_within_5_percent']} of {len(models)} models (asked: 9 of 10); for"
+        f" {found['chosen_within_noise']} no plan is faster by more than that and by more than"
+        " noise."
     )
+
+
+def _part(some: int, every: int) -> str:
+    return f"{some / every:.0%}" if every else "none"
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from scipy.stats import spearmanr
 
 from shardwright.ir.plan import Plan
+
+
+# A median of n normal figures is uncertain by 1.253 deviations over the root of n, and the middle
+# half of them is 1.349 deviations wide.
+_OF_MEDIAN = 1.253 / 1.349
+_APART = 2.0  # times the uncertainty of a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,16 @@ class Row:
     @property
     def memory_error(self) -> float:
         return self.predicted_bytes / self.measured_bytes - 1
+
+    @property
+    def noise(self) -> float:
+        """How uncertain the median of the steps is, in seconds."""
+        return _OF_MEDIAN * self.spread * self.measured_seconds / math.sqrt(self.steps)
+
+    def apart(self, other: Row) -> bool:
+        """Whether the measurement tells the two plans apart: noise alone would hardly do so."""
+        off = abs(self.measured_seconds - other.measured_seconds)
+        return off > _APART * math.hypot(self.noise, other.noise)
 
     def __str__(self) -> str:
         return (
@@ -87,6 +105,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     times = [abs(one.time_error) for one in rows]
     memory = [abs(one.memory_error) for one in rows]
     orders = [order(found) for found in by_model.values() if len(found) > 1]
+    agreements = [agreement(found) for found in by_model.values()]
+    chosen = [found for found in by_model.values() if found[0].plan == "chosen"]
     fastest = {
         f"{model}, {place}": found[0].measured_seconds / min(r.measured_seconds for r in found)
         for (place, model), found in by_model.items()
@@ -101,6 +121,10 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "worst_memory_error": max(memory),
         "chosen_over_fastest": fastest,
         "chosen_within_5_percent": sum(ratio <= 1.05 for ratio in fastest.values()),
+        "chosen_within_noise": sum(not _beaten(found) for found in chosen),
+        "pairs": sum(one.pairs for one in agreements),
+        "pairs_apart": sum(one.apart for one in agreements),
+        "pairs_apart_in_order": sum(one.in_order for one in agreements),
         "mean_spread": statistics.mean(one.spread for one in rows),
         "mean_busy": statistics.mean(one.busy for one in rows),
     }
@@ -112,3 +136,37 @@ def order(rows: Sequence[Row]) -> float:
     if len(set(predicted)) == 1:
         return 1.0
     return float(spearmanr(predicted, [one.measured_seconds for one in rows]).statistic)
+
+
+class Agreement(NamedTuple):
+    """Pairs of plans: all, those that the measurement tells apart, and of these those foretold."""
+
+    pairs: int
+    apart: int
+    in_order: int
+
+
+def agreement(rows: Sequence[Row]) -> Agreement:
+    """How often the faster of two plans was predicted to be, where noise leaves no doubt of it.
+
+    The rank correlation counts every pair, and of two plans that take equally long noise says
+    which is faster.
+    """
+    pairs = list(combinations(rows, 2))
+    apart = [(one, other) for one, other in pairs if one.apart(other)]
+    in_order = sum(
+        (one.measured_seconds - other.measured_seconds)
+        * (one.predicted_seconds - other.predicted_seconds)
+        > 0
+        for one, other in apart
+    )
+    return Agreement(len(pairs), len(apart), in_order)
+
+
+def _beaten(rows: Sequence[Row]) -> bool:
+    """Whether a plan is faster than the first by more than 5 %, and by more than noise."""
+    first = rows[0]
+    return any(
+        first.measured_seconds > 1.05 * one.measured_seconds and first.apart(one)
+        for one in rows[1:]
+    )

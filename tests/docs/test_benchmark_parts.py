@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchmarks import quick
+from benchmarks.estimates.rows import Row, summary
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
@@ -96,3 +97,21 @@ def test_a_small_version_ends_in_time(instead, monkeypatch):
     monkeypatch.setattr(quick, "LIMIT_SECONDS", 0.05)
     instead("exec sleep 60")
     assert quick.ran("tapas") == "tapas took more than 0.05 s"
+
+
+def _plan_rows(spread):
+    times = {"chosen": (1.0, 1.08), "a": (1.1, 1.02), "b": (1.2, 2.0), "c": (1.3, 1.5)}
+    return [
+        Row("here", "toy", plan, "dp=2", *both, spread, 1.0, 1.0, 1, 1, 25, 0.0)
+        for plan, both in times.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    "spread, told, unbeaten", [(0.01, (6, 6, 4), 0), (0.15, (6, 5, 4), 1), (9.0, (6, 0, 0), 1)]
+)
+def test_only_pairs_of_plans_that_noise_leaves_apart_are_judged(spread, told, unbeaten):
+    found = summary(_plan_rows(spread))
+    assert (found["pairs"], found["pairs_apart"], found["pairs_apart_in_order"]) == told
+    assert found["chosen_within_5_percent"] == 0
+    assert found["chosen_within_noise"] == unbeaten
