@@ -63,10 +63,8 @@ def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
             return StepPrice(call + lap, per_after=(n - 1) * per_byte)
         case Collective.REDUCE_SCATTER:
             return step_price(Collective.ALL_REDUCE, link, machine).and_then(cut)
-        case Collective.ALL_TO_ALL if machine.native_all_to_all:
-            return StepPrice(call + lap, per_larger=link.exchange_seconds_per_byte)
         case Collective.ALL_TO_ALL:
-            return step_price(Collective.ALL_GATHER, link, machine).and_then(cut)
+            return StepPrice(call + lap, per_larger=link.exchange_seconds_per_byte)
 
 
 _SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange

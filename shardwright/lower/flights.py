@@ -81,8 +81,6 @@ class Flight:
         rooms = (_room(self.parts[n], self.ranks) * ITEM_BYTES[self._dtype(n)] for n in numbers)
         size = sum(rooms) * self.ranks
         buffer = heap.new(size, Use.COMMUNICATION)
-        if self.walk.on_cpu:  # Gloo receives in a buffer of its own
-            heap.briefly(size, Use.COMMUNICATION)
         self._sent = list(numbers), buffer
 
     def _dtype(self, number: int) -> str:

@@ -1,8 +1,7 @@
 """Memory of redistributions on the ranks: copies, buffers of collectives, what is left at the end.
 
-It follows `runtime.redistribute`, which leaves the collectives to DTensor: tiles
-are padded to equal sizes, gathered along the first dimension and then put in
-order where another one was cut.
+It follows `runtime.collectives`: tiles are padded to equal sizes where they are gathered, and put
+in order afterwards where another dimension than the first was cut.
 """
 
 from __future__ import annotations
@@ -62,23 +61,24 @@ def _step(heap: Heap, x: View, move: Move, size: int, on_cpu: bool) -> View:
             return _exchanged(heap, x, x.shape, 0)
         case Collective.ALL_GATHER:
             padded = _padded(move, move.src, size)
-            uneven = padded != whole
-            own = padded // size if uneven and move.length * size != move.whole[move.src] else 0
-            extra = own + (padded if move.src > 0 else 0)
-            return _exchanged(heap, x, move.whole, extra, left=padded)
+            if _leads(move, move.src):
+                return _exchanged(heap, x, move.whole, 0, left=padded)
+            return _exchanged(heap, x, move.whole, padded)
         case Collective.REDUCE_SCATTER:
-            padded = _padded(move, move.dst, size)
-            copies = (padded if padded != whole else 0) + (padded if move.dst > 0 else 0)
-            copies += padded if on_cpu else 0
             shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
-            return _exchanged(heap, x, shape, copies, left=padded // size)
-        case _:  # from one dimension to another
-            padded = _padded(move, move.src, size)
+            if on_cpu:
+                return _exchanged(heap, x, shape, whole)
+            padded = _padded(move, move.dst, size)
+            return _exchanged(heap, x, shape, padded, left=padded // size)
+        case _:
             shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
-            extra = 2 * (padded // size)  # what is sent and what comes, in the order of ranks
-            if on_cpu:  # gathered and cut again
-                extra = padded + (padded if move.src > 0 else 0)
-            return _exchanged(heap, x, shape, extra)
+            joined = 0 if _leads(move, move.src) else prod(shape)
+            return _exchanged(heap, x, shape, prod(x.shape) + joined)
+
+
+def _leads(move: Move, dim: int) -> bool:
+    """Whether tiles along `dim`, one after the other, are the whole."""
+    return prod(move.whole[:dim]) == 1
 
 
 def _padded(move: Move, dim: int, size: int) -> int:

@@ -18,9 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.capture.experts import added, through
 from shardwright.lower.routing import Routing
-
-# Its name from torch 2.13 on, then that before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from shardwright.runtime.collectives import all_gather_single
 
 
 class Peers(Protocol):
@@ -163,7 +161,7 @@ class Group:
     def gather(self, counts: Tensor) -> Tensor:
         """See `Peers`."""
         found = counts.new_empty(self.count * len(counts))
-        _all_gather(found, counts, group=self.group)
+        all_gather_single(found, counts, group=self.group)
         return found.view(self.count, -1)
 
     def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:

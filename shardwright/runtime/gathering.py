@@ -19,14 +19,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lower.program import Gather, Prefetch, Redistribute
+from shardwright.runtime.collectives import gather_into, reduce_scatter_single
 from shardwright.runtime.loading import Works
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.regather import Keep
 from shardwright.runtime.waiting import Waited, wait_for
-
-# Their names from torch 2.13 on, then those before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class _Flight:
         self.how, self.before = how, before
         self.tiles = [tile.detach() for tile in tiles]
         self.users: Counter[int] = Counter()  # operators that will want a copy again, by number
-        self._sent: tuple[list[int], dist.Work, torch.Tensor] | None = None
+        self._sent: tuple[list[int], Waited, torch.Tensor] | None = None
         self._again: dict[int, torch.Tensor] = {}
 
     def start(self) -> None:
@@ -159,7 +156,7 @@ class Departure(nn.Module):
     @torch.no_grad()
     def send(
         self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]
-    ) -> tuple[dist.Work, torch.Tensor]:
+    ) -> tuple[Waited, torch.Tensor]:
         """Those tiles sent to all ranks, and the buffer in which all ranks' arrive."""
         room = sum(self.parts[number].room for number in numbers)
         dtype = self.parts[numbers[0]].narrow or tiles[numbers[0]].dtype
@@ -171,9 +168,7 @@ class Departure(nn.Module):
             tile = tiles[number].reshape(-1)
             place[: tile.numel()].copy_(tile)
             place[tile.numel() :].zero_()
-        work = _all_gather(buffer, own, group=self.group, async_op=True)
-        assert work is not None
-        return work, buffer
+        return gather_into(buffer, self.group, self.rank), buffer
 
     @torch.no_grad()
     def opened(self, buffer: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -244,7 +239,7 @@ class Arrival(nn.Module):
             if wait:
                 wait_for(work, "sums of gradients")
         else:
-            work = _reduce_scatter(own, given, group=self.group, async_op=not wait)
+            work = reduce_scatter_single(own, given, group=self.group, async_op=not wait)
         for number, group in enumerate(self.summed, 1):
             work = dist.all_reduce(own, group=group, async_op=number == len(self.summed))
         assert work is not None

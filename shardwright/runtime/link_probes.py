@@ -1,18 +1,21 @@
 """Collectives that are timed to know the links, over sizes and levels, and what of them hides.
 
-Redistributions run as programs run them, through DTensor. Along each level of
+Redistributions run as programs run them (`collectives`). Along each level of
 a mesh (hosts, devices of a host) all groups communicate at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from shardwright.ir.redistribution import Collective
+from shardwright.lower.program import Move
+from shardwright.runtime.collectives import collected
 from shardwright.runtime.timing import Stopwatch
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
@@ -20,11 +23,11 @@ KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
 
-WAYS: dict[str, tuple[Placement, Placement]] = {
-    "all_reduce": (Partial(), Replicate()),
-    "all_gather": (Shard(0), Replicate()),
-    "reduce_scatter": (Partial(), Shard(0)),
-    "all_to_all": (Shard(0), Shard(1)),
+WAYS = {  # the dimensions that are cut before and after; -1: none is
+    Collective.ALL_REDUCE: (-1, -1),
+    Collective.ALL_GATHER: (0, -1),
+    Collective.REDUCE_SCATTER: (-1, 0),
+    Collective.ALL_TO_ALL: (0, 1),
 }
 
 
@@ -37,34 +40,24 @@ def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
     for level, mesh in levels.items():
         for kib in sizes:
             tile = torch.randn(kib * 256 // _ROW, _ROW, device=watch.device)
-            for name, way in _ways(watch.device.type).items():
-                _collective(watch, f"{level} {name}", mesh, tile, way)
+            for kind in WAYS:
+                move = _move(kind, level, mesh, tile)
+                once = partial(collected, tile, move, mesh)
+                watch.add(f"{level} {kind.value}", tile.numel() * tile.element_size(), once)
     if levels:
         _overlap(watch, list(levels.values())[-1])
     _two_axes(watch)
 
 
-def _ways(kind: str) -> dict[str, tuple[Placement, Placement]]:
-    """Those that the library has; torch gathers and cuts where Gloo has no all_to_all."""
-    return {name: way for name, way in WAYS.items() if kind == "cuda" or name != "all_to_all"}
-
-
-def _collective(
-    watch: Stopwatch,
-    kind: str,
-    mesh: DeviceMesh,
-    tile: torch.Tensor,
-    way: tuple[Placement, Placement],
-) -> None:
-    src, dst = way
-    rows = tile.shape[0] * (mesh.size() if isinstance(src, Shard) else 1)
-    shape, stride = torch.Size((rows, _ROW)), (_ROW, 1)
-
-    def once() -> torch.Tensor:
-        tensor = DTensor.from_local(tile, mesh, [src], run_check=False, shape=shape, stride=stride)
-        return tensor.redistribute(mesh, [dst]).to_local()
-
-    watch.add(kind, tile.numel() * tile.element_size(), once)
+def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
+    """A step that begins with such a tile on every rank."""
+    src, dst = WAYS[kind]
+    rows, columns = tile.shape
+    whole = (rows * mesh.size() if src == 0 else rows, columns)
+    step = -(-whole[dst] // mesh.size()) if dst >= 0 else 0
+    start = min(mesh.get_local_rank() * step, whole[dst])
+    length = min(step, whole[dst] - start)
+    return Move(axis, kind, whole, src, dst, start, length, True)
 
 
 def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:

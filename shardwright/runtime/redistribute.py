@@ -1,7 +1,8 @@
 """Redistribution on the ranks, differentiable: the gradient takes its own way back.
 
-Collectives are DTensor's, one mesh axis at a time; cutting, masking and
-embedding a tile need no communication and are done here.
+Collectives run one mesh axis at a time, straight through the process group (`collectives`), or as
+DTensor's where a compiler or autograd is to see them; cutting, masking and embedding a tile need
+no communication and are done here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move, Redistribute
+from shardwright.runtime.collectives import collected
 from shardwright.runtime.waiting import Waited
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
@@ -92,11 +95,23 @@ def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], to
 
     def reduce(x: torch.Tensor, how: str) -> torch.Tensor:
         for mesh in axes:
+            if direct(x):
+                x = x.clone(memory_format=torch.contiguous_format)
+                dist.all_reduce(x, _REDUCTIONS[how], mesh.get_group())
+                continue
             parts = DTensor.from_local(x.contiguous(), mesh, [Partial(how)], run_check=False)
             x = parts.redistribute(placements=[Replicate()]).to_local()
         return x
 
     return reduce
+
+
+def direct(x: torch.Tensor) -> bool:
+    """Whether `x` may be given to the process group itself: no compiler and no autograd looks on.
+
+    Autograd does in a backward pass that is differentiated.
+    """
+    return not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad))
 
 
 def _steps(moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]) -> tuple[Step, ...]:
@@ -131,12 +146,8 @@ def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
         whole.narrow(move.src, move.start, move.length).copy_(x)
         return whole
     assert mesh is not None
-    recorded = torch.is_grad_enabled() and x.requires_grad  # by a backward pass of a backward pass
-    if move.collective is Collective.ALL_REDUCE and not (recorded or torch.compiler.is_compiling()):
-        # A DTensor's way costs a millisecond of dispatch, as much as the message of a small tensor.
-        summed = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=mesh.get_group())
-        return summed
+    if direct(x):
+        return collected(x, move, mesh)
     src: Placement = Partial() if move.collective in _SOURCE_PARTIAL else Shard(move.src)
     dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
     whole = DTensor.from_local(

@@ -1,7 +1,6 @@
 """Memory settled by lifetimes is what steps on two ranks take, under every kind of plan."""
 
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from shardwright.ir.layout import Mesh
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
-from shardwright.runtime import gathering
 from shardwright.runtime.parallel import build
 from tests import models
 from tests.measuring import counted, predicted
@@ -21,7 +19,6 @@ from tests.ranks.harness import run_ranks
 
 pytestmark = pytest.mark.ranks
 
-_all_gather = gathering._all_gather
 MESH = Mesh((("dp", 2),))
 KINDS = ("data parallel", "ZeRO-2", "fully sharded", "tensor parallel")
 
@@ -104,13 +101,5 @@ def _counted(plans):
             device_mesh=mesh,
             device=torch.device("cpu"),
         )
-        with mock.patch.object(gathering, "_all_gather", _at_once):
-            found[name, kind] = counted(module, batch, steps=3)
+        found[name, kind] = counted(module, batch, steps=3)
     return found
-
-
-def _at_once(*args, **options):
-    """A gather that arrives as it sets out: how long Gloo keeps its own buffer is chance."""
-    work = _all_gather(*args, **options)
-    work.wait()
-    return work
