@@ -31,6 +31,9 @@ Bools = NDArray[np.bool_]
 # Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
 # as the scores are computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
+_MOVING = (
+    OperatorClass.MEMORY, OperatorClass.FUNCTION, OperatorClass.POOLING, OperatorClass.PART,
+)  # fmt: skip
 _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
 # Bytes of traffic for each score of a ring, forward; backward twice as much: written, read to be
 # exponentiated, and read to be multiplied, in single precision.
@@ -89,9 +92,10 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
     nothing = np.zeros(sizes.shape[1], np.int64)
     if work.kind is OperatorClass.VIEW:
         return np.zeros(sizes.shape[1])
-    if work.kind in (OperatorClass.MEMORY, OperatorClass.PART):
+    if work.kind in _MOVING:
         saved = (port for port in (*work.operands, *work.results) if port.saved)
-        return _kernel(work, nothing, given + made + _bytes(saved, sizes), device)
+        touched = given + made + _bytes(saved, sizes)
+        return _kernel(work, nothing, touched, device, plainly=not work.again)
     flop = _flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
@@ -119,7 +123,10 @@ def _as_one(work: Workload, sizes: Ints) -> Bools:
     return found
 
 
-def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
+def _kernel(
+    work: Workload, flop: Ints, moved: Ints, device: Device, *, plainly: bool = False
+) -> Floats:
+    """Seconds of one kernel; `plainly`: it does nothing to memory but read and write it."""
     efficiency = device.efficiency
     reached = {
         OperatorClass.MATMUL: efficiency.matmul,
@@ -128,7 +135,11 @@ def _kernel(work: Workload, flop: Ints, moved: Ints, device: Device) -> Floats:
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(work.kind, 1.0)
     busy = flop / (device.peak_flop_per_s(work.dtype) * reached_at(reached, flop))
-    waiting = moved / (device.bytes_per_s * reached_at(efficiency.memory, moved))
+    moving = {
+        OperatorClass.FUNCTION: efficiency.of_functions,
+        OperatorClass.POOLING: efficiency.of_pooling,
+    }.get(OperatorClass.MEMORY if plainly else work.kind, efficiency.memory)
+    waiting = moved / (device.bytes_per_s * reached_at(moving, moved))
     return np.maximum(busy, waiting) + device.launch_seconds
 
 

@@ -20,6 +20,17 @@ Floats = NDArray[np.float64]
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
 
 
+# Elementwise operators that compute exponentials and the like, and whether their backward
+# passes do so again.
+_FUNCTIONS = {
+    "gelu": True, "silu": True, "mish": True, "softplus": True, "elu": True, "celu": True,
+    "log_softmax": True, "_log_softmax": True, "cross_entropy_loss": True, "log_sigmoid": True,
+    "tanh": False, "sigmoid": False, "exp": False, "expm1": False, "erf": True, "log": False,
+    "log1p": False, "sin": True, "cos": True, "softmax": False, "_softmax": False,
+    "logsumexp": True,
+}  # fmt: skip
+
+
 class OperatorClass(Enum):
     """What limits an operator, and so which efficiency applies."""
 
@@ -28,6 +39,8 @@ class OperatorClass(Enum):
     ATTENTION = "attention"
     EXPERTS = "experts"
     MEMORY = "memory"
+    FUNCTION = "function"  # elementwise, and more than moving memory: exponentials and the like
+    POOLING = "pooling"
     VIEW = "view"  # the same elements under another shape: no kernel runs
     PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
 
@@ -74,6 +87,7 @@ class Workload:
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: Form | None = None  # of operators that the device has timings of
     added: tuple[int, ...] = ()
+    again: bool = False  # what makes the operator slow is computed in its backward pass, too
 
     @property
     def has_backward(self) -> bool:
@@ -127,6 +141,7 @@ def workload(
         routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known else None,
         added=tuple(_added(name, graph) for name in op.outputs),
+        again=_FUNCTIONS.get(op.kind, False),
     )
 
 
@@ -200,7 +215,9 @@ def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
         same = len(op.outputs) == 1 and result.num_elements == source.num_elements
         return OperatorClass.VIEW if same else OperatorClass.PART
     if not rule.work:
-        return OperatorClass.MEMORY
+        if "pool" in op.kind:
+            return OperatorClass.POOLING
+        return OperatorClass.FUNCTION if op.kind in _FUNCTIONS else OperatorClass.MEMORY
     if op.kind == "experts":
         return OperatorClass.EXPERTS
     if "attention" in op.kind:

@@ -11,6 +11,7 @@ four devices share is a level of 25 Gbit/s.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 
@@ -35,7 +36,9 @@ class Efficiency:
 
     One for all sizes, or a `Curve` over their work. `memory` is a part of
     `Device.bytes_per_s` over bytes, as is `update` of operators that write in place (None: it is
-    what large tensors reach); the others are parts of `Device.flop_per_s` over FLOP.
+    what large tensors reach). So are `functions` of elementwise ones that compute exponentials and
+    the like, and `pooling` of windows, forward (None: as `memory`). The others are parts of
+    `Device.flop_per_s` over FLOP.
     """
 
     matmul: float | Curve = 1.0
@@ -43,6 +46,8 @@ class Efficiency:
     attention: float | Curve = 1.0
     memory: float | Curve = 1.0
     update: float | Curve | None = None
+    functions: float | Curve | None = None
+    pooling: float | Curve | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -62,21 +67,39 @@ class Efficiency:
         """What operators reach that write in place."""
         return self.streaming if self.update is None else self.update
 
+    @property
+    def of_functions(self) -> float | Curve:
+        """What elementwise functions reach."""
+        return self.memory if self.functions is None else self.functions
+
+    @property
+    def of_pooling(self) -> float | Curve:
+        """What pooling reaches, forward."""
+        return self.memory if self.pooling is None else self.pooling
+
     def lower(self, other: Efficiency) -> Efficiency:
         """The lower of both in every class."""
+        both = (self, other)
         return Efficiency(
             _lower(self.matmul, other.matmul),
             _lower(self.convolution, other.convolution),
             _lower(self.attention, other.attention),
             _lower(self.memory, other.memory),
-            None
-            if self.update is None and other.update is None
-            else _lower(self.in_place, other.in_place),
+            _stated(self.in_place, other.in_place, [e.update for e in both]),
+            _stated(self.of_functions, other.of_functions, [e.functions for e in both]),
+            _stated(self.of_pooling, other.of_pooling, [e.pooling for e in both]),
         )
 
 
 def _longer(one: Seconds | None, other: Seconds | None) -> Seconds | None:
     return max((time for time in (one, other) if time is not None), default=None)
+
+
+def _stated(
+    one: float | Curve, other: float | Curve, stated: Sequence[float | Curve | None]
+) -> float | Curve | None:
+    """The lower of both, if any is `stated`."""
+    return None if all(part is None for part in stated) else _lower(one, other)
 
 
 def _lower(one: float | Curve, other: float | Curve) -> float | Curve:
@@ -237,11 +260,6 @@ class Machine:
     @property
     def devices(self) -> int:
         return prod(level.size for level in self.levels)
-
-    @property
-    def native_all_to_all(self) -> bool:
-        """Whether all_to_all is one exchange; torch runs it on Gloo as all_gather and a slice."""
-        return self.backend != "gloo"
 
     @property
     def native_reduce_scatter(self) -> bool:

@@ -24,7 +24,7 @@ from shardwright.ir.machine import (
 from shardwright.ir.measured_text import measured_lines, read_measured
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
-_BY_BYTES = ("memory", "update")  # efficiencies over bytes, not over FLOP
+_BY_BYTES = ("memory", "update", "functions", "pooling")  # efficiencies over bytes, not over FLOP
 
 
 @dataclass(frozen=True, slots=True)

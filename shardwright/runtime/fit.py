@@ -19,8 +19,16 @@ from shardwright.runtime.timing import Sample
 from shardwright.runtime.update_probes import CALLS
 
 _CLOSE = 1.6
-_KERNELS = {"matmul": 3, "convolution": 3, "attention": 2, "memory": 1}  # forward and backward
-_KERNELS |= {"update": CALLS}
+_KERNELS = {
+    "matmul": 3,
+    "convolution": 3,
+    "attention": 2,
+    "memory": 1,
+    "functions": 1,
+}  # forward and backward
+_KERNELS |= {"pooling": 1, "update": CALLS}
+_BY_FLOP = ("matmul float32", "convolution", "attention")
+_BY_BYTES = ("memory", "functions", "pooling", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,15 @@ def fit_compute(samples: Sequence[Sample]) -> Compute:
         for name, by_work in typical.items()
         if name.startswith("matmul ")
     }
+    # Peaks are what the best class reaches: on CPUs convolutions may well beat matrix products.
+    best = max(max(typical[name].values()) for name in _BY_FLOP) / peaks["float32"]
+    peaks = {dtype: best * peak for dtype, peak in peaks.items()}
     moved = max(max(typical[name].values()) for name in ("memory", "update"))
-    top = {"matmul float32": peaks["float32"], "memory": moved, "update": moved}
+    top = {"matmul float32": peaks["float32"], **dict.fromkeys(_BY_BYTES, moved)}
     curves = {
         name: monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
         for name, by in typical.items()
-        if name in ("matmul float32", "convolution", "attention", "memory", "update")
+        if name in (*_BY_FLOP, *_BY_BYTES)
     }
     curves = {name: _short(curve) for name, curve in curves.items()}
     errors = {
@@ -86,6 +97,8 @@ def fit_compute(samples: Sequence[Sample]) -> Compute:
         attention=curves["attention"],
         memory=curves["memory"],
         update=curves["update"],
+        functions=curves["functions"],
+        pooling=curves["pooling"],
     )
     return Compute(
         tuple((dtype, _figure(peak)) for dtype, peak in peaks.items()),
@@ -125,7 +138,7 @@ def _kernels(s: Sample) -> int:
 
 
 def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -> Links:
-    """Figures of one level; `native` says whether the library has reduce_scatter and all_to_all.
+    """Figures of one level; `native` says whether the library has a reduce_scatter.
 
     Weighted least squares of relative errors over sums and gathers of all sizes; what comes out
     negative is zero, and the rest is fitted again.
@@ -184,7 +197,7 @@ def _terms(kind: str, tile: float, n: int, laps: int, native: bool) -> list[floa
     summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
     if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
         return summed
-    if kind == "all_gather" or (kind == "all_to_all" and not native):
+    if kind == "all_gather":
         return gathered
     per_byte = laps / n * tile
     return [1, laps, per_byte / (n if kind == "all_to_all" else 1), 0]

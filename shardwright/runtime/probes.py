@@ -5,6 +5,7 @@ They run as programs run them: through autograd, with fresh results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,19 +26,22 @@ _HEAD, _ROW, _CHAIN = 64, 256, 100
 
 
 class Kernel(NamedTuple):
-    """A kernel that only moves memory: what it runs, and how often it passes over its tensor."""
+    """A kernel that moves memory: what it runs, and how often it passes over its tensor."""
 
     run: Callable[[torch.Tensor], torch.Tensor]
     forward: int
     backward: int  # gradient in, gradient out, and what was saved
 
 
-MEMORY = {
-    "add": Kernel(lambda x: x + x, 2, 0),
-    "gelu": Kernel(F.gelu, 2, 3),
-    "layer_norm": Kernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
-    "softmax": Kernel(lambda x: F.softmax(x, -1), 2, 3),
+KERNELS = {  # by class, and by name
+    "memory add": Kernel(lambda x: x + x, 2, 0),
+    "memory relu": Kernel(F.relu, 2, 3),
+    "memory layer_norm": Kernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
+    "functions gelu": Kernel(F.gelu, 2, 3),
+    "functions tanh": Kernel(torch.tanh, 2, 0),
+    "functions softmax": Kernel(lambda x: F.softmax(x, -1), 2, 0),
 }
+CHANNELS = 64  # of what is pooled, by windows of two by two
 
 
 def add_all(watch: Stopwatch) -> None:
@@ -60,8 +64,9 @@ def add_all(watch: Stopwatch) -> None:
         attention = F.scaled_dot_product_attention
         watch.add("attention", 7 * work, _trained(attention, q, k, v), alone=True)
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
-        for name, kernel in MEMORY.items():
+        for name, kernel in KERNELS.items():
             _memory(watch, name, kernel, elements)
+        _pooling(watch, elements)
     watch.add("launch", 2 * _CHAIN, _chain(watch.device), alone=True)
 
 
@@ -76,7 +81,7 @@ def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
     x = _random(watch, elements // _ROW, _ROW)
     size = x.numel() * x.element_size()
     plain = x.detach()
-    watch.add(f"memory {name}", kernel.forward * size, lambda: kernel.run(plain), alone=True)
+    watch.add(name, kernel.forward * size, lambda: kernel.run(plain), alone=True)
     if kernel.backward:
         y = kernel.run(x)
         gradient = torch.ones_like(y)
@@ -84,7 +89,14 @@ def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
         def back() -> object:
             return torch.autograd.grad(y, x, gradient, retain_graph=True)
 
-        watch.add(f"memory {name} backward", kernel.backward * size, back, alone=True)
+        watch.add(f"{name} backward", kernel.backward * size, back, alone=True)
+
+
+def _pooling(watch: Stopwatch, elements: int) -> None:
+    side = math.isqrt(max(4, elements // CHANNELS)) // 2 * 2
+    x = _random(watch, 1, CHANNELS, side, side).detach()
+    moved = x.numel() * x.element_size() * 5 // 4
+    watch.add("pooling", moved, lambda: F.max_pool2d(x, 2), alone=True)
 
 
 def _trained(

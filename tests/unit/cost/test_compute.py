@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -142,6 +144,20 @@ def test_each_class_reaches_its_own_part_of_the_peak(kind, class_, seconds):
         Efficiency(matmul=0.5, convolution=0.25),
     )
     assert forward_seconds(work, work.sizes, slow) == seconds + 1
+
+
+@pytest.mark.parametrize(
+    "kind, forward, backward",
+    [("relu", 1, 1), ("gelu", 4, 4), ("tanh", 4, 1), ("max_pool2d", 8, 1)],
+)
+def test_what_computes_more_than_it_moves_has_parts_of_its_own(kind, forward, backward):
+    found = rule("m k -> m k", m=8, k=16)
+    work, _ = only(op("y", kind, "a", found), a=(PARAMETER, ((8,), (16,))))
+    device = replace(DEVICE, efficiency=Efficiency(functions=0.25, pooling=0.125))
+    moved = 2 * 8 * 16 * 4 / 4096
+    assert forward_seconds(work, work.sizes, device) == 1 + forward * moved
+    assert backward_seconds(work, work.sizes, device) == 1 + backward * moved
+    assert forward_seconds(work, work.sizes, DEVICE) == 1 + moved  # where none was measured
 
 
 @given(

@@ -214,7 +214,9 @@ def test_curves_and_kinds_survive_the_trip_through_toml():
         (("float32", 3e13), ("bfloat16", 9e13)),
         9e11,
         5e-6,
-        Efficiency(matmul=curve, memory=Curve(((4096.0, 1.0), (1e9, 0.7)))),
+        Efficiency(
+            matmul=curve, memory=Curve(((4096.0, 1.0), (1e9, 0.7))), functions=curve, pooling=0.125
+        ),
     )
     machine = Machine("curved", device, (Level("pcie", 4, 25e9, 1e-6),))
     assert parse_toml(machine.to_toml()) == machine
@@ -230,6 +232,7 @@ launch = "7us"
 compute.float32 = "40TFLOP/s"
 compute.bfloat16 = "20TFLOP/s"
 efficiency.matmul = [["1MFLOP", 0.1], ["1GFLOP", 0.9]]
+efficiency.functions = 0.25
 
 [[level]]
 name = "pcie\""""
@@ -240,6 +243,8 @@ name = "pcie\""""
     assert (device.bytes_per_s, device.launch_seconds) == (900e9, 7e-6)
     assert device.efficiency.matmul.at(1e6) == pytest.approx(0.1)
     assert device.efficiency.memory == 1.0
+    assert device.efficiency.functions == 0.25  # of the other kind nothing is said
+    assert device.efficiency.pooling is None
     assert parse_toml(parse_toml(text).to_toml()).device == device
 
 

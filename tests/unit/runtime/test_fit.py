@@ -24,7 +24,9 @@ def device():
     samples += kernels("convolution", 3, (1e8, 1e10), PEAK, Curve(((1.0, 0.5),)))
     samples += kernels("attention", 2, (1e8, 1e10), PEAK, Curve(((1.0, 0.25),)))
     samples += kernels("memory add", 1, (1e6, 1e8), BANDWIDTH, CACHED)
-    samples += kernels("memory gelu", 1, (1e6, 1e8), BANDWIDTH, CACHED)
+    samples += kernels("memory relu", 1, (1e6, 1e8), BANDWIDTH, CACHED)
+    samples += kernels("functions gelu", 1, (1e6, 1e8), BANDWIDTH / 8, CACHED)
+    samples += kernels("pooling", 1, (1e6, 1e8), BANDWIDTH / 16, CACHED)
     samples += [Sample("update", w, 8 * DISPATCH + w / BANDWIDTH) for w in (1e6, 1e8)]
     samples += [Sample("launch", 200, 200 * LAUNCH), Sample("dispatch", 128, 128 * DISPATCH)]
     return [*samples, Sample("parameter", 16, 16 * PARAMETER)]
@@ -44,12 +46,25 @@ def test_a_device_is_found_again():
     assert found.efficiency.attention.last == pytest.approx(0.25, rel=1e-3)
     reached = found.bytes_per_s * found.efficiency.streaming
     assert reached == pytest.approx(0.25 * BANDWIDTH, rel=1e-3)
+    slow = found.efficiency.functions.last, found.efficiency.pooling.last
+    assert slow == pytest.approx((0.25 / 8, 0.25 / 16), rel=1e-3)
     assert all(most < 0.01 for _, most in found.errors.values())
+
+
+def test_a_peak_is_what_the_best_class_reaches():
+    samples = [s for s in device() if s.kind != "convolution"]
+    samples += kernels("convolution", 3, (1e8, 1e10), 1.25 * PEAK, Curve(((1.0, 1.0),)))
+    found = fit_compute(samples)
+    assert dict(found.flop_per_s)["float32"] == pytest.approx(1.25 * PEAK, rel=1e-3)
+    for dtype, peak in (("float32", PEAK), ("float64", PEAK / 2)):
+        reached = dict(found.flop_per_s)[dtype] * found.efficiency.matmul.last
+        assert reached == pytest.approx(peak, rel=1e-3)
+    assert found.efficiency.convolution.last == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_fit_says_how_far_off_it_is():
     samples = [
-        Sample(s.kind, s.work, s.seconds * (2 if s.kind == "memory gelu" else 1)) for s in device()
+        Sample(s.kind, s.work, s.seconds * (2 if s.kind == "memory relu" else 1)) for s in device()
     ]
     middle, most = fit_compute(samples).errors["memory"]
     assert 0.2 < middle <= most < 0.6
