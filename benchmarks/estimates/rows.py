@@ -13,7 +13,6 @@ from scipy.stats import spearmanr
 
 from shardwright.ir.plan import Plan
 
-
 # A median of n normal figures is uncertain by 1.253 deviations over the root of n, and the middle
 # half of them is 1.349 deviations wide.
 _OF_MEDIAN = 1.253 / 1.349

@@ -44,6 +44,7 @@ class _Probe:
     run: Callable[[], object]
     alone: bool  # it waits for no other rank
     warm: bool  # it has run before
+    times: int  # that it does in one run what the sample is of
 
 
 @final
@@ -69,9 +70,13 @@ class Stopwatch:
         *,
         alone: bool = False,
         warm: bool = False,
+        times: int = 1,
     ) -> None:
-        """Time `run` too; `alone`: it only computes, and waits for no other; `warm`: it has run."""
-        self._probes.append(_Probe(kind, work, run, alone, warm))
+        """Time `run` too, which does the same so many `times`; the sample is of one.
+
+        `alone`: it only computes, and waits for no other; `warm`: it has run.
+        """
+        self._probes.append(_Probe(kind, work, run, alone, warm, times))
 
     def samples(self) -> list[Sample]:
         """One sample of everything, as the slowest rank took it; equal on every rank."""
@@ -122,11 +127,9 @@ class Stopwatch:
         quiet = self.busy <= _QUIET
         found = []
         for place, probe in enumerate(self._probes):
-            figures = [[rounds[number][place] for rounds, _ in every] for number in kept]
-            # Noise only ever adds: where there is much of it, the least is nearest to the truth.
-            usual = median(max(middle for middle, _ in ranks) for ranks in figures)
-            least = min(max(low for _, low in ranks) for ranks in figures)
-            found.append(Sample(probe.kind, probe.work, usual if quiet else least))
+            figures = [[rounds[number][place] for number in kept] for rounds, _ in every]
+            seconds = _of_slowest(figures, quiet, probe.alone)
+            found.append(Sample(probe.kind, probe.work, seconds / probe.times))
         return found
 
     def _clock(self, alone: bool) -> Callable[[], float]:
@@ -142,6 +145,20 @@ class Stopwatch:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _of_slowest(figures: Sequence[Sequence[Figures]], quiet: bool, alone: bool) -> float:
+    """What the slowest rank usually takes; `figures` of every rank are those of its rounds.
+
+    Noise only ever adds: where there is much of it, the least is nearest to the truth. Ranks that
+    wait for no other are slow at different times: of each its own rounds are weighed first, or
+    the noise of two would count where a step has that of one.
+    """
+    weigh: Callable[[Sequence[float]], float] = median if quiet else min
+    values = [[middle if quiet else low for middle, low in rounds] for rounds in figures]
+    if alone:
+        return max(weigh(rounds) for rounds in values)
+    return weigh([max(ranks) for ranks in zip(*values, strict=True)])
 
 
 def of_these_cores(seconds: float) -> float:

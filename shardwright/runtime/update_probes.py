@@ -18,7 +18,8 @@ from shardwright.lower.program import Fetch, Load
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.timing import Stopwatch
 
-ELEMENTS = (2**15, 2**18, 2**21)
+ELEMENTS = (2**15, 2**18, 2**21, 2**23)
+_ALL = 2**22  # elements of parameters that are updated in turn: more than caches hold
 ELEMENTS_ON_GPU = (2**24,)
 _ROW = 64
 _COUNT = 16  # of the tiny ones
@@ -33,8 +34,10 @@ def add_all(watch: Stopwatch) -> None:
     watch.add("parameter", _COUNT, _loaded(tiny), alone=True)
     gpu = watch.device.type == "cuda"
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
-        one = _parameters(mesh, elements, 1)
-        watch.add("update", PASSES * 4 * elements, _updated(one), alone=True)
+        # As in training, each has been left alone since the others were updated.
+        count = max(1, _ALL // elements)
+        some = _updated(_parameters(mesh, elements, count))
+        watch.add("update", PASSES * 4 * elements, some, alone=True, times=count)
 
 
 def _parameters(mesh: DeviceMesh, elements: int, count: int) -> list[nn.Parameter]:

@@ -1,10 +1,12 @@
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shardwright.runtime import neighbours
 from shardwright.runtime.neighbours import Neighbours
-from shardwright.runtime.timing import quietest
+from shardwright.runtime.timing import Stopwatch, quietest
 
 STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 9 9 9 9\nintr 1 2\n"
 
@@ -38,3 +40,26 @@ def test_what_others_take_is_what_the_cores_did_without_us(ours, part, tmp_path,
 def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "_STAT", tmp_path / "none")
     assert Neighbours().taken(1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "alone, times, seconds",
+    [
+        (False, 1, 9.0),  # ranks that wait for each other take as long as the later one
+        (True, 1, 5.0),  # two that compute are disturbed at different times
+        (True, 5, 1.0),
+    ],
+)
+def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monkeypatch):
+    others = [[(9.0, 9.0)], [(5.0, 5.0)], [(4.0, 4.0)]]
+    mine = [[(5.0, 5.0)], [(9.0, 9.0)], [(4.0, 4.0)]]
+
+    def gathered(every, own):
+        every[:] = [own, (others, own[1])]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    watch.add("product", 8, torch.zeros, alone=alone, times=times)
+    (sample,) = watch._agreed(mine, [0.0] * 3)
+    assert (sample.work, sample.seconds) == (8, seconds)
