@@ -11,7 +11,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ from shardwright.runtime.remembered import Remembered
 from shardwright.runtime.timing import Stopwatch
 
 _TOGETHER = 6  # calls whose tensors are there at once
+_CACHES = 2**26  # bytes: more than the caches of a core hold
+_SETS = 8  # of tensors of one call; small ones are in the caches in a step, too
 
 
 def database(warn: Callable[[str], None]) -> Remembered:
@@ -122,23 +126,30 @@ def time_calls(
 def _prepared(
     call: Call, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]] | None:
-    """What runs the call forward, and what runs it both ways; None if it cannot be run."""
-    values = {str(i): _tensor(given, device) for i, given in enumerate(call.given)}
+    """What runs the call forward, and what runs it both ways; None if it cannot be run.
+
+    Its tensors are other ones each time, as in a step, where other operators have driven what was
+    saved from the caches since.
+    """
+    given = [_tensor(one, device) for one in call.given]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in given)
+    sets = [_arguments(call, given) for _ in range(min(_SETS, 1 + _CACHES // max(1, size)))]
+    turns = cycle(sets)
     function = operator_of(call.target)
-    args = [to_torch(arg, values, device) for arg in call.args]
-    kwargs = {key: to_torch(value, values, device) for key, value in call.kwargs}
 
-    def forward() -> list[torch.Tensor]:
+    def run() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The results, and what is trained of the tensors given."""
+        args, kwargs, trained = next(turns)
         returned = function(*args, **kwargs)
-        return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+        made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+        return made, trained
 
-    trained = [value for value in values.values() if value.requires_grad]
     try:
-        results = [r for r in forward() if r.requires_grad]
-        gradients = [torch.ones_like(result) for result in results]
+        gradients = [torch.ones_like(result) for result in run()[0] if result.requires_grad]
 
         def both() -> object:
-            outputs = [r for r in forward() if r.requires_grad]
+            made, trained = run()
+            outputs = [result for result in made if result.requires_grad]
             if not outputs:
                 return outputs
             return torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
@@ -146,7 +157,19 @@ def _prepared(
         both()
     except (RuntimeError, IndexError, TypeError, ValueError):
         return None  # its arguments belong to other sizes, or it needs what only a program has
-    return forward, both
+    return run, both
+
+
+def _arguments(
+    call: Call, given: Sequence[torch.Tensor]
+) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
+    """Arguments with copies of the tensors `given`, and those copies that are trained."""
+    copies = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
+    values = {str(i): copy for i, copy in enumerate(copies)}
+    device = copies[0].device
+    args = [to_torch(arg, values, device) for arg in call.args]
+    kwargs = {key: to_torch(value, values, device) for key, value in call.kwargs}
+    return args, kwargs, [copy for copy in copies if copy.requires_grad]
 
 
 def _tensor(given: Given, device: torch.device) -> torch.Tensor:
