@@ -54,7 +54,7 @@ def gpt2() -> Subject:
         vocab_size=4096, n_positions=256, n_layer=6, n_embd=384, n_head=6, bos_token_id=0,
         eos_token_id=0, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
-    return GPT2LMHeadModel(config), _tokens(4096, 4, 256)
+    return GPT2LMHeadModel(config), _tokens(4096, 2, 256)
 
 
 def llama() -> Subject:
@@ -63,7 +63,7 @@ def llama() -> Subject:
         vocab_size=4096, hidden_size=512, intermediate_size=1376, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256,
     )  # fmt: skip
-    return LlamaForCausalLM(config), {**_tokens(4096, 4, 256), "use_cache": False}
+    return LlamaForCausalLM(config), {**_tokens(4096, 2, 256), "use_cache": False}
 
 
 def bert() -> Subject:
@@ -72,7 +72,7 @@ def bert() -> Subject:
         vocab_size=4096, hidden_size=256, num_hidden_layers=6, num_attention_heads=4,
         intermediate_size=1024, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return BertForMaskedLM(config), _tokens(4096, 16, 128)
+    return BertForMaskedLM(config), _tokens(4096, 8, 128)
 
 
 def t5() -> Subject:
@@ -90,7 +90,7 @@ def vit() -> Subject:
         hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536,
         image_size=64, patch_size=8, num_labels=10,
     )  # fmt: skip
-    images, labels = torch.randn(32, 3, 64, 64), torch.randint(10, (32,))
+    images, labels = torch.randn(16, 3, 64, 64), torch.randint(10, (16,))
     return ViTForImageClassification(config), {"pixel_values": images, "labels": labels}
 
 

@@ -225,7 +225,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
     parser.add_argument("--seconds", type=float, default=15.0, help="to measure a machine")
-    parser.add_argument("--steps-seconds", type=float, default=14.0, help="for a model's steps")
+    parser.add_argument("--steps-seconds", type=float, default=18.0, help="for a model's steps")
     parser.add_argument(
         "--operators-seconds", type=float, default=8.0, help="to time operators; 0: none are"
     )
