@@ -77,10 +77,9 @@ def _scalings(program: Program, output: str) -> list[Compute]:
 
 def _summed_last(program: Program, output: str, scaling: Compute) -> Program:
     """`output` summed at the end, and not where the first operator that scales it reads it."""
-    before, *others = scaling.op.args
-    (summed,) = (one for one in program.instructions if before in map(Ref, writes(one)))
+    (summed,) = (one for one in program.instructions if scaling.op.operands[0] in writes(one))
     assert isinstance(summed, Redistribute)
-    op = replace(scaling.op, args=(Ref(summed.value), *others))
+    op = replace(scaling.op, args=(Ref(summed.value), *scaling.op.args[1:]))
     last = replace(summed, value=output, result=f"{output}/summed")
     instructions = [one for one in program.instructions if one is not summed]
     instructions[instructions.index(scaling)] = replace(scaling, op=op)
