@@ -1,7 +1,8 @@
 """Attention masks that are just causal, found out by computing them.
 
 While a model is traced, Hugging Face builds its causal mask as a tensor,
-though it would pass `is_causal` otherwise. A mask costs memory, rules out the
+though it would pass `is_causal` otherwise; without a cache it even compares the documents
+that positions could be of, for every sequence of the batch. A mask costs memory, rules out the
 fastest kernels and doubles the work. A mask that depends on no input is a
 constant: it is computed once here, and where it is the lower triangle the
 attention gets the flag instead.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -58,29 +60,29 @@ def _is_causal(graph: Graph, mask: str) -> bool:
     needed = _ancestors(graph, mask)
     if needed is None:
         return False
-    if rows * columns > _LARGEST_MASK:
+    made = (graph.tensor[op.outputs[0]] for op in needed)
+    if any(one.num_elements > _LARGEST_MASK and not one.alias_of for one in made):
         return _is_causal_in_parts(graph, mask, needed)
     values: dict[str, torch.Tensor] = {}
     for op in needed:
-        if any(graph.tensor[name].num_elements > _LARGEST_MASK for name in op.outputs[:1]) and (
-            not graph.tensor[op.outputs[0]].alias_of
-        ):
-            return False
         results = call_op(op, values, torch.device("cpu"))
         values.update(zip(op.outputs, results, strict=True))
-    # Leading dimensions are mostly expanded: one matrix stands for many.
-    matrix = values[mask]
-    while matrix.dim() > 2:
-        if matrix.stride(0) != 0 and matrix.shape[0] > 1:
-            return False
-        matrix = matrix[0]
     causal = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
-    return bool(torch.equal(matrix, causal))
+    return all(torch.equal(matrix, causal) for matrix in _matrices(values[mask]))
+
+
+def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The matrices of a tensor, of an expanded dimension only the first."""
+    if x.dim() == 2:
+        yield x
+        return
+    for part in x[:1] if x.stride(0) == 0 else x:
+        yield from _matrices(part)
 
 
 def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
     """The same of a mask that is too large to compute, by parts of it."""
-    rows, columns = graph.tensor[mask].shape[-2:]
+    *leading, rows, columns = graph.tensor[mask].shape
     small: dict[str, torch.Tensor] = {}
     large: list[Op] = []
     for op in needed:
@@ -89,37 +91,36 @@ def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
                 return False
             results = call_op(op, small, torch.device("cpu"))
             small.update(zip(op.outputs, results, strict=True))
-        elif not _is_matrix(graph, op, rows, columns):
+        elif not _is_elementwise(graph, op, rows, columns):
             return False
         else:
             large.append(op)
-    for down, across in _parts(rows, columns):
+    for down, across in _parts(rows, columns, _LARGEST_PART // prod(leading)):
         values = dict(small)
         for op in large:
             _compute_part(op, values, small, (rows, columns), (down, across))
-        found = values[mask].reshape(len(down), len(across))
-        if not torch.equal(found, across <= down.unsqueeze(-1)):
+        causal = across <= down.unsqueeze(-1)
+        if not all(torch.equal(found, causal) for found in _matrices(values[mask])):
             return False
     return True
 
 
-def _is_matrix(graph: Graph, op: Op, rows: int, columns: int) -> bool:
-    """Whether a large result is one matrix, made element by element, or that matrix repeated."""
+def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
+    """Whether a large result is matrices made element by element, or others' repeated."""
     shape = graph.tensor[op.outputs[0]].shape
     if shape[-2:] != (rows, columns) or len(op.outputs) > 1:
         return False
     if op.kind in _SAME_MATRIX:
         source = graph.tensor[op.operands[0]].shape
         return source[-2:] == shape[-2:]
-    leading = any(size > 1 for size in shape[:-2])
     tags = getattr(operator_of(op.target), "tags", ())
-    return not leading and (torch.Tag.pointwise in tags or op.kind in _LOGICAL)
+    return torch.Tag.pointwise in tags or op.kind in _LOGICAL
 
 
-def _parts(rows: int, columns: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and columns of the parts that are looked at."""
+def _parts(rows: int, columns: int, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and columns of the parts that are looked at, of about `most` elements each."""
     every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
-    count = max(16, _LARGEST_PART // max(rows, columns))
+    count = max(16, most // max(rows, columns))
     some = [torch.linspace(0, n - 1, min(count, n), device="cpu").long() for n in (rows, columns)]
     yield some[0], every[1]
     yield every[0], some[1]
