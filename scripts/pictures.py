@@ -33,12 +33,8 @@ def main() -> int:
     from shardwright.report.page import Shown, page
     from shardwright.report.tree import plan_tree
 
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=LAYERS,
-        num_key_value_heads=8,
-        use_cache=False,
+    config = LlamaConfig(  # the readme's
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=LAYERS, num_key_value_heads=8
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config)

@@ -1,0 +1,89 @@
+"""Every command line of README and of the pages is carried out, one page after its own start.
+
+What measures, or starts ranks, is checked as far as that and not waited for: tests of its own do.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli import main
+from shardwright.ir.machine import Machine
+from shardwright.train import launch
+from shardwright.train.launch import Training
+from shardwright.train.loop import StepRecord
+from tests.docs.test_readme import ROOT, console_lines
+from tests.ranks.test_pages import DOCS
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LINES = {page: lines for page in PAGES if (lines := console_lines(page.read_text()))}
+NOT_RUN = ("profile", "doctor")  # which measure
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 4096,
+}
+TRACE = {"traceEvents": [{"ph": "X", "name": "mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}]}
+
+
+class Verified:
+    """What comparing with one device would say."""
+
+    ok, notes, worst = True, (), ""
+    loss_error = max_gradient_error = max_parameter_error = 0.0
+
+
+def command(line):
+    return CliRunner().invoke(main, shlex.split(line))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What a page may take for granted: two plans of an example, a machine, a trace."""
+    folder = tmp_path_factory.mktemp("files")
+    target = ROOT / "examples" / "mlp.py:job"
+    for name, machine in (("plan", "8xH100"), ("other", "4xH100")):
+        done = command(f"plan {target} --machine {machine} -o {folder / name}.json")
+        assert done.exit_code == 0, done.output
+    (folder / "machine.toml").write_text(Machine.preset("2xcpu").to_toml())
+    (folder / "mine.json").write_text(json.dumps(TRACE))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.fixture
+def desk(files, tmp_path, monkeypatch):
+    """A folder with such files, where ranks have finished before they start."""
+    for file in files.iterdir():
+        (tmp_path / file.name).symlink_to(file.resolve())
+    monkeypatch.chdir(tmp_path)
+    records = (StepRecord(1, 2.0, 0.04, 8, "samples", 2**20),)
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: Training(0, records))
+    monkeypatch.setattr("shardwright.api.verify", lambda *_, **__: Verified())
+    monkeypatch.setattr(
+        "shardwright.runtime.measure.measure_host", lambda n, **_: Machine.preset(f"{n}xcpu")
+    )
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("page", LINES, ids=lambda page: page.stem)
+def test_the_command_lines_of_a_page_do_as_it_says(page, desk):
+    for line in LINES[page]:
+        if not line or line.split()[0] in NOT_RUN:
+            continue
+        words = shlex.split(line)
+        written = Path(words[words.index("-o") + 1]) if "-o" in words else None
+        if written is not None:
+            written.unlink(missing_ok=True)
+        done = command(line)
+        assert done.exit_code == 0, (line, done.output, done.exception)
+        assert written is None or written.exists(), line
