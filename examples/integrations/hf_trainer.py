@@ -95,8 +95,9 @@ def main() -> None:
         plan = sw.plan(model, kwargs=example, machine=sw.Machine.preset(f"{ranks}xcpu"))
     losses = train(sw.parallelize(model, plan))
     if dist.get_rank() == 0:
-        print("plan:", plan)
-        print("losses:", *(f"{loss:.4f}" for loss in losses))
+        found = " ".join(f"{loss:.4f}" for loss in losses)
+        # In one piece, so that what other ranks write does not come between.
+        sys.stdout.write(f"plan: {plan}\nlosses: {found}\n")
     dist.destroy_process_group()
 
 

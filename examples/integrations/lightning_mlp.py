@@ -85,8 +85,9 @@ def main() -> None:
     )
     trainer.fit(module, DataLoader(data(), BATCH))
     if trainer.is_global_zero:
-        print("plan:", plan)
-        print("losses:", *(f"{loss:.6f}" for loss in module.losses))
+        found = " ".join(f"{loss:.6f}" for loss in module.losses)
+        # In one piece, so that what other ranks write does not come between.
+        sys.stdout.write(f"plan: {plan}\nlosses: {found}\n")
 
 
 if __name__ == "__main__":
