@@ -54,7 +54,7 @@ def gpt2() -> Subject:
         vocab_size=4096, n_positions=256, n_layer=6, n_embd=384, n_head=6, bos_token_id=0,
         eos_token_id=0, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
-    return GPT2LMHeadModel(config), _tokens(4096, 2, 256)
+    return GPT2LMHeadModel(config), _tokens(4096, 4, 256)
 
 
 def llama() -> Subject:

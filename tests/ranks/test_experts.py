@@ -23,7 +23,10 @@ from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
 MESHES = {  # by their number of ranks, with the models that are tried on them
     2: {"a=2": ("mixtral", "qwen3 moe", "deepseek")},
     3: {"a=3": ("mixtral", "qwen3 moe")},
-    4: {"a=4": ("deepseek",), "a=2 b=2": ("mixtral", "deepseek")},
+    4: {
+        "a=4": ("mixtral", "qwen3 moe", "deepseek"),
+        "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek"),
+    },
 }
 TRIED = 2  # assignments of a model on a mesh
 
