@@ -20,7 +20,7 @@ demo: $(READY) ## Plan a small GPT for two devices and train it on two local pro
 # One file stays on one worker: module fixtures are built once, and each worker starts one group of
 # ranks at a time. Files go in order, so that the last ones are the many short ones of tests/unit.
 test: $(READY) ## Run the whole test suite
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 models: $(READY) ## Capture, plan and verify every model, and write docs/models.md
 	$(VENV)/bin/python scripts/coverage_models.py $(MODELS)
