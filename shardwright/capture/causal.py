@@ -26,7 +26,8 @@ from shardwright.ir.graph import Graph, Op
 
 _GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
 _LARGEST_MASK = 2**27  # elements that are worth computing to find out
-_SAME_MATRIX = ("expand", "clone", "contiguous", "unsqueeze", "view")
+_SAME_PLACES = ("expand", "clone", "contiguous")
+_SAME_MATRIX = (*_SAME_PLACES, "unsqueeze", "view")
 _LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, though torch does not say so
 _LARGEST_PART = 2**26  # of a larger mask
 
@@ -61,7 +62,9 @@ def _is_causal(graph: Graph, mask: str) -> bool:
     if needed is None:
         return False
     made = (graph.tensor[op.outputs[0]] for op in needed)
-    if any(one.num_elements > _LARGEST_MASK and not one.alias_of for one in made):
+    if rows * columns > _LARGEST_MASK or any(
+        one.num_elements > _LARGEST_MASK and not one.alias_of for one in made
+    ):
         return _is_causal_in_parts(graph, mask, needed)
     values: dict[str, torch.Tensor] = {}
     for op in needed:
@@ -112,7 +115,9 @@ def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
         return False
     if op.kind in _SAME_MATRIX:
         source = graph.tensor[op.operands[0]].shape
-        return source[-2:] == shape[-2:]
+        # Parts of several matrices would be broadcast along other dimensions than these.
+        placed = op.kind in _SAME_PLACES or prod(source[:-2]) == 1
+        return placed and source[-2:] == shape[-2:]
     tags = getattr(operator_of(op.target), "tags", ())
     return torch.Tag.pointwise in tags or op.kind in _LOGICAL
 

@@ -84,7 +84,8 @@ _OTHER_TRAINING = (
 @click.option(
     "--start-timeout",
     type=click.FloatRange(min=0, min_open=True),
-    help="The same for each part of a start: joining, building, reading a checkpoint; 600.",
+    help="Seconds for one part of a start (joining, building, reading a checkpoint), after which"
+    " the rank that holds it up is named and all end; 1800.",
 )
 @click.option(
     "--weights",

@@ -68,9 +68,8 @@ class _Tasks:
         self._waits: list[int] = []  # what the next one waits for
         self._sources = {op.name: op.source.module for op in plan.ops}
         sums = sums_of(plan)
-        self._full: defaultdict[int, list[Sums]] = defaultdict(
-            list
-        )  # by the operator they wait for
+        # By the operator that buckets wait for.
+        self._full: defaultdict[int, list[Sums]] = defaultdict(list)
         for bucket in reversed(sums):
             self._full[bucket.at].append(bucket)
         self._last_sum = sums[0] if sums else None

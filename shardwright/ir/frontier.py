@@ -155,7 +155,8 @@ class Frontier:
         mosts = [most for _, most in self.costs]
         left = [i for i, m in enumerate(mosts) if min(m, self._least(i)) <= limit]
         found, share = None, math.inf
-        first = max((i for i in left if i < self.good), default=-1)
+        good = self.good
+        first = max((i for i in left if i < good), default=-1)
         while left:
             likely = (i for i in left if share * mosts[i] <= limit)
             place = next(likely, -1 if found else left[0])

@@ -28,8 +28,7 @@ def moved(
     """`view` after `moves`, as `runtime.redistribute._run` leaves it; a new owner of its block.
 
     `atoms` is the shape in which the moves begin, `sizes` the mesh's; with `on_cpu` sums are
-    scattered by summing a copy, and a cut goes to another dimension by way of the whole. `view`
-    keeps its own owners.
+    scattered by summing a copy. `view` keeps its own owners.
     """
     heap.own(view.block)
     if not moves:
@@ -72,7 +71,7 @@ def _step(heap: Heap, x: View, move: Move, size: int, on_cpu: bool) -> View:
             return _exchanged(heap, x, shape, padded, left=padded // size)
         case _:
             shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
-            joined = 0 if _leads(move, move.src) else prod(shape)
+            joined = 0 if prod(shape[: move.src]) == 1 else prod(shape)
             return _exchanged(heap, x, shape, prod(x.shape) + joined)
 
 

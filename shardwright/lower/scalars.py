@@ -10,6 +10,7 @@ just been together; the loss is summed last of all, behind what it is scaled by,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind, Ref
@@ -17,6 +18,7 @@ from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import (
     Compute,
     Instruction,
+    Load,
     Program,
     Redistribute,
     reads,
@@ -48,14 +50,17 @@ def early_sums(program: Program, graph: Graph) -> Program:
 def late_sums(program: Program, graph: Graph) -> Program:
     """`program` that sums what it returns behind the numbers that this is scaled with."""
     for output in program.outputs:
-        scalings = _scalings(program, output)
+        scalings = _scalings(program, graph, output)
         if scalings:
             program = _summed_last(program, output, scalings[0])
     return program
 
 
-def _scalings(program: Program, output: str) -> list[Compute]:
-    """The operators from a sum of a number to `output`, if they only scale it for each other."""
+def _scalings(program: Program, graph: Graph, output: str) -> list[Compute]:
+    """The operators from a sum of a number to `output`, if they only scale it for each other.
+
+    No scale is trained: its gradient depends on the whole sum.
+    """
     made = {name: one for one in program.instructions for name in writes(one)}
     read = Counter(name for one in program.instructions for name in reads(one))
     read.update((*program.outputs, *(value for _, value in program.updates)))
@@ -67,12 +72,19 @@ def _scalings(program: Program, output: str) -> list[Compute]:
             return found if one.differentiable and _sums_a_number(one) else []
         if not isinstance(one, Compute) or one.op.target not in _SCALINGS or one.shapes != ((),):
             break
-        first = one.op.args[0]
-        if not isinstance(first, Ref):
+        first, *scales = one.op.operands
+        if one.op.args[0] != Ref(first) or any(_is_trained(s, made, graph) for s in scales):
             break
         found.insert(0, one)
-        name = first.name
+        name = first
     return []
+
+
+def _is_trained(name: str, made: Mapping[str, Instruction], graph: Graph) -> bool:
+    """Whether a gradient goes to a value; that is assumed of what has no name in the graph."""
+    while isinstance(one := made.get(name), Redistribute | Load):
+        name = one.value if isinstance(one, Redistribute) else one.leaf
+    return name not in graph.tensor or graph.tensor[name].requires_grad
 
 
 def _summed_last(program: Program, output: str, scaling: Compute) -> Program:

@@ -20,9 +20,7 @@ from shardwright.runtime.waiting import Waited, wait_for
 # Their names from torch 2.13 on, then those before.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-_TAG = 39  # of messages between two ranks that are parts of a gather
+_TAG = 39  # keeps parts of gathers from other messages between the same two ranks
 
 
 class _Together:
@@ -40,6 +38,7 @@ class _Together:
 def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Waited:
     """All ranks' equal parts of `buffer` on their way into it; this one's is there already.
 
+    The buffer is contiguous, and its elements a multiple of the ranks.
     Gloo would gather in a buffer of its own, as large as this one, which its threads give back
     some time later. So there every rank sends its part to each other one.
     """
@@ -58,7 +57,10 @@ def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Wa
 
 
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
-    """`x` after `move`, which moves data along `mesh`, of one axis; in memory of its own."""
+    """`x` after `move`, which moves data along `mesh`, of one axis; in memory of its own.
+
+    Tiles are seen as their atoms, one dimension each, in any dtype that the backend sums.
+    """
     group = mesh.get_group()
     match move.collective:
         case Collective.ALL_REDUCE:

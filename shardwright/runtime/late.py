@@ -30,7 +30,7 @@ class LateSums:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Inside of it sums are begun and not waited for; what the program returned waits for its
-        value until the end.
+        value until the end. After an error nothing is waited for, as other ranks may never come.
         """
         works: list[Waited] = []
         for one in self._sums:

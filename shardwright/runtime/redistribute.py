@@ -58,7 +58,7 @@ class Redistribution(nn.Module):
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same, unseen by autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
-        if self.works is None or self.last_axis is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.works is None or self.last_axis is None:
             return _run(x, self.forward_moves, self.atoms_before, self.after)
         x = _run(x, self.forward_moves[:-1], self.atoms_before, self.after).clone()
         self.works.append(dist.all_reduce(x, group=self.last_axis.get_group(), async_op=True))

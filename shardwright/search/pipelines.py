@@ -221,6 +221,8 @@ class Pipelines:
 
     def _joined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
         """Every stage with its own point, or all with the one that most of them have."""
+        if not every:
+            return []
         nodes = np.arange(self.points.shape[1])
         mixed = np.array([self.points[self._point_of(*one), nodes] for one in every], np.int64)
         found = self._priced(mixed, [cuts for cuts, _ in every])

@@ -117,8 +117,8 @@ class Piping:
         """Go to what is next to the best, for as long as that is better."""
         middle = len(stages) // 2
         for groups in sorted(stages, key=lambda groups: abs(stages.index(groups) - middle)):
-            if self._best is None:
-                for mesh in self._meshes(groups)[:1]:
+            for mesh in self._meshes(groups)[:_PATIENCE]:
+                if self._best is None:
                     self._all_counts(groups, mesh)
         left: list[_Tried] = []
         while (best := self._best) is not None and best not in left:

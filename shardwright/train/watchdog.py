@@ -102,7 +102,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(1.0, self.seconds / 4)):
+        while not self._closed.wait(min(1.0, self.seconds / 4, self.start_seconds / 4)):
             beat = self._beat
             if time.monotonic() - beat.time > beat.seconds:
                 try:
@@ -120,7 +120,7 @@ class Watchdog:
             try:
                 store = self.store()
                 store.set(_key(self.rank), json.dumps(mine))
-                asked.put(self._answers(store))
+                asked.put(self._answers(store, beat.seconds))
             except RuntimeError as e:  # torch's errors of stores; rank 0 or torchrun has it
                 asked.put(str(e).splitlines()[0])
 
@@ -138,13 +138,13 @@ class Watchdog:
         elif self.rank == min(found):
             self.say(report(found, self.world, beat.seconds))
 
-    def _answers(self, store: Store) -> dict[int, dict[str, Any]]:
+    def _answers(self, store: Store, seconds: float) -> dict[int, dict[str, Any]]:
         """Where the ranks are that answer in time."""
-        until = time.monotonic() + min(_ANSWERS, self.seconds)
+        until = time.monotonic() + min(_ANSWERS, seconds)
         missing = set(range(self.world))
         while missing and time.monotonic() < until:
             missing = {rank for rank in missing if not store.check([_key(rank)])}
-            time.sleep(min(0.1, self.seconds / 10))
+            time.sleep(min(0.1, seconds / 10))
         there = sorted(set(range(self.world)) - missing)
         return {rank: json.loads(store.get(_key(rank))) for rank in there}
 
@@ -156,9 +156,11 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
     step = min(one["step"] for one in found.values()) + 1
     behind = [rank for rank in found if found[rank]["step"] + 1 == step]
     lines = [f"no step was done for {seconds:.0f} s, in step {step}"]
-    if step == _STARTING + 1:
+    starting = step == _STARTING + 1
+    if starting:
         lines = [f"the start did not go on for {seconds:.0f} s"]
-    if silent:
+    # Parts of a start end at different times: who is silent there may only not be late yet.
+    if silent and not (starting and busy):
         lines.append(f"held up by rank {_listed(silent)}, which does not answer")
     elif busy:
         lines += [f"held up by rank {rank}, which {found[rank]['text']}" for rank in busy]
@@ -180,10 +182,11 @@ def place_of(frame: FrameType | None) -> dict[str, Any]:
     """Whether a thread waits for other ranks, and where it is, in words."""
     frames = list(_outwards(frame))
     call = next((f for f in frames if _collective(f)), None)
+    what = next(filter(None, map(_operator, frames)), "")
     if call is not None and call.f_code is wait_for.__code__:
-        return {"waits": True, "text": f"waits for {call.f_locals['_what']}"}
+        return {"waits": True, "text": f"waits for {call.f_locals['_what']}{what}"}
     if call is not None:
-        what = next(filter(None, map(_operator, frames)), "") or _caller(frames)
+        what = what or _caller(frames)
         return {"waits": True, "text": f"waits in {call.f_code.co_name}{what}"}
     theirs = next((f for f in frames if _is_users(f)), frames[0] if frames else None)
     if theirs is None:

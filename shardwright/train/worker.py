@@ -253,7 +253,9 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--tensorboard", help="folder for event files of rank 0")
     known.add_argument("--trace", help="folder for a profile of the third step")
     known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")
-    known.add_argument("--start-timeout", type=_seconds, default=600.0, help="of a part of a start")
+    known.add_argument(
+        "--start-timeout", type=_seconds, default=1800.0, help="of a part of a start"
+    )
     known.add_argument("--wait-for-saves", action="store_true", help="steps wait for checkpoints")
     known.add_argument("--keep", type=int, default=3, help="how many checkpoints are kept")
     known.add_argument("--export", help="*.safetensors, or a folder for `from_pretrained`")

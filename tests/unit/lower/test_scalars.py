@@ -18,15 +18,18 @@ MESH = Mesh.parse("dp=2")
 
 
 class Classified(nn.Module):
-    """A weighted mean, scaled twice; `again` scales it with itself too."""
+    """A weighted mean, scaled twice; `again` scales it with itself too, `trained` with a weight."""
 
-    def __init__(self, again=False):
+    def __init__(self, again=False, trained=False):
         super().__init__()
         self.layer = nn.Linear(8, 5)
-        self.again = again
+        self.again, self.trained = again, trained
+        self.temperature = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x, classes):
         loss = 0.5 * (F.cross_entropy(self.layer(x), classes) * 3.0)
+        if self.trained:
+            return loss / self.temperature.exp()
         return loss * loss if self.again else loss
 
 
@@ -95,3 +98,8 @@ def test_a_loss_that_is_read_twice_is_summed_where_it_was():
     verify(after)
     assert after.outputs == before.outputs
     assert order(after) == order(before)
+
+
+def test_a_scale_that_is_trained_gets_the_whole_sum():
+    graph, before = program(trained=True)
+    assert late_sums(before, graph) == before
