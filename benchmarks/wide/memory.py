@@ -31,7 +31,7 @@ from benchmarks.wide.plans import line
 from benchmarks.wide.ranks import on_ranks
 from shardwright.runtime.meter import metered
 
-ALLOWED = 3 * 2**27  # bytes
+ALLOWED = 2**30  # bytes
 SHARED_BY = (1, 2, 4)  # ranks that share the vocabulary
 WORDS, SAMPLES, WIDTH = 50257, 128, 2
 

@@ -75,8 +75,8 @@ def lengthy() -> Built:
 
 
 def longest() -> Built:
-    """Two layers of 128 on 32k tokens."""
-    return llama(1024, 1, 2**15, hidden_size=128, intermediate_size=512, num_hidden_layers=2)
+    """Two layers of 128 on 32k tokens, under a vocabulary of 4096."""
+    return llama(4096, 1, 2**15, hidden_size=128, intermediate_size=512, num_hidden_layers=2)
 
 
 def _tokens(words: int, batch: int, length: int) -> dict[str, Any]:
