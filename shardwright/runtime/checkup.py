@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from shardwright.runtime.ranks import RanksError, run_ranks
 
-_NEEDED = ("torch", "numpy", "scipy", "rich", "click")
+_NEEDED = ("torch", "numpy", "rich", "click")
 _EXTRAS = {
     "hf": (("transformers", "safetensors"), "a Hugging Face config.json as a target"),
     "report": (("jinja2", "plotly"), "shardwright report"),

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
+from shardwright.runtime.compiled import compiled
 
 
 class LastingModule(nn.Module):
@@ -78,9 +79,10 @@ class SteppingModule(LastingModule, ABC):
         """From the next step on run through `torch.compile`."""
         found = self.programs()
         within = {id(m) for program in found for m in program.modules() if m is not program}
-        for program in found:
-            if id(program) not in within:
-                program.compile()
+        for parent in list(self.modules()):
+            for name, program in list(parent.named_children()):
+                if isinstance(program, fx.GraphModule) and id(program) not in within:
+                    setattr(parent, name, compiled(program))
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

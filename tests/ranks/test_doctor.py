@@ -47,13 +47,13 @@ def test_what_is_missing_says_how_to_get_it(monkeypatch):
 
 def test_a_package_that_training_needs_fails(monkeypatch):
     known = checkup._version
-    monkeypatch.setattr(checkup, "_version", lambda n: None if n == "scipy" else known(n))
+    monkeypatch.setattr(checkup, "_version", lambda n: None if n == "click" else known(n))
     result = doctor("--ranks", "0", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert not found["ok"]
     (failed,) = [c for c in found["checks"] if c["state"] == "failed"]
-    assert (failed["name"], failed["remedy"]) == ("scipy", "pip install scipy")
+    assert (failed["name"], failed["remedy"]) == ("click", "pip install click")
 
 
 def test_ranks_that_do_not_meet_are_a_finding(monkeypatch):
