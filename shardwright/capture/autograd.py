@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.graph import ITEM_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -66,7 +64,7 @@ def observe(
             saved_results.add(at)
         elif not any(storage is other for other in seen):
             seen.append(storage)
-            extra += tensor.numel() * ITEM_BYTES[str(tensor.dtype).removeprefix("torch.")]
+            extra += storage.nbytes()  # a part of it keeps all of it alive
     return Facts(
         requires_grad=tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results),
         alias_of=alias_of,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.capture.autograd import observe
+from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.experts import EXPERTS
 from shardwright.capture.operators import call_op
 from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol
@@ -174,22 +174,35 @@ class _Mixture:
         return scores, total
 
     def _with_facts(self, op: Op) -> Op:
-        """What autograd keeps of it."""
+        """What autograd keeps of it; how much more with twice as much inside tells why."""
+        whole = self._observed(op, 1)
+        saves = tuple(dict.fromkeys(op.operands))
+        saves = tuple(saves[i] for i in whole.saved_operands)
+        extra = whole.extra_saved
+        inner = self._observed(op, 2).extra_saved - extra
+        return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
+
+    def _observed(self, op: Op, times: int) -> Facts:
+        """Of a mixture whose experts are so many times as wide inside."""
         operands = list(dict.fromkeys(op.operands))
-        tensors = [self.graph.tensor[name] for name in operands]
-        leaves = [
-            torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta").requires_grad_(
-                t.requires_grad
-            )
-            for t in tensors
-        ]
+        up, down = op.operands[3:5]
+        turned = op.args[5]
+        assert isinstance(turned, tuple)
+        inside = {up: 1 if turned[0] else 2, down: 2 if turned[1] else 1}  # their inner dimension
+        leaves = []
+        for name in operands:
+            tensor = self.graph.tensor[name]
+            shape = [
+                size * times if dim == inside.get(name) else size
+                for dim, size in enumerate(tensor.shape)
+            ]
+            leaf = torch.empty(shape, dtype=getattr(torch, tensor.dtype), device="meta")
+            leaves.append(leaf.requires_grad_(tensor.requires_grad))
 
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             return call_op(op, dict(zip(operands, values, strict=True)), torch.device("meta"))
 
-        facts = observe(call, leaves)
-        saves = tuple(operands[i] for i in facts.saved_operands)
-        return replace(op, saves=saves, extra_saved=facts.extra_saved)
+        return observe(call, leaves)
 
     def _producer(self, name: str) -> Op:
         if name not in self.graph.producer:

@@ -41,9 +41,14 @@ _SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
 
 
-def operator_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
-    """Seconds forward and backward with factors of local `sizes` (factors, K): (K,)."""
-    seconds = forward_seconds(work, sizes, device)
+def operator_seconds(
+    work: Workload, sizes: Ints, device: Device, forward: Floats | None = None
+) -> Floats:
+    """Seconds forward and backward with factors of local `sizes` (factors, K): (K,).
+
+    Those of the `forward` kernel are worked out where they are not known.
+    """
+    seconds = forward_seconds(work, sizes, device) if forward is None else forward
     return seconds + backward_seconds(work, sizes, device) if work.has_backward else seconds
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.workload import Ints, Workload, expert_share, routed_bytes
+from shardwright.cost.workload import Ints, Port, Workload, expert_share, routed_bytes
 from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
@@ -119,24 +119,35 @@ def retention(graph: Graph) -> Retention:
     )
 
 
-def kept_bytes(work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints) -> Ints:
+def kept_bytes(
+    work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints, extra_rows: int = 0
+) -> Ints:
     """Bytes that an operator pays for itself: results that `stays` marks, and `extra_saved`.
 
-    What autograd saves besides scales with the local part of `work.extra`.
+    What autograd saves besides scales with the local part of `work.extra`, `extra_rows` of it with
+    the rows that experts are given.
     `sizes` are the local sizes of the factors (factors, K): (K,).
     """
     own = [port.local_bytes(sizes) for port in work.results]
     kept = np.zeros(sizes.shape[1], np.int64)
     for held, stay in zip(own, stays, strict=True):
         kept += held * stay
-    if extra_saved:
-        (whole,) = work.extra.local_bytes(np.array(work.sizes)[:, None]).tolist()
-        local = work.extra.local_bytes(sizes)
-        if work.experts:
-            local = np.ceil(local * expert_share(work, sizes)).astype(np.int64)
-        parts = [-(-extra_saved * part // whole) if whole else 0 for part in local.tolist()]
-        kept += np.array(parts, np.int64) if whole else extra_saved
+    by_rows = Port(work.rows, 1, requires_grad=False, saved=False)
+    for extra, scale in ((extra_saved - extra_rows, work.extra), (extra_rows, by_rows)):
+        if extra:
+            kept += _scaled(work, extra, scale, sizes)
     return kept
+
+
+def _scaled(work: Workload, extra: int, scale: Port, sizes: Ints) -> Ints:
+    """The part of `extra` bytes that the local part of `scale` stands for: (K,)."""
+    (whole,) = scale.local_bytes(np.array(work.sizes)[:, None]).tolist()
+    if not whole:
+        return np.full(sizes.shape[1], extra, np.int64)
+    local = scale.local_bytes(sizes)
+    if work.experts:
+        local = np.ceil(local * expert_share(work, sizes)).astype(np.int64)
+    return np.array([-(-extra * part // whole) for part in local.tolist()], np.int64)
 
 
 def workspace_bytes(work: Workload, sizes: Ints) -> Ints:

@@ -25,15 +25,13 @@ from shardwright.cost.memory import (
     bucket_sizes,
     fixed_bytes,
     kept_bytes,
-    retention,
     state_tensors,
     workspace_bytes,
 )
-from shardwright.cost.options import Allowed, Forms, Only, OptionBook, Options
+from shardwright.cost.meshless import Meshless
+from shardwright.cost.options import Allowed, Only, OptionBook, Options
 from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
-from shardwright.cost.workload import Workload, workload
-from shardwright.ir.calls import targets
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -52,8 +50,8 @@ class CostModel:
     With `micro_batches`, `graph` and `analysis` are those of one micro-batch
     (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
     counts so often, what is done once a step counts once. `buckets` says how much travels at
-    once, by default what `graph` as it is gives (`bucket_sizes`). Models of the same rules on
-    several meshes may share their `forms`.
+    once, by default what `graph` as it is gives (`bucket_sizes`). Models on several meshes may
+    share what is `meshless`.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -69,7 +67,7 @@ class CostModel:
         measure: Measure | None = None,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
-        forms: Forms | None = None,
+        meshless: Meshless | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -78,13 +76,12 @@ class CostModel:
         self._allowed = allowed
         self.micro_batches = micro_batches
         self._optimizer, self._states = optimizer, state_tensors(optimizer)
-        self._retention = retention(graph)
+        self.meshless = meshless or Meshless(graph, analysis, machine)
+        self._retention = self.meshless.retention
         self.measure = measure or Duration(machine, mesh)
         self._agreements = Agreements(graph, analysis, machine, mesh, self.measure)
-        self._book = OptionBook(mesh, forms)
+        self._book = OptionBook(mesh, self.meshless.forms)
         self._options: dict[str, Options] = {}
-        self._workloads: dict[str, Workload] = {}
-        self._equal_workloads: dict[Workload, Workload] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
         self._exchanged: dict[Hashable, Exchanges] = {}
@@ -111,30 +108,31 @@ class CostModel:
         If it is one of the operators that are `recomputed` together it runs
         forward twice, and keeps only what others than these save.
         """
-        work, options = self._workload(op), self.options(op)
+        work, options = self.meshless.workload(op), self.options(op)
         stays = tuple(self._stays(name, recomputed) for name in op.outputs)
         again = op.name in recomputed
-        key = (id(work), stays, op.extra_saved, id(options), again)
+        extra = (0, 0) if again else (op.extra_saved, op.extra_rows)
+        key = (id(work), stays, extra, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
             seconds = seconds + self._agreements.seconds(op, work, options, again)
             if (sent := self._exchanges(op)) is not None:
                 seconds = seconds + sent.seconds(again)
             seconds = seconds * self.micro_batches
-            held = kept_bytes(work, stays, 0 if again else op.extra_saved, options.sizes)
+            held = kept_bytes(work, stays, extra[0], options.sizes, extra[1])
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
     def backward_seconds(self, op: Op) -> Floats:
         """Of the seconds of `op`, those of its gradients: (K,)."""
-        work, options = self._workload(op), self.options(op)
+        work, options = self.meshless.workload(op), self.options(op)
         if not work.has_backward:
             return np.zeros(len(options))
         return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
 
     def workspace(self, op: Op) -> Ints:
         """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
-        work, options = self._workload(op), self.options(op)
+        work, options = self.meshless.workload(op), self.options(op)
         key = (id(work), id(options))
         if key not in self._workspaces:
             self._workspaces[key] = workspace_bytes(work, options.sizes)
@@ -209,16 +207,15 @@ class CostModel:
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
-            seconds = np.zeros((len(sources), len(options)))
-            held = np.zeros((len(sources), len(options)), np.int64)
-            wants = [self.want(value, op, position) for position in positions]
-            for i, want in enumerate(wants):
+            first, *others = wants = [self.want(value, op, position) for position in positions]
+            seconds, held = self._reads.read(value, sources, first, terms).table(twice)
+            for i, want in enumerate(others, 1):
                 shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
                     shared |= (want.layout == other.layout) & (want.grad == other.grad)
-                one = self._reads.read(value, sources, want, terms, twice)
-                seconds += np.where(shared, 0.0, one.seconds)
-                held += np.where(shared, 0, one.bytes)
+                one = self._reads.read(value, sources, want, terms).table(twice)
+                seconds = seconds + np.where(shared, 0.0, one.seconds)
+                held = held + np.where(shared, 0, one.bytes)
             self._tables[key] = Table(seconds, held).frozen()
         return self._tables[key]
 
@@ -240,8 +237,8 @@ class CostModel:
         key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
         if key not in self._tables:
             twice = np.ones(len(sources), bool) if recomputed else None
-            one = self._reads.read(value, sources, want, terms, twice)
-            self._tables[key] = one.frozen()
+            one = self._reads.read(value, sources, want, terms)
+            self._tables[key] = one.table(twice).frozen()
         return self._tables[key]
 
     def keeps_copy(self, value: str, op: Op) -> bool:
@@ -319,7 +316,7 @@ class CostModel:
             made = exchanged(sent, k, self.mesh, self.micro_batches, again=again)
             found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
         options, times = self.options(op), self.micro_batches
-        work = self._workload(op)
+        work = self.meshless.workload(op)
         return found + self._agreements.transfers(op, work, options, k, again, times)
 
     def layout(self, value: str, code: int) -> Layout:
@@ -348,10 +345,10 @@ class CostModel:
         rule = self.analysis.rules[op.name]
         if not rule.routes or not self.mesh.axes:
             return None
-        key = id(self._workload(op)), id(self.options(op))
+        key = id(self.meshless.workload(op)), id(self.options(op))
         if key not in self._exchanged:
             self._exchanged[key] = exchanges(
-                rule, self._workload(op), self.options(op), self.measure
+                rule, self.meshless.workload(op), self.options(op), self.measure
             )
         return self._exchanged[key]
 
@@ -365,15 +362,6 @@ class CostModel:
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
         edge = (value, op.name)
         return edge in self._retention.at_edge, edge in self._retention.copies
-
-    def _workload(self, op: Op) -> Workload:
-        """Equal ones are the very same, so that tables are known by them."""
-        if op.name not in self._workloads:
-            rule = self.analysis.rules[op.name]
-            known, skew = targets(self.machine.device.timings), self.machine.expert_skew
-            found = workload(op, rule, self.graph, known, skew)
-            self._workloads[op.name] = self._equal_workloads.setdefault(found, found)
-        return self._workloads[op.name]
 
 
 def _key(codes: Ints) -> bytes:

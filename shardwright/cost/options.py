@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.codes import BASE, Ints, digit, last_tile
 from shardwright.ir.layout import Mesh
-from shardwright.rules.rule import SPREAD, Route, Rule, Tiling, Together
+from shardwright.rules.rule import SPREAD, FactorKind, Route, Rule, Tiling, Together
 
 Bools = NDArray[np.bool_]
 
@@ -73,27 +73,47 @@ class OptionBook:
     def __init__(self, mesh: Mesh, forms: Forms | None = None) -> None:
         self._mesh = mesh
         self._forms = forms or Forms()
-        self._known: dict[Hashable, Options] = {}
+        self._known: dict[tuple[_Form, Only | None], Options] = {}
+        self._every: dict[tuple[_Meaning, Only | None], _Every] = {}
 
     def options(self, rule: Rule, only: Only | None = None) -> Options:
         """What an operator with this rule may do, of the choices that are left to it."""
-        key, form = self._forms.of(rule)
-        if (key, only) not in self._known:
-            self._known[key, only] = _options(form, self._mesh, only)
-        return self._known[key, only]
+        form = self._forms.of(rule)
+        if (form, only) not in self._known:
+            key = form.meaning, only
+            if key not in self._every:
+                self._every[key] = _every(form.meaning, self._mesh, only)
+            self._known[form, only] = _options(form, self._mesh, self._every[key])
+        return self._known[form, only]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Form:
-    """What the choices of a rule mean along one axis, whatever the mesh."""
+class _Meaning:
+    """What the choices of a rule mean along one axis, whatever the mesh and the sizes."""
 
     together: tuple[bool, ...]  # of choices, whether they are made along one axis only
     cuts: Bools  # (choices, factors)
     routes: Bools  # (choices,)
     spread: int  # the factor `SPREAD`, -1 if there is none
+    placed: tuple[Ints, Ints, Ints, Ints]  # digits of operands, gradients, results, agreed tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """What the options of a rule depend on: equal ones are the very same."""
+
+    meaning: _Meaning
     sizes: Ints  # (factors,)
     least: Ints  # (factors,), of the tile that counts
-    placed: tuple[Ints, Ints, Ints, Ints]  # digits of operands, gradients, results, agreed tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Every:
+    """All tilings, feasible or not, N of them, and the layouts that they mean."""
+
+    choices: list[tuple[int, ...]]
+    chosen: Ints  # (N, axes)
+    codes: tuple[Ints, Ints, Ints, Ints]  # (..., N), of what `_Meaning.placed` is of
 
 
 @final
@@ -101,33 +121,46 @@ class Forms:
     """The forms of rules: what their options depend on, without the names of factors."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Rule, Hashable]] = {}  # by identity of the rule, kept alive
+        self._of: dict[int, tuple[Rule, _Form]] = {}  # by identity of the rule, kept alive
         self._known: dict[Hashable, _Form] = {}
+        self._meanings: dict[Hashable, _Meaning] = {}
 
-    def of(self, rule: Rule) -> tuple[Hashable, _Form]:
-        """The form of a rule, and what to know it by."""
+    def of(self, rule: Rule) -> _Form:
+        """The form of a rule: equal ones are the very same."""
         if id(rule) not in self._of:
-            self._of[id(rule)] = rule, _key(rule)
-        _, key = self._of[id(rule)]
-        if key not in self._known:
-            self._known[key] = _form(rule)
-        return key, self._known[key]
+            self._of[id(rule)] = rule, self._find(rule)
+        return self._of[id(rule)][1]
+
+    def _find(self, rule: Rule) -> _Form:
+        kind, sizes = _key(rule), tuple([(f.size, f.least) for f in rule.factors])
+        if (kind, sizes) not in self._known:
+            if kind not in self._meanings:
+                self._meanings[kind] = _meaning(rule)
+            self._known[kind, sizes] = _Form(
+                self._meanings[kind],
+                np.array([size for size, _ in sizes], np.int64),
+                np.array([least or size for size, least in sizes], np.int64),
+            )
+        return self._known[kind, sizes]
 
 
 def _key(rule: Rule) -> Hashable:
+    """What the choices of a rule and their meaning depend on."""
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     dims = tuple(
-        tuple(tuple(index[name] for name in names) for names in port)
-        for port in (*rule.operands, *rule.results, *rule.agreed)
+        [
+            tuple([tuple([index[name] for name in names]) for names in port])
+            for port in (*rule.operands, *rule.results, *rule.agreed)
+        ]
     )
-    factors = tuple((factor.size, factor.least, factor.kind) for factor in rule.factors)
-    routes = tuple((index[rows], index[owners]) for rows, owners in rule.routes)
-    together = tuple(tuple(index[name] for name in names) for names in rule.together)
+    split = tuple([factor.kind is FactorKind.PARALLEL for factor in rule.factors])
+    routes = tuple([(index[rows], index[owners]) for rows, owners in rule.routes])
+    together = tuple([tuple([index[name] for name in names]) for names in rule.together])
     counts = len(rule.operands), len(rule.results)
-    return counts, dims, factors, rule.additive, rule.linear, routes, together
+    return counts, dims, split, rule.additive, rule.linear, routes, together
 
 
-def _form(rule: Rule) -> _Form:
+def _meaning(rule: Rule) -> _Meaning:
     known = rule.choices()
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     cuts = np.zeros((len(known), len(rule.factors)), bool)
@@ -143,13 +176,11 @@ def _form(rule: Rule) -> _Form:
         ]
         return np.array(table, np.int64).reshape(len(placed), len(ports))
 
-    return _Form(
+    return _Meaning(
         tuple(isinstance(choice, Together) for choice in known),
         cuts,
         np.array([isinstance(choice, Route) for choice in known]),
         index[SPREAD] if rule.routes else -1,
-        np.array([factor.size for factor in rule.factors], np.int64),
-        np.array([factor.least or factor.size for factor in rule.factors], np.int64),
         (
             digits("operands", rule.operands),
             digits("operand_grads", rule.operands),
@@ -159,8 +190,8 @@ def _form(rule: Rule) -> _Form:
     )
 
 
-def _options(form: _Form, mesh: Mesh, only: Only | None) -> Options:
-    count = len(form.together)
+def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
+    count = len(meaning.together)
     per_axis: list[Sequence[int]] = [range(count if size > 1 else 1) for size in mesh.shape]
     if only is not None:
         per_axis = [
@@ -168,19 +199,9 @@ def _options(form: _Form, mesh: Mesh, only: Only | None) -> Options:
             for choices, left, size in zip(per_axis, only, mesh.shape, strict=True)
         ]
     every = list(product(*per_axis))
-    if any(form.together):
-        every = [one for one in every if sum(form.together[choice] for choice in one) <= 1]
+    if any(meaning.together):
+        every = [one for one in every if sum(meaning.together[choice] for choice in one) <= 1]
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
-    largest = np.repeat(form.sizes[:, None], len(every), axis=1)
-    last = np.broadcast_to(form.least[:, None], largest.shape)
-    for axis, parts in enumerate(mesh.shape):
-        cut = form.cuts[chosen[:, axis]].T
-        largest = np.where(cut, -(-largest // parts), largest)
-        last = np.where(cut, last_tile(last, parts), last)
-        if form.spread >= 0:
-            largest[form.spread] *= np.where(form.routes[chosen[:, axis]], parts, 1)
-    good = ((last > 0) | (form.sizes == 0)[:, None]).all(axis=0)
-    chosen = chosen[good]
 
     def codes(table: Ints) -> Ints:
         total = np.zeros((table.shape[1], len(chosen)), np.int64)
@@ -188,10 +209,29 @@ def _options(form: _Form, mesh: Mesh, only: Only | None) -> Options:
             total += table[chosen[:, axis]].T * BASE**axis
         return _frozen(total)
 
+    operands, grads, results, agreed = meaning.placed
+    return _Every(every, chosen, (codes(operands), codes(grads), codes(results), codes(agreed)))
+
+
+def _options(form: _Form, mesh: Mesh, every: _Every) -> Options:
+    """Those of all tilings that leave no device an empty tile."""
+    meaning, chosen = form.meaning, every.chosen
+    largest = np.repeat(form.sizes[:, None], len(chosen), axis=1)
+    last = np.broadcast_to(form.least[:, None], largest.shape)
+    for axis, parts in enumerate(mesh.shape):
+        cut = meaning.cuts[chosen[:, axis]].T
+        largest = np.where(cut, -(-largest // parts), largest)
+        last = np.where(cut, last_tile(last, parts), last)
+        if meaning.spread >= 0:
+            largest[meaning.spread] *= np.where(meaning.routes[chosen[:, axis]], parts, 1)
+    good = ((last > 0) | (form.sizes == 0)[:, None]).all(axis=0)
+    if good.all():
+        return Options(tuple(every.choices), _frozen(largest), *every.codes)
+    kept = np.flatnonzero(good).tolist()
     return Options(
-        tuple(tuple(row) for row in chosen.tolist()),
+        tuple([every.choices[k] for k in kept]),
         _frozen(largest[:, good]),
-        *(codes(table) for table in form.placed),
+        *(_frozen(codes[:, good]) for codes in every.codes),
     )
 
 

@@ -48,6 +48,24 @@ class Table(NamedTuple):
         return self
 
 
+class Read(NamedTuple):
+    """What a read costs from every source layout to every wanted one, each (Ks, Kt).
+
+    Seconds there and back, of them those there, and bytes that are held in between.
+    """
+
+    seconds: Floats
+    there: Floats
+    bytes: Ints
+
+    def table(self, twice: Bools | None = None) -> Table:
+        """From sources that are read `twice` nothing is kept between the two times."""
+        if twice is None:
+            return Table(self.seconds, self.bytes)
+        seconds = self.seconds + np.where(twice[:, None], self.there, 0.0)
+        return Table(seconds, np.where(twice[:, None], 0, self.bytes))
+
+
 class Want(NamedTuple):
     """How a value is read: its layout, and the layout in which its gradient comes back.
 
@@ -101,6 +119,7 @@ class Reads:
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
         self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
         self._unique: dict[bytes, tuple[Ints, Ints]] = {}
+        self._known: dict[object, Read] = {}
 
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient comes back over this edge."""
@@ -147,27 +166,30 @@ class Reads:
         priced = self._measure.redistributions
         return priced(atoms, self.item_bytes(value), sources, targets) * self._micro_batches
 
-    def read(
-        self, value: str, sources: Ints, want: Want, terms: Terms, twice: Bools | None = None
-    ) -> Table:
-        """Costs from every source layout to every wanted one: (Ks,), (Kt,) -> (Ks, Kt).
+    def read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
+        """Costs from every source layout to every wanted one: (Ks,), (Kt,) -> (Ks, Kt)."""
+        key = (
+            self._analysis.atoms[value],
+            self.item_bytes(value),
+            self.gradient_bytes(value),
+            terms,
+            sources.tobytes(),
+            want.layout.tobytes(),
+            want.grad.tobytes(),
+        )
+        if key not in self._known:
+            self._known[key] = self._read(value, sources, want, terms)
+        return self._known[key]
 
-        Priced between the different layouts only, then spread over the choices.
-        From sources that are read `twice` nothing is kept between the two times.
-        """
-        source, to_source = self._distinct(sources)
-        layout, to_layout = self._distinct(want.layout)
+    def _read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
-        forward = self._matrix(atoms, item, source, layout)[np.ix_(to_source, to_layout)]
-        seconds = forward = forward * self._micro_batches
+        seconds = forward = self._matrix(atoms, item, sources, want.layout) * self._micro_batches
         if terms.converted:
             seconds = forward + forward
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
-            dual, to_dual = self._distinct(duals(sources, axes))
-            grad, to_grad = self._distinct(want.grad)
             sums = self.gradient_bytes(value)
-            backward = self._matrix(atoms, sums, grad, dual).T[np.ix_(to_dual, to_grad)]
+            backward = self._matrix(atoms, sums, want.grad, duals(sources, axes)).T
             seconds = seconds + backward * self._micro_batches
         saved = self.saved(value, sources, want, terms)
         if saved is not None:
@@ -179,10 +201,7 @@ class Reads:
         if terms.pays or terms.copies:
             moved = sources[:, None] != want.layout
             held = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
-        if twice is not None:
-            seconds = seconds + np.where(twice[:, None], forward, 0.0)
-            held = np.where(twice[:, None], 0, held)
-        return Table(seconds, held)
+        return Read(seconds, forward, held)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
         """What a read saves by sharing buckets with others; None where it shares none."""
@@ -222,10 +241,13 @@ class Reads:
         """
         known, seconds = self._listed(atoms, item)
         if known.size:
-            return seconds[np.ix_(np.searchsorted(known, sources), np.searchsorted(known, targets))]
-        src, dst = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+            rows, columns = np.searchsorted(known, sources), np.searchsorted(known, targets)
+            return seconds[rows[:, None], columns]
+        source, to_source = self._distinct(sources)
+        target, to_target = self._distinct(targets)
+        src, dst = np.repeat(source, len(target)), np.tile(target, len(source))
         priced = self._measure.redistributions(atoms, item, src, dst)
-        return priced.reshape(len(sources), len(targets))
+        return priced.reshape(len(source), len(target))[to_source[:, None], to_target]
 
     def _pairs(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
         """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""

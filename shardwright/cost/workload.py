@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,6 +83,7 @@ class Workload:
     width: tuple[int, ...] = ()  # factors of a key's elements
     repeats: int = 1  # of the contraction
     experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
+    rows: tuple[int, ...] = ()  # factors of what experts are given, a row for each that was chosen
     skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: Form | None = None  # of operators that the device has timings of
@@ -137,6 +138,7 @@ def workload(
         width=tuple(index[name] for name in rule.operands[0][-1]) if rule.together else (),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
+        rows=operands[1].factors if op.kind == "experts" else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known else None,
@@ -145,10 +147,12 @@ def workload(
     )
 
 
-def product_of(sizes: Ints, factors: Iterable[int]) -> Ints:
-    """Product of some rows of `sizes` (factors, K): (K,)."""
-    total = np.ones(sizes.shape[1], np.int64)
-    for factor in factors:
+def product_of(sizes: Ints, factors: Sequence[int]) -> Ints:
+    """Product of some rows of `sizes` (factors, K): (K,). Of one row it is that row, not a copy."""
+    if not factors:
+        return np.ones(sizes.shape[1], np.int64)
+    total: Ints = sizes[factors[0]]
+    for factor in factors[1:]:
         total = total * sizes[factor]
     return total
 

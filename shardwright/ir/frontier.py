@@ -19,6 +19,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 10 ** (3 * _power)
 
 
+Overtaken = Callable[[Bytes, Seconds, float], Plan | None]
+
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
 
 
@@ -101,6 +103,9 @@ class Frontier:
     Memory that adds up, as the search needs it, counts what is never alive at once, so plans need
     at most what is said here. `settle` gives a plan the memory that it really needs: that of a plan
     that is chosen is settled. `least` is what the plan at a place cannot need less than.
+    `overtaken` looks, within a limit, for a plan faster than so many seconds among those that are
+    not here because another needs less by what adds up; it is told the share of that which plans
+    were found to need.
     """
 
     plans: Sequence[Plan]
@@ -110,6 +115,7 @@ class Frontier:
     broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
+    overtaken: Overtaken | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -146,7 +152,15 @@ class Frontier:
         )
 
     def _fitting(self, limit: Bytes) -> Plan | None:
-        """The fastest plan that is found to fit; few are settled, as each takes a while.
+        """The fastest plan that is found to fit; few are settled, as each takes a while."""
+        found, share = self._own_fitting(limit)
+        seconds = found.step_seconds if found is not None else Seconds(math.inf)
+        if self.overtaken is None or seconds <= self.costs[0][0]:
+            return found
+        return self.overtaken(limit, seconds, min(share, 1.0)) or found
+
+    def _own_fitting(self, limit: Bytes) -> tuple[Plan | None, float]:
+        """Of these plans; and the least share of what adds up that any settled one needs.
 
         Tried first is the smallest of those that are as good as the fastest; then what would fit if
         it needed as small a share of what adds up as any plan that was settled before. Only if none
@@ -170,7 +184,7 @@ class Frontier:
                 found, left = plan, left[: left.index(place)]
             else:
                 left.remove(place)
-        return found
+        return found, share
 
     @property
     def good(self) -> int:

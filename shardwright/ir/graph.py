@@ -136,7 +136,8 @@ class Op:
     """One operator call. `target` is `namespace.name.overload`, for example `aten.mm.default`.
 
     `saves` are the operands and results that autograd keeps for the backward
-    pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp).
+    pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp). Of those of a mixture
+    of experts `extra_rows` are as many however wide the experts are inside.
     `rule` is its index notation where none is written, found out or stated by
     the user; empty if there is none. `part_of` names the call of the module's
     that this operator is a part of, where that was taken apart in a way that
@@ -152,6 +153,7 @@ class Op:
     source: Source = Source()
     saves: tuple[str, ...] = ()
     extra_saved: int = 0
+    extra_rows: int = 0
     rule: str = ""
     part_of: str = ""
     flop: int = 0
@@ -320,6 +322,7 @@ def to_json(graph: Graph) -> str:
                     "source": [op.source.module, op.source.file, op.source.line],
                     "saves": list(op.saves),
                     "extra_saved": op.extra_saved,
+                    **({"extra_rows": op.extra_rows} if op.extra_rows else {}),
                     "rule": op.rule,
                     "part_of": op.part_of,
                     "flop": op.flop,
@@ -350,6 +353,7 @@ def from_json(text: str) -> Graph:
                 source=Source(*op["source"]),
                 saves=tuple(op["saves"]),
                 extra_saved=op["extra_saved"],
+                extra_rows=op.get("extra_rows", 0),
                 rule=op["rule"],
                 part_of=op["part_of"],
                 flop=op["flop"],

@@ -156,6 +156,9 @@ class Layout:
                 f" {len(self.mesh.axes)} axes"
             )
 
+    def __hash__(self) -> int:
+        return hash(self.placements)  # those that are looked up together are of few meshes
+
     @classmethod
     def replicated(cls, mesh: Mesh) -> Layout:
         return cls(mesh, (REPLICATE,) * len(mesh.axes))

@@ -133,7 +133,7 @@ def preset(text: str) -> Machine:
     server = _BY_KIND.get(kind)
     if server is None:
         raise MachineError(
-            f"machine {text!r}: no preset for {found[3]!r}; known kinds are {', '.join(KINDS)},"
+            f"machine {text!r}: no preset for {found[3]!r}; known kinds are {', '.join(KINDS)};"
             " describe another one in a TOML file"
         )
     if devices > server.host_devices:

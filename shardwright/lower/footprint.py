@@ -7,7 +7,8 @@ need inside, unseen by torch, is `kernels`' matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import cached_property
 from math import prod
 from typing import Any, TypeVar, final
 
@@ -31,50 +32,58 @@ class Footprints:
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
-        self._forward: dict[Hashable, Forward | None] = {}
-        self._backward: dict[Hashable, Backward] = {}
+        self._calls: dict[Hashable, Call] = {}
 
-    def forward(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> Forward | None:
-        """Of `op`, whose operands `names`, each once, are `given`; None if it cannot be watched."""
+    def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> Call:
+        """A call of `op`, whose operands `names`, each once, are `given`."""
         key = _key(op, names, given)
-        if key not in self._forward:
-            try:
-                seen = self._watched(op, given, lambda g, d: Watch(op, names, g, d).forward())
-            except _UNSEEN:
-                seen = None
-            self._forward[key] = seen
-        return self._forward[key]
+        if (found := self._calls.get(key)) is None:
+            found = self._calls[key] = Call(op, names, given, on_cpu=self._on_cpu)
+        return found
 
-    def backward(
-        self,
-        op: Op,
-        names: Sequence[str],
-        given: tuple[Seen, ...],
-        gradients: tuple[Strides | None, ...],
-    ) -> Backward:
-        """Of `op`, when the gradients of its results come with such strides, or not at all.
+
+@final
+class Call:
+    """What one call does, and all that are equal to it; watched when it is asked."""
+
+    def __init__(
+        self, op: Op, names: Sequence[str], given: tuple[Seen, ...], *, on_cpu: bool
+    ) -> None:
+        self._op, self._names, self._given, self._on_cpu = op, names, given, on_cpu
+        self._backward: dict[tuple[Strides | None, ...], Backward] = {}
+
+    @cached_property
+    def forward(self) -> Forward | None:
+        """What it does forward; None if it cannot be watched."""
+        try:
+            return self._watched(lambda given, on: self._watch(given, on).forward())
+        except _UNSEEN:
+            return None
+
+    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
+        """What it does when the gradients of its results come with such strides, or not at all.
 
         Where that cannot be watched, each operand's gradient is a tensor of its own.
         """
-        key = (*_key(op, names, given), gradients)
-        if key not in self._backward:
+        if (seen := self._backward.get(gradients)) is None:
             try:
-                seen = self._watched(
-                    op, given, lambda g, d: Watch(op, names, g, d).backward(gradients)
-                )
+                seen = self._watched(lambda given, on: self._watch(given, on).backward(gradients))
             except _UNSEEN:
-                forward = self.forward(op, names, given)
-                first = len(given) + (len(forward.made) if forward is not None else 0)
-                seen = _one_each(given, gradients, first)
-            self._backward[key] = seen
-        return self._backward[key]
+                made = self.forward.made if self.forward is not None else ()
+                seen = _one_each(self._given, gradients, len(self._given) + len(made))
+            self._backward[gradients] = seen
+        return seen
 
-    def _watched(self, op: Op, given: tuple[Seen, ...], watch: _Watching[T]) -> T:
+    def _watch(self, given: tuple[Seen, ...], device: torch.device) -> Watch:
+        return Watch(self._op, self._names, given, device)
+
+    def _watched(self, watch: _Watching[T]) -> T:
         """What `watch` sees on meta tensors; of recurrent layers on two short sequences.
 
         What they keep grows evenly with the length, but for oneDNN's pages. On the CPU they run
         for real, as what oneDNN keeps is known to nobody else.
         """
+        op, given = self._op, self._given
         if op.kind not in _RECURRENT:
             return watch(given, _META)
         device = torch.device("cpu") if self._on_cpu else _META
@@ -115,7 +124,7 @@ def _cut(op: Op, given: tuple[Seen, ...], length: int) -> tuple[Seen, ...]:
     """The operands with a short sequence."""
     at, x = _time(op), given[0]
     shape = (*x.shape[:at], length, *x.shape[at + 1 :])
-    return (replace(x, shape=shape, strides=contiguous_strides(shape)), *given[1:])
+    return (x._replace(shape=shape, strides=contiguous_strides(shape)), *given[1:])
 
 
 def _grown(short: Any, longer: Any, more: float) -> Any:

@@ -16,10 +16,14 @@ from shardwright.lower.program import (
     Attention,
     Compute,
     Dropout,
+    Fetch,
+    Gather,
     Instruction,
     Joint,
+    Prefetch,
     Program,
     Recompute,
+    Reduce,
     RunModule,
     SharedAttention,
     Uniform,
@@ -74,7 +78,8 @@ def _ends_graph(instruction: Instruction, graph: Graph) -> bool:
         return instruction.routing is not None
     if isinstance(instruction, Attention | Dropout):
         return graph.habits.rng == "fast"
-    return isinstance(instruction, (SharedAttention, *_OPAQUE))
+    sent = (Fetch, Reduce, Prefetch, Gather)
+    return isinstance(instruction, (SharedAttention, *sent, *_OPAQUE))
 
 
 def _form(instruction: Compute, made: dict[str, Compute], graph: Graph) -> Op | None:

@@ -15,6 +15,7 @@ from math import prod
 from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.lower.dropped import Dropped
 from shardwright.lower.flights import Flight, gather, prefetch
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Block, Heap, Use
@@ -147,6 +148,14 @@ class Walk:
         heap = self.heap
         self.nodes += [self.unread.pop(n) for n in reads(instruction) if n in self.unread]
         match instruction:
+            case Compute():  # first, as most are
+                heap.where = f"{self.label(instruction.op)}, forward"
+                if is_fused(self, instruction.op):
+                    attention(self, instruction.op)
+                elif instruction.routing is not None:
+                    held_experts(self, instruction)
+                else:
+                    self.compute(instruction)
             case Load():
                 load(self, instruction)
             case Fetch():
@@ -168,14 +177,6 @@ class Walk:
             case Joint() | RunModule() | Attention() | SharedAttention():
                 heap.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
-            case Compute():
-                heap.where = f"{self.label(instruction.op)}, forward"
-                if is_fused(self, instruction.op):
-                    attention(self, instruction.op)
-                elif instruction.routing is not None:
-                    held_experts(self, instruction)
-                else:
-                    self.compute(instruction)
 
     def label(self, op: Op) -> str:
         where = op.source.module
@@ -275,9 +276,10 @@ class Walk:
         names = tuple(dict.fromkeys(op.operands))
         views = [self.views[name] for name in names]
         given = tuple(Seen(v.shape, v.strides, v.dtype, v.grad and self.saving) for v in views)
-        seen = self.book.forward(op, names, given)
+        call = self.book.call(op, names, given)
+        seen = call.forward
         if seen is None:
-            stated(self, op, one.shapes)
+            stated(self, op, one.shapes, one)
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, on_cpu=self.on_cpu)
@@ -292,27 +294,18 @@ class Walk:
                 self.heap.own(blocks[number])
                 self.views[name] = View(blocks[number], shape, strides, dtype, grad)
         saved: dict[int, Block] = {}
-        again: list[tuple[Redistribute, View]] = []
-        flown: list[tuple[Flight, int]] = []
+        dropped = Dropped(self, one.regathers)
         if self.saving:
-            dropped = {id(self.views[n].block): n for n in one.regathers if n in self.views}
             for number in seen.saved:
-                block = blocks[number]
-                copy = dropped.get(id(block))
-                if copy is None:
-                    saved[number] = self.heap.save(block)
-                elif copy in self.flown:
-                    flown.append(self.flown[copy])
-                else:
-                    again.append(self.source[copy])
+                if not dropped.takes(blocks[number]):
+                    saved[number] = self.heap.save(blocks[number])
         for block in blocks[len(names) :]:
             self.heap.drop(block)
         if not any(self.views[n].grad for n in op.outputs if n in self.views):
             for block in saved.values():
                 self.heap.unsave(block)
             return
-        for flight, place in flown:
-            flight.users[place] += 1
+        dropped.wanted()
         base = len(blocks)
 
         def back() -> None:
@@ -321,10 +314,9 @@ class Walk:
                 for block in saved.values():
                     self.heap.unsave(block)
                 return
-            made = [self.brought(how, source) for how, source in again]
-            made += [flight.again(place) for flight, place in flown]
+            made = dropped.again()
             strides = tuple(None if g is None else g.strides for g in came)
-            behind = self.book.backward(op, names, given, strides)
+            behind = call.backward(strides)
             known = [g.block for g in came if g is not None]
             alive: dict[int, Block] = {}
             left = dict(saved)

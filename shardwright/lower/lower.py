@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
-from shardwright.ir.layout import Layout, Mesh, Partial, atom_range, local_atoms, shape_of
+from shardwright.ir.layout import Layout, Mesh, Partial, atom_range
 from shardwright.lower.decisions import Decisions
+from shardwright.lower.own import Own
 from shardwright.lower.pieces import together as recomputed_together
 from shardwright.lower.program import (
     Attention,
@@ -28,8 +29,6 @@ from shardwright.lower.program import (
     Run,
     RunModule,
     Uniform,
-    flat,
-    moves,
     reads,
     writes,
 )
@@ -71,9 +70,9 @@ def placings_of(
         # All that `place` looks at: layers are alike but for the numbers of their factors.
         names = rule.operands, rule.results, rule.agreed
         key = (*names, rule.additive, rule.linear, rule.routes, rule.together, tiling)
-        if key not in known:
-            known[key] = place(rule, tiling, mesh)
-        found[op.name] = known[key]
+        if (placing := known.get(key)) is None:
+            placing = known[key] = place(rule, tiling, mesh)
+        found[op.name] = placing
     return found
 
 
@@ -163,6 +162,7 @@ class _Writer:
         self.analysis = analysis
         self.placed = placed
         self.coordinate = placed.mesh.coordinate(rank)
+        self.own = Own(self.coordinate)
         self.number = {name: i for i, name in enumerate(analysis.rules)}  # in the whole graph
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
@@ -281,7 +281,7 @@ class _Writer:
         src = self.layouts[value]
         atoms = self.analysis.atoms[value]
         differentiable = self.graph.tensor[value].requires_grad
-        forward = moves(atoms, src, wanted, self.coordinate)
+        forward = self.own.moves(atoms, src, wanted)
         # A parameter that is read as it lies need not be read again: its gradients are summed
         # outside of a piece, together with others.
         piece = self.piece if forward or value not in self.parameters else 0
@@ -289,7 +289,7 @@ class _Writer:
         if key in self.redistributed:
             return self.redistributed[key]
         home = self.placed.home(value, src)
-        backward = moves(atoms, grad, home, self.coordinate) if differentiable else ()
+        backward = self.own.moves(atoms, grad, home) if differentiable else ()
         if not forward and not backward:
             self.redistributed[key] = self.names[value]
             return self.names[value]
@@ -304,8 +304,8 @@ class _Writer:
                 text=text,
                 before=self.local_shape(value, src),
                 after=self.local_shape(value, wanted),
-                atoms_before=flat(local_atoms(atoms, src, self.coordinate)),
-                atoms_grad=flat(local_atoms(atoms, grad, self.coordinate)),
+                atoms_before=self.own.tile(atoms, src).atoms,
+                atoms_grad=self.own.tile(atoms, grad).atoms,
                 forward=forward,
                 backward=backward,
                 differentiable=differentiable,
@@ -322,7 +322,7 @@ class _Writer:
         self.pieces.append(self.piece if piece is None else piece)
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
-        return shape_of(local_atoms(self.analysis.atoms[value], layout, self.coordinate))
+        return self.own.tile(self.analysis.atoms[value], layout).shape
 
     def positions(self, value: str, layout: Layout) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         found = []
@@ -354,10 +354,10 @@ def verify(program: Program) -> None:
         for name in reads(instruction):
             if name not in defined:
                 raise VerifyError(f"{instruction}: reads %{name} before it is defined")
-        for name in writes(instruction):
+        for name in (made := writes(instruction)):
             if name in defined:
                 raise VerifyError(f"{instruction}: defines %{name} twice")
-        defined.update(writes(instruction))
+        defined.update(made)
     for name in (*program.outputs, *(value for _, value in program.updates)):
         if name not in defined:
             raise VerifyError(f"%{name} is returned but never defined")

@@ -59,11 +59,19 @@ class MicroPrograms:
 
 
 def lower_micro(
-    graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions, rank: int
+    graph: Graph,
+    analysis: Analysis,
+    micro: MicroBatches,
+    decisions: Decisions,
+    rank: int,
+    numbers: Sequence[int] | None = None,
 ) -> MicroPrograms:
-    """The programs of `rank` of the devices; `decisions` are about those."""
+    """The programs of `rank` of the devices; `decisions` are about those.
+
+    Of the micro-batches with these `numbers`; None is all of them.
+    """
     placings = placings_of(graph, analysis, micro, decisions)
-    return lower_part(graph, analysis, micro, decisions, rank, placings)
+    return lower_part(graph, analysis, micro, decisions, rank, placings, numbers=numbers)
 
 
 def placings_of(
@@ -86,6 +94,7 @@ def lower_part(
     placings: Mapping[str, Placing],
     received: Mapping[str, Layout] | None = None,
     sent: Collection[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> MicroPrograms:
     """The programs of `rank` for a part of the graph that `micro` and `placings` are about.
 
@@ -109,7 +118,7 @@ def lower_part(
     placed = Placed(wide, placings, given, term, frozenset(sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
-        for number in range(micro.count)
+        for number in (range(micro.count) if numbers is None else numbers)
     )
     at = mesh.coordinate(rank)
     reductions = tuple(

@@ -6,7 +6,6 @@ follows `runtime.experts`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
@@ -31,12 +30,12 @@ def held_experts(walk: Walk, one: Compute) -> None:
     given = tuple(
         Seen(v.shape, v.strides, v.dtype, v.grad and walk.saving)
         if len(v.shape) == 3
-        else replace(_rows(v.shape, here), dtype=v.dtype, requires_grad=v.grad and walk.saving)
+        else _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and walk.saving)
         for v in views
     )
-    seen = walk.book.forward(op, names, given)
+    seen = walk.book.call(op, names, given).forward
     if seen is None:
-        stated(walk, op, one.shapes)
+        stated(walk, op, one.shapes, one)
         return
     made = [size for n, size in enumerate(seen.made, len(names)) if n in seen.saved]
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
@@ -44,7 +43,7 @@ def held_experts(walk: Walk, one: Compute) -> None:
     moving = (tokens + here) * each * row * bool(how.hops)  # what leaves, and what comes
     walk.heap.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
-    stated(walk, op, one.shapes, known=Kept(sum(made), operands, seen.peak))
+    stated(walk, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
 
 
 def _rows(shape: tuple[int, ...], rows: int) -> Seen:

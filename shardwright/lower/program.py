@@ -316,6 +316,8 @@ class Program:
 
 def reads(instruction: Instruction) -> tuple[str, ...]:
     """Names of the values that an instruction takes, in order, repeats included."""
+    if isinstance(instruction, Compute):  # most are
+        return instruction.op.operands
     if isinstance(instruction, Redistribute):
         return (instruction.value,)
     if isinstance(instruction, Load):
@@ -337,6 +339,8 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
 
 def writes(instruction: Instruction) -> tuple[str, ...]:
     """Names of the values that an instruction defines."""
+    if isinstance(instruction, Compute):
+        return instruction.op.outputs
     if isinstance(instruction, Redistribute | Load):
         return (instruction.result,)
     if isinstance(instruction, Fetch):

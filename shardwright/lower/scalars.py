@@ -93,8 +93,10 @@ def _summed_last(program: Program, output: str, scaling: Compute) -> Program:
     assert isinstance(summed, Redistribute)
     op = replace(scaling.op, args=(Ref(summed.value), *scaling.op.args[1:]))
     last = replace(summed, value=output, result=f"{output}/summed")
-    instructions = [one for one in program.instructions if one is not summed]
-    instructions[instructions.index(scaling)] = replace(scaling, op=op)
+    scaled = replace(scaling, op=op)
+    instructions = [
+        scaled if one is scaling else one for one in program.instructions if one is not summed
+    ]
     outputs = tuple(last.result if name == output else name for name in program.outputs)
     return replace(program, instructions=(*instructions, last), outputs=outputs)
 

@@ -10,9 +10,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.lower.dropped import Dropped
 from shardwright.lower.heap import Block
 from shardwright.lower.program import (
     Attention,
+    Compute,
     Dropout,
     Instruction,
     Joint,
@@ -194,8 +196,11 @@ def stated(
     by_serial = dict(zip(original.operands, op.operands, strict=True))
     kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
     kept = kept if known is None else known.operands
+    dropped = Dropped(walk, one.regathers if isinstance(one, Compute) else ())
     for name in dict.fromkeys(kept):
-        saved.append(heap.save(walk.views[name].block))
+        if not dropped.takes(walk.views[name].block):
+            saved.append(heap.save(walk.views[name].block))
+    dropped.wanted()
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
     extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
     if joint:  # of each sample its normalizer and whether it counts
@@ -210,7 +215,9 @@ def stated(
 
     def back() -> None:
         came = [walk.taken(name) for name in op.outputs]
+        made: list[tuple[str, View]] = []
         if any(gradient is not None for gradient in came):
+            copies = dropped.again()
             heap.briefly(known.backward if known else 0)
             made = [
                 (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
@@ -219,13 +226,12 @@ def stated(
             for gradient in came:
                 if gradient is not None:
                     heap.drop(gradient.block)
-            for block in saved:
-                heap.unsave(block)
-            for name, view in made:
-                walk.give(name, view)
-        else:
-            for block in saved:
-                heap.unsave(block)
+            for copy in copies:
+                heap.drop(copy.block)
+        for block in saved:
+            heap.unsave(block)
+        for name, view in made:
+            walk.give(name, view)
 
     walk.node(walk.label(op), op.outputs, back)
 

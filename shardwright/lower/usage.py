@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
-from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
+from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
 from shardwright.ir.masters import MASTER, masters
 from shardwright.ir.memory import Memory
 from shardwright.lower.decisions import Decisions
@@ -15,12 +15,12 @@ from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use
 from shardwright.lower.lifetimes import Walk
 from shardwright.lower.lower import input_layouts
-from shardwright.lower.micro import alike, flattened, lower_micro, micro_inputs
+from shardwright.lower.micro import flattened, lower_micro, micro_inputs
 from shardwright.lower.passes import micro_program, rank_program
 from shardwright.lower.program import Dropout, Program, Uniform, flat
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import micro_batches
+from shardwright.rules.micro import batch_size, micro_batches
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
 
@@ -171,12 +171,12 @@ class _Step:
         """One micro-batch after the other, then what is left to reduce; as `one_program`."""
         d, graph = self.decisions, self.graph
         micro = micro_batches(graph, self.analysis, d.micro_batches)
-        lowered = lower_micro(graph, self.analysis, micro, d, self.rank)
-        apart = graph.habits.rng == "fast"
-        groups = [[i] for i in range(micro.count)] if apart else alike(lowered.programs)
-        programs = {group[0]: micro_program(lowered.programs[group[0]], graph) for group in groups}
-        first = {number: group[0] for group in groups for number in group}
-        self.draws(list(lowered.programs))
+        like = self.alike(micro.count)
+        firsts = list(dict.fromkeys(like))
+        lowered = lower_micro(graph, self.analysis, micro, d, self.rank, firsts)
+        by_number = dict(zip(firsts, lowered.programs, strict=True))
+        programs = {number: micro_program(one, graph) for number, one in by_number.items()}
+        self.draws([by_number[number] for number in like])
         layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
         parts = {  # of the batch, cut out of it for all micro-batches at once
             leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
@@ -187,10 +187,12 @@ class _Step:
         kept: dict[str, View] = {}
         given: dict[str, View] = {}
         for number in range(micro.count):
+            if number > 1 and like[number] == like[number - 1]:
+                continue  # the gradients are there, and it adds to them as the one before it did
             given = self.leaves(layouts, (number, *self.coordinate))
             walk = Walk(
                 graph,
-                programs[first[number]],
+                programs[like[number]],
                 given,
                 self.heap,
                 self.book,
@@ -216,6 +218,15 @@ class _Step:
         for block in parts.values():
             self.heap.drop(block)
         return [given[name].bytes for name in kept]
+
+    def alike(self, count: int) -> list[int]:
+        """For each of `count` micro-batches the first that needs as much memory."""
+        size = batch_size(self.graph, self.analysis)
+        # Compiled pieces that draw are each micro-batch's own, and terms are kept by the first.
+        apart = self.graph.habits.rng == "fast"
+        first: dict[tuple[int, bool], int] = {}
+        forms = ((chunk(size, count, n)[1], apart and n == 0) for n in range(count))
+        return [first.setdefault(form, n) for n, form in enumerate(forms)]
 
     def separate(self, kept: dict[str, View]) -> None:
         """Give gradients that share memory their own, as more is added to them in place."""

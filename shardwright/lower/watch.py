@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
@@ -22,8 +22,7 @@ from shardwright.ir.graph import Op
 Strides = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A tensor as a call is given it: its form, and whether a gradient is wanted."""
 
     shape: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, Op
@@ -49,22 +49,46 @@ def analyze(graph: Graph) -> Analysis:
             notation = _opaque(Call(graph, op))
         notations[op.name] = notation
     unified = unify(graph, notations)
-    numbers = _numbers(unified.values)
+    leaves = {
+        name: [dim.atoms() if dim is not None else [] for dim in value]
+        for name, value in unified.values.items()
+    }
+    numbers = _numbers(leaves)
     rules = {
         op.name: refine_rule(
             notations[op.name],
             unified.indices[op.name],
-            [unified.values[name] for name in (*op.operands, *op.outputs)],
+            [leaves[name] for name in (*op.operands, *op.outputs)],
             numbers,
         )
         for op in graph.ops
     }
     atoms, dims = {}, {}
-    for name, value in unified.values.items():
-        leaves = [dim.atoms() if dim is not None else [] for dim in value]
-        atoms[name] = tuple(tuple(atom.size for atom in one) for one in leaves)
-        dims[name] = tuple(tuple(numbers[atom] for atom in one) for one in leaves)
+    for name, value in leaves.items():
+        atoms[name] = tuple([tuple([atom.size for atom in one]) for one in value])
+        dims[name] = tuple([tuple([numbers[atom] for atom in one]) for one in value])
     return Analysis(atoms, rules, tuple(unknown), dims, tuple(discovered))
+
+
+def spread(analysis: Analysis, graph: Graph, stands_for: Mapping[str, str]) -> Analysis:
+    """The analysis of all of `graph`, from one of a graph that leaves out what repeats.
+
+    `stands_for` says, by the name of an operator, a leaf or a result that is left out, which of
+    those that are there it is like. It gets the very rule and atoms of that, and the ids of its
+    dimensions. Complexity: O(operators), where `analyze` has to unify them.
+    """
+
+    def like(name: str) -> str:
+        return stands_for.get(name, name)
+
+    found, unknown = set(analysis.discovered), set(analysis.unknown)
+    return Analysis(
+        {value.name: analysis.atoms[like(value.name)] for value in graph.values},
+        {op.name: analysis.rules[like(op.name)] for op in graph.ops},
+        tuple(op.name for op in graph.ops if like(op.name) in unknown),
+        {value.name: analysis.dims[like(value.name)] for value in graph.values},
+        tuple(op.name for op in graph.ops if like(op.name) in found),
+    )
 
 
 def notation_of(graph: Graph, op: Op) -> Notation | None:
@@ -122,12 +146,12 @@ def _opaque(call: Call) -> Notation:
     return Notation(operands, results, sizes, whole=frozenset(sizes), work=work)
 
 
-def _numbers(values: Mapping[str, tuple[Dim | None, ...]]) -> dict[Dim, int]:
+def _numbers(values: Mapping[str, Sequence[list[Dim]]]) -> dict[Dim, int]:
     """Ids of atoms in order of appearance."""
     numbers: dict[Dim, int] = {}
     for value in values.values():
         for dim in value:
-            for atom in dim.atoms() if dim is not None else ():
+            for atom in dim:
                 numbers.setdefault(atom, len(numbers))
     return numbers
 

@@ -78,4 +78,7 @@ def _extra(op: Op, before: dict[str, Tensor], after: dict[str, Tensor]) -> Op:
         return op
     name = extra_scales_with(op, before)
     whole, piece = before[name].num_elements, after[name].num_elements
-    return op if whole == piece else replace(op, extra_saved=-(-op.extra_saved * piece // whole))
+    if whole == piece:
+        return op
+    saved, rows = (-(-extra * piece // whole) for extra in (op.extra_saved, op.extra_rows))
+    return replace(op, extra_saved=saved, extra_rows=rows)

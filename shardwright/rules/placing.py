@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.ir.layout import Layout, Mesh, fits
-from shardwright.rules.rule import Choice, Rule, Tiling, Together
+from shardwright.rules.rule import Rule, Tiling, Together, word_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, Placing]]:
 
 
 def tiling_text(tiling: Tiling) -> tuple[str, ...]:
-    """One word per axis: a factor's name, `+i` for partial sums passed through, `-` for neither.
+    """One word per axis, as `word_of` says.
 
     >>> tiling_text((None, None))
     ('-', '-')
     """
-    return tuple("-" if choice is None else str(choice) for choice in tiling)
+    return tuple(map(word_of, tiling))
 
 
 def parse_tiling(rule: Rule, words: tuple[str, ...]) -> Tiling:
     """The tiling that `tiling_text` wrote; raises `ValueError` for what this operator cannot do."""
-    known: dict[str, Choice] = {tiling_text((c,))[0]: c for c in rule.choices()}
+    known = rule.by_word
     for word in words:
         if word not in known:
             raise ValueError(

@@ -164,6 +164,11 @@ class Rule:
         routes = (Route(*pair) for pair in self.routes)
         return (None, *splits, *routes, *map(Together, self.together), *passes)
 
+    @cached_property
+    def by_word(self) -> dict[str, Choice]:
+        """All choices by what `word_of` calls them."""
+        return {word_of(choice): choice for choice in self._choices}
+
     def cuts(self, choice: Choice) -> tuple[str, ...]:
         """The factors that `choice` cuts into tiles."""
         if isinstance(choice, Route):
@@ -179,6 +184,15 @@ class Rule:
 
     def placed(self, choice: Choice) -> Placed:
         """Placements along the axis on which `choice` is made."""
+        if (found := self._known.get(choice)) is None:
+            found = self._known[choice] = self._placed(choice)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[Choice, Placed]:
+        return {}  # as layers share their rules, and plans ask for the same
+
+    def _placed(self, choice: Choice) -> Placed:
         if choice is None:
             whole = (REPLICATE,) * len(self.operands)
             out = (REPLICATE,) * len(self.results)
@@ -232,6 +246,15 @@ class Rule:
             for i, dims in enumerate(self.operands)
         )
         return f"{left} -> {', '.join(_text(dims) for dims in self.results)}"
+
+
+def word_of(choice: Choice) -> str:
+    """A factor's name, `+i` for partial sums passed through, `-` for neither.
+
+    >>> word_of(None), word_of(PassPartial(0)), word_of(Split("m"))
+    ('-', '+0', 'm')
+    """
+    return "-" if choice is None else str(choice)
 
 
 def together(tiling: Tiling) -> tuple[int, Together] | None:

@@ -56,6 +56,13 @@ def equate(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
     False, and possibly some harmless refinement, when their boundaries do not
     form one chain of divisors (6 = 2·3 = 3·2).
     """
+    if len(left) == len(right) == 1:  # nearly all equations
+        one, other = left[0].find(), right[0].find()
+        if one is other:
+            return True
+        if one.size == other.size and not (one.parts or other.parts):
+            other.parent = one
+            return True
     while True:
         a = [atom for dim in left for atom in dim.atoms()]
         b = [atom for dim in right for atom in dim.atoms()]
@@ -130,47 +137,53 @@ def unify(graph: Graph, notations: Mapping[str, Notation]) -> Unified:
 def refine_rule(
     notation: Notation,
     indices: Mapping[str, Dim],
-    values: Sequence[tuple[Dim | None, ...]],
+    values: Sequence[Sequence[list[Dim]]],
     numbers: Mapping[Dim, int],
 ) -> Rule:
     """The rule of one operator at the atoms' resolution.
 
-    `values` are the dims of its operands and then of its results, `numbers`
-    the ids of atoms. Where notation and atoms disagree (an equation that could
-    not be solved) the atoms stay whole, and so does every index involved.
+    `values` are the atoms of every dimension of its operands and then of its results, none where
+    the size is one, `numbers` the ids of atoms. Where notation and atoms disagree (an equation that
+    could not be solved) the atoms stay whole, and so does every index involved.
     """
     atoms = {name: dim.atoms() for name, dim in indices.items()}
     names_of = (*notation.operands, *notation.results)
     agreed = [
         [
-            dim is None or [a for n in names for a in atoms[n]] == dim.atoms()
+            not dim or [a for n in names for a in atoms[n]] == dim
             for dim, names in zip(value, spelled, strict=True)
         ]
         for value, spelled in zip(values, names_of, strict=True)
     ]
     broken = _broken(names_of, agreed)
     factors: dict[str, Factor] = {}
+    labels: dict[str, tuple[str, ...]] = {}  # of indices, once they are factors
 
     def add(name: str, parts: Sequence[Dim], kind: FactorKind) -> tuple[str, ...]:
-        labels = [name] if len(parts) == 1 else [f"{name}.{i}" for i in range(len(parts))]
-        for label, part in zip(labels, parts, strict=True):
-            factors.setdefault(label, Factor(label, part.size, kind, numbers.get(part, -1)))
-        return tuple(labels)
+        names = [name] if len(parts) == 1 else [f"{name}.{i}" for i in range(len(parts))]
+        for one, part in zip(names, parts, strict=True):
+            factors.setdefault(one, Factor(one, part.size, kind, numbers.get(part, -1)))
+        return tuple(names)
 
     def index(name: str) -> tuple[str, ...]:
-        whole = name in notation.whole or name in broken
-        return add(name, atoms[name], FactorKind.WHOLE if whole else FactorKind.PARALLEL)
+        if name not in labels:
+            whole = name in notation.whole or name in broken
+            kind = FactorKind.WHOLE if whole else FactorKind.PARALLEL
+            labels[name] = add(name, atoms[name], kind)
+        return labels[name]
 
     dims: list[Dims] = []
     for v, (value, spelled) in enumerate(zip(values, names_of, strict=True)):
         found: list[tuple[str, ...]] = []
         for d, (dim, names) in enumerate(zip(value, spelled, strict=True)):
-            if dim is None:
+            if not dim:
                 found.append(())
-            elif agreed[v][d]:
-                found.append(tuple(label for name in names for label in index(name)))
+            elif not agreed[v][d]:
+                found.append(add(f"v{v}d{d}", dim, FactorKind.WHOLE))
+            elif len(names) == 1:
+                found.append(index(names[0]))
             else:
-                found.append(add(f"v{v}d{d}", dim.atoms(), FactorKind.WHOLE))
+                found.append(tuple([label for name in names for label in index(name)]))
         dims.append(tuple(found))
     work = tuple(label for name in notation.work for label in index(name))
     within = tuple(

@@ -14,14 +14,15 @@ column- and row-parallel layers alternate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, final
 
 from shardwright.cost.codes import encode
 from shardwright.cost.options import Options
-from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import REPLICATE, Atoms, Layout, Placement, Shard, fits
-from shardwright.rules.rule import Choice, FactorKind, Rule, Split, Tiling
+from shardwright.ir.graph import Leaf, LeafKind
+from shardwright.ir.layout import REPLICATE, Atoms, Layout, Shard, fits
+from shardwright.rules.rule import FactorKind, Rule
+from shardwright.search.assembly import Storage
 from shardwright.search.problem import Assignment
 from shardwright.search.space import Space
 
@@ -43,16 +44,15 @@ _RECIPES: tuple[tuple[str, tuple[AxisRole, ...], Stored], ...] = (
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
-    inner, axes = inner_atoms(space), len(space.model.mesh.axes)
+    book, axes = _Book(space), len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
-        yield "one device", _write(space, inner, everywhere, "replicated")
+        yield "one device", book.write(everywhere, "replicated")
         return
-    sequence = bool(sequence_atoms(space))
     for name, roles, stored in _RECIPES:
-        possible = (inner or roles == ("data",)) and (sequence or "sequence" not in roles)
+        possible = (book.inner or roles == ("data",)) and (book.sequence or "sequence" not in roles)
         if len(roles) == axes and possible:
-            yield name, _write(space, inner, roles, stored)
+            yield name, book.write(roles, stored)
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -106,64 +106,96 @@ def inner_atoms(space: Space) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _write(
-    space: Space, inner: frozenset[int], roles: tuple[AxisRole, ...], stored: Stored
-) -> Assignment:
-    model = space.model
-    split = {
-        "data": (batch_atoms(space),),
-        "tensor": (inner,),
-        "sequence": (
-            inner,
-            sequence_atoms(space),
-        ),  # what is not split inside is along the sequence
-    }
-    options = {}
-    for op in model.graph.ops:
-        rule = model.analysis.rules[op.name]
-        wanted = tuple(_choice(rule, split[role]) for role in roles)
-        options[op.name] = _largest_feasible(rule, wanted, model.options(op))
-    storage = {}
-    for leaf, choices in zip(space.parameters, space.stored, strict=True):
-        atoms, dims = model.analysis.atoms[leaf.name], model.analysis.dims[leaf.name]
-        placements: list[Placement] = []
-        for role in roles:
-            tensor = _shard(atoms, dims, lambda atom: atom in inner)
-            placements.append(tensor if role != "data" and tensor else REPLICATE)
-        layout = Layout(model.mesh, tuple(placements))
-        if not fits(atoms, layout):
-            layout = Layout.replicated(model.mesh)
-        if stored != "replicated":
-            layout = _also_sharded(atoms, layout, roles)
-        again = stored == "regathered"
-        storage[leaf.name] = choices.find(encode(layout, atoms), regathered=again)
-    return space.assignment(options, storage)
+@final
+class _Book:
+    """What roles of axes mean for the operators and parameters of one space."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.inner = inner_atoms(space)
+        self.sequence = sequence_atoms(space)
+        self._splits: dict[AxisRole, tuple[frozenset[int], ...]] = {
+            "data": (batch_atoms(space),),
+            "tensor": (self.inner,),
+            # What is not split inside is along the sequence.
+            "sequence": (self.inner, self.sequence),
+        }
+        self._numbers: dict[AxisRole, list[int]] = {}
+        self._feasible: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._stored: dict[object, int] = {}
+
+    def write(self, roles: tuple[AxisRole, ...], stored: Stored) -> Assignment:
+        """The assignment in which every axis has its role."""
+        model = self.space.model
+        wanted = [self._choices(role) for role in roles]
+        options = {
+            op.name: self._option(model.options(op), tuple([along[i] for along in wanted]))
+            for i, op in enumerate(model.graph.ops)
+        }
+        storage = {
+            leaf.name: self._storage(leaf, choices, roles, stored)
+            for leaf, choices in zip(self.space.parameters, self.space.stored, strict=True)
+        }
+        return self.space.assignment(options, storage)
+
+    def _choices(self, role: AxisRole) -> list[int]:
+        """The choice of every operator along an axis, by its number in `Rule.choices()`."""
+        if role not in self._numbers:
+            model, preferred = self.space.model, self._splits[role]
+            rules = (model.analysis.rules[op.name] for op in model.graph.ops)
+            self._numbers[role] = [_choice(rule, preferred) for rule in rules]
+        return self._numbers[role]
+
+    def _option(self, options: Options, wanted: tuple[int, ...]) -> int:
+        """The number of `wanted`, or with innermost splits given up until it is feasible."""
+        key = id(options), wanted
+        if key not in self._feasible:
+            self._feasible[key] = _largest_feasible(options, wanted)
+        return self._feasible[key]
+
+    def _storage(
+        self, leaf: Leaf, choices: Storage, roles: tuple[AxisRole, ...], stored: Stored
+    ) -> int:
+        """The choice of a parameter's storage."""
+        analysis, mesh = self.space.model.analysis, self.space.model.mesh
+        atoms = analysis.atoms[leaf.name]
+        tensor = _shard(analysis.dims[leaf.name], self.inner)
+        key = atoms, tensor, id(choices), roles, stored
+        if key not in self._stored:
+            placements = (tensor if role != "data" and tensor else REPLICATE for role in roles)
+            layout = Layout(mesh, tuple(placements))
+            if not fits(atoms, layout):
+                layout = Layout.replicated(mesh)
+            if stored != "replicated":
+                layout = _also_sharded(atoms, layout, roles)
+            again = stored == "regathered"
+            self._stored[key] = choices.find(encode(layout, atoms), regathered=again)
+        return self._stored[key]
 
 
-def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> Choice:
-    for atoms in preferred:
-        for factor in rule.factors:
-            if factor.atom in atoms and factor.kind is FactorKind.PARALLEL:
-                return Split(factor.name)
-    return None
-
-
-def _largest_feasible(rule: Rule, wanted: Tiling, options: Options) -> int:
-    """The number of `wanted`, or with the innermost splits given up until it is feasible."""
+def _largest_feasible(options: Options, wanted: tuple[int, ...]) -> int:
     for keep in range(len(wanted), -1, -1):
-        try:
-            return options.find(rule, (*wanted[:keep], *(None,) * (len(wanted) - keep)))
-        except ValueError:
-            continue
+        tried = (*wanted[:keep], *(0,) * (len(wanted) - keep))
+        if tried in options.choices:
+            return options.choices.index(tried)
     raise AssertionError("the replicated tiling is always feasible")
 
 
-def _shard(
-    atoms: Atoms, dims: tuple[tuple[int, ...], ...], good: Callable[[int], bool]
-) -> Shard | None:
+def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> int:
+    """The number of the first split along one of the atoms that are preferred most; else 0."""
+    splits = [factor for factor in rule.factors if factor.kind is FactorKind.PARALLEL]
+    for atoms in preferred:
+        for number, factor in enumerate(splits, 1):  # choices begin with none, then come splits
+            if factor.atom in atoms:
+                return number
+    return 0
+
+
+def _shard(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard | None:
+    """The first place of a tensor at which one of the atoms that are `wanted` stands."""
     for d, ids in enumerate(dims):
         for a, atom in enumerate(ids):
-            if good(atom):
+            if atom in wanted:
                 return Shard(d, a)
     return None
 

@@ -7,6 +7,7 @@ that settle memory, and a fifth of a command that plans a large model.
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,4 +22,21 @@ def paused() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            _grow_old()
             gc.enable()
+
+
+@contextmanager
+def paused_to_the_end() -> Iterator[None]:
+    """As `paused`, and no pass when the process ends either: all is given back then anyway."""
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
+    with paused():
+        yield
+
+
+def _grow_old() -> None:
+    """Count all objects as old ones: else the first thing that is made next starts a pass."""
+    if not gc.get_freeze_count():  # what somebody else froze stays so
+        gc.freeze()
+        gc.unfreeze()

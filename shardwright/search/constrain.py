@@ -17,8 +17,9 @@ from typing import final
 from shardwright.cost.codes import digit
 from shardwright.cost.measure import Duration
 from shardwright.cost.memory import BucketSizes
+from shardwright.cost.meshless import Meshless
 from shardwright.cost.model import CostModel
-from shardwright.cost.options import Allowed, Forms, Only
+from shardwright.cost.options import Allowed, Only
 from shardwright.cost.prices import Routes
 from shardwright.ir.constraints import (
     EVERY_AXIS,
@@ -99,7 +100,8 @@ class Limits:
         self._graph = graph
         self._analysis = analysis
         self._marks = marks
-        self._routes, self._forms = routes, Forms()
+        self._routes = routes
+        self._meshless: Meshless | None = None  # of the machine asked about last
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -139,6 +141,8 @@ class Limits:
 
         With `micro_batches` the graph must be that of one of them.
         """
+        if self._meshless is None or self._meshless.machine is not machine:
+            self._meshless = Meshless(self._graph, self._analysis, machine)
         model = CostModel(
             self._graph,
             self._analysis,
@@ -149,7 +153,7 @@ class Limits:
             Duration(machine, mesh, self._routes),
             micro_batches,
             buckets,
-            self._forms,
+            self._meshless,
         )
         self._check_sizes(model)
         return model

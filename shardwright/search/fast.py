@@ -20,6 +20,7 @@ from shardwright.search.fill import fill
 from shardwright.search.finish import finish
 from shardwright.search.folded import Folded
 from shardwright.search.polish import polish
+from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point, Problem
 from shardwright.search.solver import Solver
 from shardwright.search.sweep import DualBound, sweep
@@ -55,6 +56,7 @@ def fast_frontier(
     max_sums: int = 2_000_000,
     wanted: Callable[[DualBound], bool] = lambda bound: True,
     solver: Solver | None = None,
+    prices: PriceList | None = None,
 ) -> FastFrontier:
     """Approximate the frontier of `problem`; exact at its ends and on its lower convex hull.
 
@@ -63,8 +65,8 @@ def fast_frontier(
     the terms that are priced for single changes, and `max_sums` the work on gaps that are wide.
     Gaps narrower than `resolution`, as a part of time or memory, are left open. With `seconds` the
     result depends on the machine. What lies between supported points is looked for only if `wanted`
-    says so of the bound. A `solver` that is known already is not made again. Without a feasible
-    assignment there are no points.
+    says so of the bound. A `solver` and `prices` that are known already are not made again.
+    Without a feasible assignment there are no points.
 
     >>> import numpy as np
     >>> from shardwright.search.problem import Node
@@ -74,6 +76,7 @@ def fast_frontier(
     ([(2.0, 60), (3.0, 50), (4.0, 40)], 3.992)
     """
     start = time.monotonic()
+    prices = prices or PriceList.of(problem)
     found = sweep(
         problem,
         max_weights=max_weights,
@@ -81,13 +84,14 @@ def fast_frontier(
         max_table=max_table,
         resolution=resolution,
         solver=solver,
+        prices=prices,
     )
     points = found.points
     if not wanted(found.bound):
         return FastFrontier(points, found.bound, found.pinned)
     if time.monotonic() - start < seconds:
-        points = fill(problem, points, max_points=max_points, resolution=_COARSER * resolution)
-        points = polish(problem, points, max_points=max_points, max_priced=max_priced)
+        points = fill(prices, points, max_points=max_points, resolution=_COARSER * resolution)
+        points = polish(prices, points, max_points=max_points, max_priced=max_priced)
     done = finish(
         problem, points, found.points, found.bound, max_sums=max_sums, deadline=start + seconds
     )

@@ -29,7 +29,7 @@ _ENOUGH = 4  # times as many steps as points are asked for
 
 
 def fill(
-    problem: Problem | Folded,
+    problem: Problem | Folded | PriceList,
     supported: Sequence[Point],
     *,
     max_points: int = 1000,
@@ -37,20 +37,31 @@ def fill(
 ) -> tuple[Point, ...]:
     """The frontier of `supported`, fastest first, filled up to about `max_points`.
 
-    Every gap has an equal share, of at least one point; one that is no wider than `resolution`,
-    as a part of its time or its memory, has none.
+    Every gap has at least one point, and more as it is wider; one that is no wider than
+    `resolution`, as a part of its time or its memory, has none.
     """
     if not supported:
         return ()
-    share = max(1, max_points // len(supported) - 1)
     prices = PriceList.of(problem)
     moves = Moves.of(prices)
     blocks = [np.array([point.choice for point in supported], np.int64)]
-    for left, right in pairwise(supported):
-        wide = right.time > left.time * (1 + resolution)
-        if wide and left.memory > right.memory * (1 + resolution):
-            blocks += _between(prices, moves, left, right, share)
+    gaps = [
+        (left, right)
+        for left, right in pairwise(supported)
+        if right.time > left.time * (1 + resolution)
+        and left.memory > right.memory * (1 + resolution)
+    ]
+    widths = [_width(*gap) for gap in gaps]
+    left_over = max_points - len(supported)
+    for (left, right), width in zip(gaps, widths, strict=True):
+        share = max(1, round(left_over * width / sum(widths)))
+        blocks += _between(prices, moves, left, right, share)
     return best_points(prices, blocks)
+
+
+def _width(left: Point, right: Point) -> float:
+    """How far neighbours are apart, in time and in memory, as a part of the greater."""
+    return (1 - left.time / right.time) + (1 - right.memory / left.memory)
 
 
 def _between(
@@ -72,7 +83,8 @@ def _between(
     trace = (owner[inside], turns[inside])
     front = reduce(np.array([0, len(inside)]), time[inside], memory[inside], trace)
     found = len(front.time)
-    kept = np.unique(np.linspace(0, found - 1, min(most, found)).round().astype(np.int64))
+    count = min(most, found)
+    kept = ((np.arange(count) + 0.5) * found / count).astype(np.int64)  # evenly, without the ends
     owners, reached = (row[kept] for row in front.trace)
     for number in np.unique(owners):
         yield walks[number][1].assignments(reached[owners == number])

@@ -29,10 +29,13 @@ _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
 
 @final
 class Memories:
-    """Settles the memory of plans of `graph` on `machine`."""
+    """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given."""
 
-    def __init__(self, graph: Graph, machine: Machine, optimizer: str) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, optimizer: str, analysis: Analysis | None = None
+    ) -> None:
         self.graph = graph
+        self._given = analysis
         self._context = machine.device.context_bytes
         self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
         gpu = machine.backend != "gloo"
@@ -47,7 +50,7 @@ class Memories:
 
     @cached_property
     def _analysis(self) -> Analysis:
-        return analyze(self.graph)
+        return self._given or analyze(self.graph)
 
     def settled(self, plan: Plan) -> Plan:
         """`plan` with its memory; what adds up stays with pipeline stages."""
@@ -80,8 +83,9 @@ def ranks_are_alike(graph: Graph, analysis: Analysis, decisions: Decisions) -> b
         atoms = analysis.atoms[name]
         if local_atoms(atoms, layout, last) != largest_atoms(atoms, layout):
             return False
-    tilings = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
-    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in tilings)
+    pairs = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
+    distinct = {(id(rule), tiling): (rule, tiling) for rule, tiling in pairs}
+    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in distinct.values())
 
 
 def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:

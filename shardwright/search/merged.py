@@ -133,10 +133,11 @@ class _Groups:
             terms.append((mask, turned, self.choices[one], self.choices[other]))
         key = tuple((id(mask), turned, id(rows), id(cols)) for mask, turned, rows, cols in terms)
         if key not in self._pairs:
-            allowed = np.ones((self.sizes[a], self.sizes[b]), bool)
-            for mask, turned, rows, cols in terms:
-                allowed &= (mask.T if turned else mask)[rows[:, None], cols]
-            found = allowed.nonzero()
+            masks = [
+                (mask.T if turned else mask)[rows[:, None], cols]
+                for mask, turned, rows, cols in terms
+            ]
+            found = np.logical_and.reduce(masks).nonzero()
             self._pairs[key] = found[0], found[1]
         return self._pairs[key]
 

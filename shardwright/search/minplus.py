@@ -162,7 +162,7 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
     if len(inputs) == 1:
         return np.asarray(inputs[0].min(axis=0))
     # The eliminated node comes first: the minimum runs over whole tables.
-    shape = np.broadcast_shapes(*(table.shape[1:] for table in inputs))
+    shape = (inputs[0].shape[1], *join.sizes[:-1])
     entries = math.prod(shape)
     if entries * join.sizes[-1] <= _AT_ONCE:
         return np.asarray(_sum(inputs).min(axis=0))
@@ -186,8 +186,7 @@ def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int
 
 def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
     """Write the least sum over the first axis of `inputs` into `best`, in blocks of that axis."""
-    _, *shape = np.broadcast_shapes(*(table.shape for table in inputs))
-    part = np.empty((block, *shape), best.dtype)
+    part = np.empty((block, *best.shape), best.dtype)
     size = max(len(table) for table in inputs)
     for begin in range(0, size, block):
         end = min(begin + block, size)

@@ -19,6 +19,7 @@ from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.memories import Memories
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
+from shardwright.search.overtaken import Overtaken
 from shardwright.search.permitted import allowed_meshes, require_one
 from shardwright.search.piping import Piping, stages_of
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
@@ -174,6 +175,8 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     kept = thin(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each(rounds.known)
     plans, yardsticks = _plans(kept, write), _plans(shown, write)
+    sources = rounds.sources
+    memories = Memories(sources.graph, rounds.machine, rounds.optimizer, sources.analysis)
     if rounds.machine.overlap:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
@@ -188,8 +191,9 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
-        settle=Memories(rounds.sources.graph, rounds.machine, rounds.optimizer).settled,
+        settle=memories.settled,
         least=lambda place: kept[place].least,
+        overtaken=Overtaken(every, write, memories.settled).faster,
     )
 
 

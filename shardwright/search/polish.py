@@ -23,7 +23,7 @@ _FEWEST = 8
 
 
 def polish(
-    problem: Problem | Folded,
+    problem: Problem | Folded | PriceList,
     points: Sequence[Point],
     *,
     max_points: int = 1000,

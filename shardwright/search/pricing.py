@@ -35,8 +35,10 @@ class PriceList:
     sizes: Ints  # (nodes,), numbers of choices
 
     @classmethod
-    def of(cls, problem: Problem | Folded) -> PriceList:
-        """Collect the tables of `problem`, each distinct one once."""
+    def of(cls, problem: Problem | Folded | PriceList) -> PriceList:
+        """Collect the tables of `problem`, each distinct one once; or its list if that is given."""
+        if isinstance(problem, PriceList):
+            return problem
         folded = Folded.of(problem)
         parts = folded.problem.parts
         times: list[Floats] = []

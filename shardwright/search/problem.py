@@ -153,8 +153,10 @@ def most(problem: Problem) -> tuple[float, int]:
     for part in problem.parts:
         key = id(part.time), id(part.memory)
         if key not in known:
-            finite = part.time[np.isfinite(part.time)]
-            known[key] = float(finite.max(initial=0.0)), int(part.memory.max())
+            longest = float(part.time.max())
+            if not math.isfinite(longest):
+                longest = float(part.time[np.isfinite(part.time)].max(initial=0.0))
+            known[key] = longest, int(part.memory.max())
         time, memory = time + known[key][0], memory + known[key][1]
     return time, memory
 
@@ -211,9 +213,9 @@ _WORDS = {"f": "seconds", "i": "whole bytes"}
 
 def _check_costs(part: Node | Edge) -> None:
     where = repr(part.name) if isinstance(part, Node) else f"edge {part.tail} -> {part.head}"
-    if not bool(np.all(part.time >= 0)):
+    if not part.time.min() >= 0:  # NaN is not either
         raise ProblemError(f"{where} has a time of {_first(part.time, ~(part.time >= 0))} s")
-    if bool(np.any(part.memory < 0)):
+    if part.memory.min() < 0:
         raise ProblemError(f"{where} has {_first(part.memory, part.memory < 0)} bytes of memory")
 
 

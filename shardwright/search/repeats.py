@@ -190,13 +190,13 @@ class _Numbers:
         self.graph = graph
         self.operands = [op.operands for op in graph.ops]
         self.made = {name: i for i, op in enumerate(graph.ops) for name in op.outputs}
-        self.read: dict[str, list[int]] = {}
+        self.read: dict[str, list[int]] = {}  # in order
         for i, names in enumerate(self.operands):
             for name in names:
                 self.read.setdefault(name, []).append(i)
         self.last = np.array(
             [
-                max((j for name in op.outputs for j in self.read.get(name, ())), default=i)
+                max([self.read[name][-1] for name in op.outputs if name in self.read], default=i)
                 for i, op in enumerate(graph.ops)
             ],
             np.int64,
@@ -235,16 +235,16 @@ class _Numbers:
 
     def _stays_inside(self, repeat: Repeat, c: int) -> bool:
         """Whether only this copy and the next read what it makes, and only it reads its leaves."""
-        span = range(repeat.copy(c).start, repeat.copy(c + 1).stop)
-        for i in repeat.copy(c):
-            op = self.graph.ops[i]
-            for name in op.outputs:
-                if name in self.returned or any(j not in span for j in self.read.get(name, ())):
+        own, end = repeat.copy(c), repeat.copy(c + 1).stop
+        for i in own:
+            for name in self.graph.ops[i].outputs:  # nothing is read before it is made
+                if name in self.returned or (name in self.read and self.read[name][-1] >= end):
                     return False
             before = self.operands[i - repeat.period]
             for name, other in zip(self.operands[i], before, strict=True):
                 shared = name == other or name in self.made
-                if not shared and any(j not in repeat.copy(c) for j in self.read[name]):
+                reads = self.read[name]
+                if not shared and not (own.start <= reads[0] and reads[-1] < own.stop):
                     return False
         return True
 
@@ -253,7 +253,7 @@ def _plain(arg: Arg) -> object:
     if isinstance(arg, Ref):
         return Ref
     if isinstance(arg, tuple):
-        return tuple(_plain(a) for a in arg)
+        return tuple([_plain(a) for a in arg])
     return (type(arg), arg)
 
 

@@ -24,7 +24,6 @@ from shardwright.search.eliminate import exact_frontier
 from shardwright.search.fast import fast_frontier
 from shardwright.search.permitted import broken
 from shardwright.search.pipelines import Pipelines, Staged, schedule_of
-from shardwright.search.pricing import PriceList
 from shardwright.search.problem import Point
 from shardwright.search.settle import bound_on_step, most_at_once, most_hidden
 from shardwright.search.sources import Sources
@@ -160,12 +159,7 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        hidden = most_hidden(self.sources.graph, self.machine, mesh)
-        at_once = most_at_once(mesh, self.machine.contention)
-        settled = partial(
-            bound_on_step, overlap=self.machine.overlap, hidden=hidden, at_once=at_once
-        )
-        self.bounds.append((writer.least_overhead, lambda memory: settled(bound(memory))))
+        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh)))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
@@ -249,6 +243,17 @@ class Rounds:
         )
         return _Group(Offer(writer, points), alone, notes, most_updates(writer))
 
+    def _on_steps(self, bound: Callable[[float], float], mesh: Mesh) -> Callable[[float], float]:
+        """What a bound on what adds up means for steps."""
+        if not self.machine.overlap:
+            return bound
+        hidden = most_hidden(self.sources.graph, self.machine, mesh)
+        at_once = most_at_once(mesh, self.machine.contention)
+        settled = partial(
+            bound_on_step, overlap=self.machine.overlap, hidden=hidden, at_once=at_once
+        )
+        return lambda memory: settled(bound(memory))
+
     def refuse(self, error: ConstraintError) -> None:
         """Remember why a mesh has no plan."""
         self.refused.append(str(error))
@@ -277,13 +282,14 @@ def _baselines(
 ) -> Iterator[Candidate]:
     """The well-known plans of the writer's space, with the constraints that they break."""
     space = writer.space
-    prices = PriceList.of(space.folded)
     named = list(baselines(space))
-    points = [prices.point(space.folded.spread(assignment)) for _, assignment in named]
+    points = [space.prices.point(space.folded.spread(assignment)) for _, assignment in named]
     for (name, assignment), point, peak in zip(named, points, writer.peaks(points), strict=True):
-        tilings, storage = space.tilings(assignment), space.storage(assignment)
-        like = writer.short.stands_for
-        broke = broken(wanted, marks, like, space.model, tilings, storage) if wanted else ()
+        broke: tuple[Constraint, ...] = ()
+        if wanted:
+            tilings, storage = space.tilings(assignment), space.storage(assignment)
+            like = writer.short.stands_for
+            broke = broken(wanted, marks, like, space.model, tilings, storage)
         yield Candidate(point, peak, writer, name, (), broke)
 
 
@@ -341,6 +347,7 @@ def _frontier(
         max_sums=_SUMS_PER_MESH,
         wanted=wanted,
         solver=space.solver,
+        prices=space.prices,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 

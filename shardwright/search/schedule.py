@@ -168,8 +168,12 @@ def elimination_order(
     def table_size(node: int) -> int:
         return math.prod(sizes[other] for other in graph[node])
 
+    widths = [max(2, size) for size in sizes]  # an axis is never free
+
     def rank(node: int) -> tuple[int, int]:
-        size = math.prod(max(2, sizes[other]) for other in graph[node])  # an axis is never free
+        size = 1
+        for other in graph[node]:
+            size *= widths[other]
         return size.bit_length(), generation[node]
 
     heap = [(rank(node), node) for node in remaining]
@@ -268,8 +272,8 @@ class _Builder:
         joint = scope if node is None else [*scope, node]
         axis = {n: i for i, n in enumerate(joint)}
         join = Join(
-            tuple(self.sizes[n] for n in joint),
-            tuple((f.table, tuple(axis[n] for n in f.scope)) for f in factors),
+            tuple([self.sizes[n] for n in joint]),
+            tuple([(f.table, tuple([axis[n] for n in f.scope])) for f in factors]),
             node is not None,
         )
         for number in inputs:
@@ -286,11 +290,11 @@ class _Builder:
         self._add_factor(scope, leaf, (id(part.time), id(part.memory), pinned))
 
     def _add_factor(self, scope: tuple[int, ...], table: Leaf | Given | Join, key: object) -> int:
-        if key not in self.known:
-            self.known[key] = len(self.tables)
+        place = self.known.setdefault(key, len(self.tables))
+        if place == len(self.tables):
             self.tables.append(table)
         number = len(self.factors)
-        self.factors.append(Factor(scope, self.known[key]))
+        self.factors.append(Factor(scope, place))
         for node in scope:
             self.live[node].add(number)
         if not scope:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
-from shardwright.cost.memory import bucket_sizes
+from shardwright.cost.memory import BucketSizes, bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.prices import Routes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
-from shardwright.rules.analysis import analyze
+from shardwright.rules.analysis import Analysis, analyze, spread
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.cuts import Cuts
 from shardwright.search.micro import MicroBook
@@ -45,6 +45,15 @@ class Sources:
         """Where the whole graph may be cut into stages."""
         return Cuts(self.graph)
 
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Of the whole graph; what repeats shares its rules."""
+        return spread(self._book(whole=False).analysis, self.graph, self.short.stands_for)
+
+    @cached_property
+    def _buckets(self) -> BucketSizes:
+        return bucket_sizes(self.graph)
+
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Numbers of micro-batches that the graph can have, and why it cannot have others."""
         return self._book(whole=False).possible(wanted)
@@ -62,11 +71,11 @@ class Sources:
         Recomputation is left out where the space is too wide with it. Raises
         `ConstraintError` where constraints leave something no choice.
         """
-        buckets = bucket_sizes(self.graph)
 
         @cache
         def model(whole: bool) -> CostModel:  # with tables that both tries share
-            return self._limited(count, whole=whole).model(machine, mesh, optimizer, count, buckets)
+            limits = self._limited(count, whole=whole)
+            return limits.model(machine, mesh, optimizer, count, self._buckets)
 
         if self.recompute and mesh not in self.too_wide:
             try:

@@ -29,7 +29,8 @@ from shardwright.search.assembly import Assembly, Reading, Storage
 from shardwright.search.clusters import Place
 from shardwright.search.folded import Folded
 from shardwright.search.folding import fold
-from shardwright.search.problem import Assignment, Ints, Problem
+from shardwright.search.pricing import PriceList
+from shardwright.search.problem import Assignment, Edge, Ints, Problem
 from shardwright.search.repeats import Repeat, find_repeats
 from shardwright.search.segments import segments
 from shardwright.search.solver import Solver, make_solver
@@ -67,6 +68,11 @@ class Space:
     def solver(self) -> Solver:
         """Finds the best assignments of `folded`."""
         return make_solver(self.folded, _MOST_TABLE)
+
+    @cached_property
+    def prices(self) -> PriceList:
+        """What whole assignments cost."""
+        return PriceList.of(self.folded)
 
     @property
     def problem(self) -> Problem:
@@ -133,8 +139,8 @@ class Space:
         for name, place in self.places.items():
             if place.leads:
                 choice[place.own_node] = options[name]
-        for i, reading in enumerate(self.readings, self.first_reading):
-            choice[i] = self._agree(reading, i, choice)
+        for i in range(self.first_reading, self.first_parameter):
+            choice[i] = self._agree(i, choice)
         for i, leaf in enumerate(self.parameters, self.first_parameter):
             choice[i] = storage[leaf.name]
         for node, twin in self.twofold.twins.items():
@@ -146,9 +152,17 @@ class Space:
             choice[switch] = int(recompute)
         return tuple(choice)
 
-    def _agree(self, reading: Reading, node: int, choice: list[int]) -> int:
-        edges = [edge for edge in self.problem.edges if edge.tail == node]
-        first, *others = edges
+    @cached_property
+    def _read_by(self) -> dict[int, list[Edge]]:
+        """The edges from every reading to those that read it so."""
+        found: dict[int, list[Edge]] = {}
+        for edge in self.problem.edges:
+            if self.first_reading <= edge.tail < self.first_parameter:
+                found.setdefault(edge.tail, []).append(edge)
+        return found
+
+    def _agree(self, node: int, choice: list[int]) -> int:
+        first, *others = self._read_by[node]
         agreed = int(np.isfinite(first.time[:, choice[first.head]]).argmax())
         for edge in others:
             if not np.isfinite(edge.time[agreed, choice[edge.head]]):

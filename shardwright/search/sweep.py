@@ -100,6 +100,7 @@ def sweep(
     max_table: int = 500_000,
     resolution: float = 0.0,
     solver: Solver | None = None,
+    prices: PriceList | None = None,
 ) -> Sweep:
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
 
@@ -109,12 +110,12 @@ def sweep(
 
     It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
     makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
-    beyond it nodes are pinned. A `solver` of the problem that is known already is used as it is.
-    Without a feasible assignment there are no points.
+    beyond it nodes are pinned. A `solver` and `prices` of the problem that are known already are
+    used as they are. Without a feasible assignment there are no points.
     """
     deadline = time.monotonic() + seconds
     folded = Folded.of(problem)
-    scout = _Scout(folded, solver or make_solver(folded, max_table))
+    scout = _Scout(folded, solver or make_solver(folded, max_table), prices or PriceList.of(folded))
     hull = scout.ends()
     pinned = scout.solver.pinned
     if not hull:
@@ -143,10 +144,10 @@ def sweep(
 class _Scout:
     """Evaluates weights on one problem, and remembers what they prove."""
 
-    def __init__(self, problem: Folded, solver: Solver) -> None:
+    def __init__(self, problem: Folded, solver: Solver, prices: PriceList) -> None:
         self.problem = problem
         self.solver = solver
-        self.prices = PriceList.of(problem)
+        self.prices = prices
         self.lines: list[tuple[float, float]] = []
         self.least_memory = 0
         self.rows = max(1, min(_WEIGHTS_AT_ONCE, _TABLE_BYTES // (8 * self.solver.entries)))

@@ -61,7 +61,11 @@ def load_job(
         )
     file, colon, function = target.rpartition(":")
     if not colon or not file.endswith(".py") or not function:
-        raise TargetError(f"{target!r} is neither file.py:function nor a config.json")
+        example = f"{target}:job" if target.endswith(".py") else "train.py:job"
+        raise TargetError(
+            f"{target!r} is neither file.py:function nor a config.json; name the function that"
+            f" returns a Job, as in {example}"
+        )
     return _file_job(Path(file), function, given)
 
 
@@ -89,6 +93,18 @@ def optimizer_name(job: Job) -> str:
     made = job.optimizer([nn.Parameter(torch.zeros(1))])
     name = type(made).__name__.lower()
     return f"{name}_momentum" if name == "sgd" and made.defaults["momentum"] else name
+
+
+def half_precision(target: str) -> str | None:
+    """The 16-bit type that a `config.json` names for its weights; None without one.
+
+    Models are built in float32 all the same.
+    """
+    if not target.endswith(".json"):
+        return None
+    data = json.loads(Path(target).read_text())
+    named = str(data.get("dtype") or data.get("torch_dtype"))
+    return named if named in ("bfloat16", "float16") else None
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -37,7 +37,8 @@ def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     assert all(0 <= middle <= most for middle, most in errors.values())
     parts = [part for _, part in told]
     assert parts == sorted(parts) and 0 <= parts[0] < parts[-1] <= 1
-    assert any(what.startswith("memory ") for what, _ in told)
+    # What is told is read now and then, so that a busy host may miss some of it.
+    assert {what.split()[0] for what, _ in told} & {*errors, "host", "round"}
     assert not multiprocessing.active_children()
 
     (file,) = (tmp_path / "shardwright").iterdir()

@@ -42,6 +42,20 @@ def test_every_layer_has_one_operator_and_nothing_sorts(graph):
     assert first.args[5:] == second.args[5:]  # repeated layers are alike
 
 
+def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
+    torch.manual_seed(0)
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    wide = MixtralConfig(**{**CONFIG.to_dict(), "intermediate_size": 30})
+    given = {"input_ids": ids, "labels": ids}
+    wider = capture_call(MixtralForCausalLM(wide), (), given).graph
+    one, other = (next(op for op in g.ops if op.kind == "experts") for g in (graph, wider))
+    inner, inner_wide = (op.extra_saved - op.extra_rows for op in (one, other))
+    assert one.extra_rows == other.extra_rows > 0
+    assert inner_wide == 3 * inner > 0
+    # At least the rows that go in, the sums of the two and their product with a score come out.
+    assert one.extra_rows >= 3 * 15 * 2 * 16 * 4
+
+
 def test_what_is_not_just_so_stays_as_it_is():
     """Experts that share one matrix more: three products of one kind of rows."""
 
@@ -74,12 +88,15 @@ def test_experts_on_several_devices_pay_for_the_busiest(graph):
     def seconds(**local):
         return float(forward_seconds(work, sizes(**local), device)[0])
 
-    def kept(**local):
-        return int(kept_bytes(work, (False,), 10**6, sizes(**local))[0])
+    def kept(rows=0, **local):
+        return int(kept_bytes(work, (False,), 10**6, sizes(**local), rows)[0])
 
     assert seconds(e=2) == pytest.approx(seconds() * 0.4 * 1.3, rel=1e-3)
     assert kept(e=2) == pytest.approx(kept() * 0.4 * 1.3, rel=1e-3)
+    assert kept(rows=10**6, e=2) == 10**6 * 16 // 30 + 1  # of 15.6 rows, on average
     assert seconds(m=5) == pytest.approx(seconds() / 2)
+    # Each of the devices that share the inside of the experts has all rows, whole.
+    assert (kept(m=5), kept(rows=10**6, m=5), kept(rows=600_000, m=5)) == (500_000, 10**6, 800_000)
     flop = 3 * 2 * 15 * 2 * 10 * 16  # products, multiply and add, tokens, experts of each, sizes
     reached = device.peak_flop_per_s("float32") * device.efficiency.matmul
     assert seconds() == pytest.approx(flop / reached)

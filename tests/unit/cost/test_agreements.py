@@ -39,7 +39,7 @@ def test_halves_make_causal_work_even(asked):
     for word in ("-", "l", "l~z", "l~s~z"):
         op, k = option(model, word)
         sizes = model.options(op).sizes[:, k : k + 1]
-        seconds[word] = float(forward_seconds(model._workload(op), sizes, device)[0])
+        seconds[word] = float(forward_seconds(model.meshless.workload(op), sizes, device)[0])
     assert seconds["l"] == pytest.approx(seconds["-"] / 5 * 1.8)  # the last of five
     assert seconds["l~z"] == pytest.approx(seconds["-"] / 5)
     assert seconds["l~s~z"] == pytest.approx(seconds["-"] / 5)
@@ -52,7 +52,7 @@ def test_what_is_exchanged_is_listed_with_its_price(asked):
         moved = model.agreements(op, k)
         assert {t.collectives[0].split()[0] for t in moved} == set(expected)
         assert all(t.collectives[0].split()[1] == "cp" for t in moved)
-        work, options = model._workload(op), model.options(op)
+        work, options = model.meshless.workload(op), model.options(op)
         own = model.measure.operator(work, options.sizes)[k]
         total = model.operator(op).seconds[k]
         assert total == pytest.approx(own + sum(t.seconds for t in moved))
@@ -80,5 +80,5 @@ def test_a_ring_holds_a_part_of_keys_and_values(asked):
     _, gathered = option(model, "l")
     _, ring = option(model, "l~s~z")
     sizes = model.options(op).sizes[:, [gathered, ring]]
-    keys = model._workload(op).operands[1].local_bytes(sizes)
+    keys = model.meshless.workload(op).operands[1].local_bytes(sizes)
     assert np.array_equal(keys, [keys[0], keys[0] // 5])

@@ -46,7 +46,7 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
     for t in sent:
         assert t.seconds == pytest.approx(price.fixed + price.per_larger * 2 * rows * WIDTH * ITEM)
     table = costs.operator(ONE.op)
-    own = costs.measure.operator(costs._workload(ONE.op), costs.options(ONE.op).sizes)
+    own = costs.measure.operator(costs.meshless.workload(ONE.op), costs.options(ONE.op).sizes)
     assert table.seconds[k] == pytest.approx(own[k] + sent[0].seconds + sent[2].seconds)
 
 
@@ -63,7 +63,7 @@ def test_only_what_sends_rows_pays_for_it():
 def test_routed_rows_are_worked_on_by_those_who_hold_their_experts(skew):
     """Together they have what experts alone would: a device its experts' share of all rows."""
     costs = model(skew, Mesh.parse("ep=2"))
-    work, device = costs._workload(ONE.op), replace(costs.machine.device, bytes_per_s=1e30)
+    work, device = costs.meshless.workload(ONE.op), replace(costs.machine.device, bytes_per_s=1e30)
     device = replace(device, launch_seconds=0.0)
     options, routed = option(costs, "n>e")
     alone, whole = option(costs, "e")[1], option(costs, "-")[1]

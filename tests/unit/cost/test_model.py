@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
+from shardwright.cost.meshless import Meshless
+from shardwright.cost.model import CostModel
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.plan import Phase
@@ -28,6 +30,19 @@ def saving():
 
 def axis(text):
     return Layout.parse(f"dp:{text}", TWO)
+
+
+def test_meshes_that_share_what_no_mesh_changes_cost_what_they_cost_alone():
+    graph, analysis = linear_layer()
+    machine = toy_machine()
+    meshless = Meshless(graph, analysis, machine)
+    for mesh in (ONE, TWO):
+        shared = CostModel(graph, analysis, machine, mesh, meshless=meshless)
+        alone = CostModel(graph, analysis, machine, mesh)
+        for made in graph.ops:
+            for again in ((), {made.name}):
+                one, other = (costs.operator(made, again) for costs in (shared, alone))
+                assert (one.seconds == other.seconds).all() and (one.bytes == other.bytes).all()
 
 
 def test_everything_replicated_on_one_device_costs_the_serial_sum_and_no_transfer():

@@ -58,3 +58,15 @@ def test_rules_of_one_form_share_their_options():
     book = OptionBook(MESH)
     assert book.options(RELU) is book.options(rule("x y -> x y", x=8, y=32))
     assert book.options(RELU) is not book.options(rule("x y -> x y", x=8, y=31))
+
+
+def test_rules_that_differ_in_sizes_only_have_the_options_that_each_has_alone():
+    shared, counts = OptionBook(MESH), set()
+    for y in (32, 31, 5, 3):  # of which more and more tilings leave a tile empty
+        found = rule("x y -> x y", x=8, y=y)
+        one, other = shared.options(found), OptionBook(MESH).options(found)
+        assert one.choices == other.choices
+        for field in ("sizes", "operands", "grads", "results"):
+            assert (getattr(one, field) == getattr(other, field)).all()
+        counts.add(len(one))
+    assert len(counts) > 1

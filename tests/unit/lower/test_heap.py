@@ -41,18 +41,18 @@ def test_footprints_are_what_torch_does():
     book = Footprints()
     add = Op("y", "aten.add.Tensor", (Ref("a"), Ref("b")), (), ("y",))
     two = (seen(4, 8), seen(4, 8))
-    assert book.forward(add, "ab", two).saved == ()
-    back = book.backward(add, "ab", two, ((8, 1),))
+    assert book.call(add, "ab", two).forward.saved == ()
+    back = book.call(add, "ab", two).backward(((8, 1),))
     assert back.events == ((3, 128),)  # its own gradient,
     assert [number for number, _ in back.gradients] == [3, 3]  # which both are given
     view = Op("y", "aten.reshape.default", (Ref("a"), (32,)), (), ("y",))
     straight, turned = seen(4, 8), seen(4, 8, strides=(1, 4))
-    assert book.forward(view, "a", (straight,)).made == ()
-    assert book.forward(view, "a", (turned,)).made == (128,)  # has to be copied
+    assert book.call(view, "a", (straight,)).forward.made == ()
+    assert book.call(view, "a", (turned,)).forward.made == (128,)  # has to be copied
     gelu = Op("y", "aten.gelu.default", (Ref("a"),), (), ("y",))
-    assert book.forward(gelu, "a", (straight,)).saved == (0,)
+    assert book.call(gelu, "a", (straight,)).forward.saved == (0,)
     # The result's gradient and what is saved live until the operand's gradient is there.
-    assert book.backward(gelu, "a", (straight,), ((8, 1),)).events == (
+    assert book.call(gelu, "a", (straight,)).backward(((8, 1),)).events == (
         (2, 128),
         (3, 128),
         (2, -1),

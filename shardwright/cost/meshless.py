@@ -1,0 +1,39 @@
+"""What the costs of a graph depend on that is the same on every mesh."""
+
+from __future__ import annotations
+
+from typing import final
+
+from shardwright.cost.memory import retention
+from shardwright.cost.options import Forms
+from shardwright.cost.workload import Workload, workload
+from shardwright.ir.calls import targets
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.machine import Machine
+from shardwright.rules.analysis import Analysis
+
+
+@final
+class Meshless:
+    """Forms of rules, workloads, and who pays for saved values, of `graph` on `machine`'s devices.
+
+    Cost models of this graph on several meshes of that machine may share one.
+    """
+
+    def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
+        self.machine = machine
+        self.forms = Forms()
+        self.retention = retention(graph)
+        self._graph = graph
+        self._analysis = analysis
+        self._known = targets(machine.device.timings)
+        self._workloads: dict[str, Workload] = {}
+        self._equal: dict[Workload, Workload] = {}
+
+    def workload(self, op: Op) -> Workload:
+        """Equal ones are the very same, so that tables are known by them."""
+        if op.name not in self._workloads:
+            rule, skew = self._analysis.rules[op.name], self.machine.expert_skew
+            found = workload(op, rule, self._graph, self._known, skew)
+            self._workloads[op.name] = self._equal.setdefault(found, found)
+        return self._workloads[op.name]
