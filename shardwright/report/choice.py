@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.report.summary import shares_nothing
 from shardwright.report.units import milliseconds, size
 
 _EQUAL = 1e-3  # relative difference of step times that is not worth a sentence
@@ -57,10 +58,11 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
     """
     devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
     needs = f"{milliseconds(plan.step_seconds)} a step, {size(plan.peak_bytes)} per device"
+    same = "; every device computes all of it, so one would be as fast" * shares_nothing(plan)
     if memory_limit is None:
-        return f"on {devices}: {needs}"
+        return f"on {devices}: {needs}{same}"
     fits = "fits" if plan.peak_bytes <= memory_limit else "does not fit"
-    return f"{fits} on {devices}: {needs} of {size(memory_limit)}"
+    return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
 def why(
@@ -99,6 +101,9 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
     if limit is None:
         return f"{devices}the fastest {count}; no memory limit was given"
     faster = sum(seconds < chosen.step_seconds for seconds, _ in frontier.costs)
+    if all(seconds != chosen.step_seconds for seconds, _ in frontier.costs):
+        text = f"{devices}the fastest plan found that fits {size(limit)} per rank"
+        return f"{text}; it is not on the frontier, as faster plans add up to less, but need more"
     text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
     if not faster:
         return text

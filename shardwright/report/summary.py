@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan, PlannedOp
 
 _SHOWN = 4  # names of modules in one line
 _ALL, _NONE = 0.995, 0.05  # shares of the compute time that read as all and nothing
+_KINDS = {  # of parallelism, by what is split
+    "batch": "data",
+    "sequence": "sequence",
+    "experts": "expert",
+    "batch to experts": "expert",
+}
 LEGEND = (
     "splits X (n%): X is split in n % of the compute time, the rest is repeated along that axis"
 )
@@ -27,6 +34,47 @@ def summary(plan: Plan) -> str:
     if plan.stages > 1:
         axes.append(f"{plan.stages} stages, {plan.schedule}")
     return "; ".join([*axes, _parameters(plan), *_recomputed(plan)])
+
+
+def shares_nothing(plan: Plan) -> bool:
+    """Whether several devices all compute everything, and hold all parameters."""
+    axes = [axis for axis, (_, size) in enumerate(plan.layout_mesh.axes) if size > 1]
+    whole = all(_compute(plan, axis) == "nothing" for axis in axes)
+    replicated = all(parameter.layout.is_replicated for parameter in plan.parameters)
+    return plan.devices > 1 and plan.stages == 1 and whole and replicated
+
+
+def ways(plan: Plan) -> str:
+    """In which of the well-known ways a plan is parallel, such as "4-way data x 2-way tensor".
+
+    Every axis counts as what it does for most of the compute time. Data parallelism is sharded
+    where a parameter is stored in parts along its axis.
+    """
+    found: dict[str, int] = {}
+    for axis, (_, size) in enumerate(plan.layout_mesh.axes):
+        if size > 1:
+            kind = _kind(plan, axis)
+            found[kind] = found.get(kind, 1) * size
+    text = " x ".join(f"{size}-way {kind}" for kind, size in sorted(found.items(), key=_data_first))
+    staged = f"a pipeline of {plan.stages} stages" if plan.stages > 1 else ""
+    return " x ".join(filter(None, [f"{text} parallel" if text else "", staged])) or "one device"
+
+
+def _kind(plan: Plan, axis: int) -> str:
+    """The kind of parallelism along one axis, by what is split for most of the compute time."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for op in plan.ops:
+        if what := _what(op, axis):
+            seconds[_KINDS.get(what.split(" (")[0], "tensor")] += op.seconds
+    if not seconds:
+        return "repeated"
+    kind = max(seconds, key=lambda one: seconds[one])
+    stored = (p.layout.placements[axis] for p in plan.parameters)
+    return "sharded data" if kind == "data" and any(isinstance(p, Shard) for p in stored) else kind
+
+
+def _data_first(item: tuple[str, int]) -> tuple[bool, str]:
+    return "data" not in item[0], item[0]
 
 
 def _compute(plan: Plan, axis: int) -> str:

@@ -22,22 +22,34 @@ from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
 _SHOWN = 12  # plans of a long frontier that are listed
+SETTLED = "memory/rank of * is followed tensor by tensor; the others need at most what is listed"
 _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
 
 
 def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: bool = False) -> Table:
-    """One row per plan: frontier by index, then baselines by letter; `*` marks the chosen one."""
+    """One row per plan: frontier by index, then baselines by letter; `*` marks the chosen one.
+
+    That may be one that the frontier leaves out, which has no index.
+    """
     table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
     for heading in _HEADINGS:
         numeric = heading in ("step", "memory/rank", "compute", "comm")
         wraps = heading == "strategy"
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
-    for index in _listed(frontier, chosen):
+    bold = None if plain else "bold"
+    listed = _listed(frontier, chosen)
+    off = chosen is not None and not any(_is_at(frontier, i, chosen) for i in range(len(frontier)))
+    for index in listed:
         picked = _is_at(frontier, index, chosen)
+        if chosen is not None and off and chosen.step_seconds < frontier.costs[index][0]:
+            table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
+            off = False
         plan = chosen if chosen is not None and picked else frontier[index]
-        style = "bold" if picked and not plain else None
+        style = bold if picked else None
         table.add_row(*_row(f"{index}{'*' * picked}", plan, summary(plan)), style=style)
-    hidden = len(frontier) - table.row_count
+    if chosen is not None and off:
+        table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
+    hidden = len(frontier) - len(listed)
     if hidden:
         table.add_row("…", *[""] * (len(_HEADINGS) - 2), f"{hidden} more")
     table.add_section()
@@ -48,9 +60,20 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
 
 
 def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
-    """The same table as aligned plain text, and what its shares mean."""
+    """The same table as aligned plain text, and what is to be known of it."""
     text = plain_text(frontier_table(frontier, chosen, plain=True))
-    return f"{text}\n{LEGEND}" if "%)" in text else text
+    return "\n".join([text, *notes(frontier, text, chosen)])
+
+
+def notes(frontier: Frontier, text: str, chosen: Plan | None = None) -> list[str]:
+    """What shares mean, where the table has some, and why the chosen plan needs less than others.
+
+    `text` is the table's own.
+    """
+    found = [LEGEND] if "%)" in text else []
+    if chosen is not None and (chosen.step_seconds, chosen.peak_bytes) not in frontier.costs:
+        found.append(SETTLED)
+    return found
 
 
 def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:

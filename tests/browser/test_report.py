@@ -82,11 +82,12 @@ def hovered(tab):
 
 
 def rows(tab, table="tree"):
-    return [
-        row.inner_text().split("\n")[0].split("\t")[0]
-        for row in tab.query_selector_all(f"#{table} tbody tr")
-        if row.is_visible()
-    ]
+    """The first words of every row that is to be seen; in one call, as deep models have many."""
+    return tab.eval_on_selector_all(
+        f"#{table} tbody tr",
+        "rows => rows.filter(row => row.checkVisibility())"
+        ".map(row => row.innerText.split('\\n')[0].split('\\t')[0])",
+    )
 
 
 def test_a_click_on_a_point_shows_that_plan(tab):
@@ -122,7 +123,7 @@ def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
     assert named["2 devices, baselines"] == "diamond"
     assert set(named["2 devices, no file"]) == {"circle-open", "diamond-open"}
     (shape,) = tab.evaluate("document.getElementById('frontier')._fullLayout.shapes.map(s => s.x0)")
-    assert shape == pytest.approx(200 / 1024)
+    assert shape == 200, "MiB, as no plan takes a GiB"
     over = tab.query_selector_all("#plans tr.over")
     assert [row.get_attribute("data-index") for row in over] == ["2", "3"]
 
@@ -161,6 +162,31 @@ def test_the_tree_works_by_keyboard(tab):
     assert len(rows(tab)) == before
     tab.keyboard.press("ArrowRight")
     assert tab.evaluate("document.activeElement.innerText").startswith("up")
+
+
+def test_tab_reaches_every_part_and_shows_where_it_is(tab):
+    tab.focus("#tree tbody tr")
+    tab.keyboard.press("End")  # the row that Tab comes back to is one that the filter hides
+    tab.fill("#filter", "blocks.2.down")
+    assert tab.inner_text("#found").startswith("1 of ")
+    tab.focus(".skip")
+    seen = []
+    for _ in range(30):
+        tab.keyboard.press("Tab")
+        at, outline = tab.evaluate(
+            "(e => [e.id || e.name || e.closest('table, section')?.id || e.tagName,"
+            " getComputedStyle(e).outlineStyle])(document.activeElement)"
+        )
+        if at == "BODY":
+            break
+        assert outline == "solid", at
+        seen.append(at)
+    stops = ["plans-scroll", "plan", "filter", "open-all", "close-all", "tree", "measure"]
+    assert [at for at in seen if at in stops] == stops
+    tab.fill("#filter", "no such thing")
+    assert "no module has no such thing" in tab.inner_text("#found")
+    tab.fill("#filter", "")
+    assert tab.inner_text("#found") == ""
 
 
 def test_a_plan_is_chosen_by_keyboard(tab):
@@ -221,6 +247,27 @@ def test_timeline_and_measurement_are_shown(tab):
     ]
 
 
+def test_it_fits_a_phone(open_page, text):
+    tab = open_page(text, viewport={"width": 400, "height": 800}, is_mobile=True, has_touch=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 400
+    legend, plot = tab.evaluate(
+        "['.legend', '.nsewdrag'].map(part => (b => [b.top, b.bottom])"
+        "(document.querySelector(`#frontier ${part}`).getBoundingClientRect()))"
+    )
+    assert legend[1] <= plot[0] + 5, "the legend is above the points"
+    assert tab.query_selector("#frontier .modebar-btn") is None
+
+
+def test_one_number_of_devices_is_no_choice(open_page):
+    tab = open_page(
+        page([Shown("searched", plans.simple("searched", 90, 4096, comm_ms=15))], "one")
+    )
+    assert not tab.is_visible("#devices")
+    assert tab.inner_text("#plan-title") == "searched, dp=2 on 2xcpu"
+    axis = "document.getElementById('frontier')._fullLayout.xaxis.title.text"
+    assert tab.evaluate(axis) == "memory per rank, GiB"
+
+
 def test_it_is_readable_in_the_dark(open_page, text):
     tab = open_page(text, color_scheme="dark")
     paper, ink = tab.evaluate(
@@ -238,7 +285,12 @@ def test_it_prints_all_of_the_tables(tab):
     assert not tab.is_visible("#filter")
     assert tab.evaluate("getComputedStyle(document.querySelector('.scroll')).overflow") == "visible"
     assert len(tab.pdf()) > 10_000
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    width = "document.querySelector('#frontier .main-svg').clientWidth"
+    assert tab.evaluate(width) < 700, "pixels that a page of paper has"
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
     tab.emulate_media(media="screen")
+    assert tab.evaluate(width) > 1000
     assert tab.is_visible("#filter")
 
 

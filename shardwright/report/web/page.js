@@ -4,6 +4,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
+  const UNITS = [["GiB", 30], ["MiB", 20], ["KiB", 10]];
   const KEYS = { state: 0, compute: 1, saved: 2, comm: 3 };
   let chosen = data.chosen;
   const hidden = new Set(); // numbers of devices that are filtered out
@@ -17,9 +18,11 @@
   const digits = (value) => (Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2);
   const ms = (seconds) => `${(seconds * 1e3).toFixed(digits(seconds * 1e3))} ms`;
   function size(bytes) {
-    const [unit, power] = bytes >= 2 ** 30 ? ["GiB", 30] : bytes >= 2 ** 20 ? ["MiB", 20] : ["KiB", 10];
+    const [unit, power] = unitOf([bytes]);
     return `${(bytes / 2 ** power).toFixed(digits(bytes / 2 ** power))} ${unit}`;
   }
+  /* The unit of an axis on which all of these lie. */
+  const unitOf = (bytes) => UNITS.find(([, power]) => Math.max(...bytes) >= 2 ** power) || UNITS.at(-1);
   const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const deviceCounts = [...new Set([...data.plans.map((p) => p.devices), ...data.rivals.map((r) => r[1])])]
@@ -46,14 +49,27 @@
     return `<b>${escaped(name)}</b><br>${where}${devices} device${devices > 1 ? "s" : ""}<br>`
       + `${ms(seconds)} a step, ${size(bytes)} a rank${words}`;
   }
+  /* Buttons over a chart come with the pointer; where there is none they would hide the legend. */
+  const tools = () => (matchMedia("(hover: hover)").matches ? "hover" : false);
+  const PAPER = 680; // pixels across a page of A4 or letter: charts keep their size where it changes
+  const printing = () => document.documentElement.classList.contains("print");
+  const narrow = (id) => !printing() && at(id).clientWidth < 600;
   function theme() {
     return {
+      ...(printing() ? { autosize: false, width: PAPER } : { autosize: true }),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: color("--ink"), family: "system-ui, sans-serif", size: 13 },
       hoverlabel: { bgcolor: color("--panel"), bordercolor: color("--line"), font: { color: color("--ink") }, align: "left" },
     };
   }
-  function traces() {
+  /* Ticks of a logarithmic axis that are numbers in full: five of every power of ten. */
+  function ticks(values) {
+    const found = [], least = Math.max(Math.min(...values), 1e-6), most = Math.max(...values);
+    for (let power = 10 ** Math.floor(Math.log10(least)); power <= most * 2; power *= 10)
+      found.push(...[1, 2, 3, 5, 7].map((digit) => digit * power).filter((tick) => tick > least / 2 && tick < most * 2));
+    return { tickvals: found, ticktext: found.map((tick) => String(Number(tick.toPrecision(1)))) };
+  }
+  function traces(power) {
     const found = [];
     for (const devices of deviceCounts.filter((count) => !hidden.has(count))) {
       const label = `${devices} device${devices > 1 ? "s" : ""}`;
@@ -65,7 +81,7 @@
         found.push({
           name: kind === "searched" ? label : `${label}, baselines`, type: "scatter",
           mode: kind === "searched" ? "lines+markers" : "markers",
-          x: points.map((p) => p.plan.bytes / 2 ** 30), y: points.map((p) => p.plan.seconds * 1e3),
+          x: points.map((p) => p.plan.bytes / 2 ** power), y: points.map((p) => p.plan.seconds * 1e3),
           customdata: points.map((p) => p.index),
           text: points.map(({ plan: p }) => hover(p.name === "searched" ? p.label : p.name, p.mesh, p.devices, p.seconds, p.bytes, p.summary)),
           hovertemplate: "%{text}<extra></extra>",
@@ -79,7 +95,7 @@
       const others = data.rivals.filter((r) => r[1] === devices);
       if (others.length) found.push({
         name: `${label}, no file`, type: "scatter", mode: "markers",
-        x: others.map((r) => r[3] / 2 ** 30), y: others.map((r) => r[2] * 1e3), customdata: others.map(() => -1),
+        x: others.map((r) => r[3] / 2 ** power), y: others.map((r) => r[2] * 1e3), customdata: others.map(() => -1),
         text: others.map((r) => hover(r[0] || "on the frontier", "", r[1], r[2], r[3], r[0] ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`)),
         hovertemplate: "%{text}<extra></extra>",
         marker: { symbol: others.map((r) => (r[0] ? "diamond-open" : "circle-open")), color: seriesColor(devices), size: 8 },
@@ -91,21 +107,22 @@
     const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
     const times = [...data.plans.map((p) => p.seconds), ...data.rivals.map((r) => r[2])];
     const wide = Math.max(...times) > 3 * Math.min(...times); // else the slowest hide how the others differ
-    const step = wide ? { type: "log", dtick: "D1", title: { text: "step time, ms (logarithmic)" } } : { title: { text: "step time, ms" } };
+    const step = wide ? { type: "log", title: { text: "step time, ms (logarithmic)" }, ...ticks(times.map((t) => t * 1e3)) } : { title: { text: "step time, ms" } };
+    const sizes = [...data.plans.map((p) => p.bytes), ...data.rivals.map((r) => r[3])], [unit, power] = unitOf(sizes);
     const layout = {
-      ...theme(), autosize: true, margin: { t: 10, r: 10, b: 45, l: 60 }, hovermode: "closest",
-      xaxis: { ...axis, title: { text: "memory per rank, GiB" } }, yaxis: { ...axis, ...step },
-      legend: { orientation: "h", y: 1.12 }, showlegend: true, shapes: [], annotations: [],
+      ...theme(), margin: { t: 10, r: 10, b: 50, l: 60 }, hovermode: "closest",
+      xaxis: { ...axis, title: { text: `memory per rank, ${unit}` } }, yaxis: { ...axis, ...step },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend: true, shapes: [], annotations: [],
     };
     if (data.memory_limit) {
-      const x = data.memory_limit / 2 ** 30, all = [...data.plans.map((p) => p.bytes), ...data.rivals.map((r) => r[3])].map((b) => b / 2 ** 30);
+      const x = data.memory_limit / 2 ** power, all = sizes.map((bytes) => bytes / 2 ** power);
       const most = Math.max(...all), pad = Math.max(most - Math.min(...all), 0.1 * most) * 0.06;
       if (x > 2 * most) layout.xaxis.range = [Math.min(...all) - pad, most + pad]; // the line is far off
       layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color("--limit"), dash: "dash", width: 2 } });
       const far = Boolean(layout.xaxis.range), place = far ? { x: 1, xref: "paper" } : { x };
       layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
     }
-    Plotly.react("frontier", traces(), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
+    Plotly.react("frontier", traces(power), layout, { responsive: true, displaylogo: false, displayModeBar: tools() });
   }
   function drawDevices() {
     for (const count of deviceCounts) {
@@ -121,6 +138,10 @@
     }
     at("devices").hidden = deviceCounts.length < 2;
   }
+  function called(plan) { // a searched plan by its file, a well-known one by its name too
+    if (plan.name === "searched" || plan.name === plan.label) return plan.label;
+    return `${plan.name} (${plan.label})`;
+  }
   function drawPlans() {
     data.plans.forEach((plan, index) => {
       const row = element("tr", "", { "data-index": index, "data-devices": plan.devices });
@@ -129,10 +150,10 @@
       row.addEventListener("click", () => choose(index));
       const first = element("td");
       first.append(radio);
-      row.append(first, element("td", plan.name === "searched" ? plan.label : `${plan.name} (${plan.label})`),
+      row.append(first, element("td", called(plan)),
         element("td", plan.devices), element("td", plan.mesh),
         element("td", ms(plan.seconds), { class: "number" }), element("td", size(plan.bytes), { class: "number bytes" }),
-        element("td", plan.summary));
+        element("td", plan.summary, { class: "words" }));
       if (data.memory_limit && plan.bytes > data.memory_limit) row.classList.add("over");
       at("plans").tBodies[0].append(row);
     });
@@ -148,7 +169,8 @@
   }
   function drawPlan() {
     const plan = data.plans[chosen], parts = plan.parts, rest = plan.seconds - parts.compute - parts.communication - parts.update;
-    at("plan-title").textContent = `${plan.label}: ${plan.name}, ${plan.mesh} on ${plan.machine}`;
+    const name = plan.name === plan.label ? plan.label : `${plan.label}: ${plan.name}`;
+    at("plan-title").textContent = `${name}, ${plan.mesh} on ${plan.machine}`;
     at("plan-summary").textContent = plan.summary;
     const rows = [["step", ms(plan.seconds)], ["compute", ms(parts.compute)], ["communication", ms(parts.communication)], ["update", ms(parts.update)]];
     if (Math.abs(rest) > 0.01 * plan.seconds) rows.push([rest > 0 ? "waiting" : "overlapped", ms(Math.abs(rest))]);
@@ -195,7 +217,7 @@
     twig.addEventListener("click", () => { entry.open = !entry.open; show(); });
     name.append(twig, node.name);
     if (node.count > 1) name.append(element("span", ` × ${node.count}`, { class: "count" }));
-    const words = layouts(element("td", "", { role: "gridcell" }), node.text, axes);
+    const words = layouts(element("td", "", { role: "gridcell", class: "words" }), node.text, axes);
     if (node.moves.length) {
       const list = element("ul", "", { class: "moves" });
       for (const [kind, where] of node.moves) list.append(layouts(element("li"), `${kind}, ${where}`, axes));
@@ -217,11 +239,13 @@
       entry.row.querySelector(".twig").textContent = entry.leaf ? "" : entry.open || wanted ? "▾" : "▸";
       if (!entry.leaf) entry.row.setAttribute("aria-expanded", String(Boolean(entry.open || wanted)));
     }
+    const seen = rows.filter((entry) => !entry.row.hidden), matching = rows.filter((entry) => wanted && entry.text.includes(wanted)).length;
+    at("found").textContent = !wanted ? "" : matching ? `${matching} of ${rows.length} modules` : `no module has ${wanted} in its name, layouts or collectives`;
+    if (seen.length && !seen.some((entry) => entry.row.tabIndex === 0)) reach(seen[0]); // else Tab passes the tree by
   }
-  function focusRow(entry) {
+  function reach(entry) {
     for (const other of rows) other.row.tabIndex = -1;
     entry.row.tabIndex = 0;
-    entry.row.focus();
   }
   at("tree").addEventListener("keydown", (event) => {
     const seen = rows.filter((entry) => !entry.row.hidden), place = seen.findIndex((entry) => entry.row === document.activeElement);
@@ -238,7 +262,11 @@
     else return;
     event.preventDefault();
     show();
-    if (next) focusRow(next);
+    if (next) next.row.focus();
+  });
+  at("tree").addEventListener("focusin", (event) => {
+    const entry = rows.find((other) => other.row === event.target);
+    if (entry) reach(entry);
   });
   at("filter").addEventListener("input", show);
   at("open-all").addEventListener("click", () => { rows.forEach((entry) => { entry.open = true; }); show(); });
@@ -263,7 +291,7 @@
       }
     })(plan.tree, "", 1);
     const trace = { type: "treemap", ids, labels, parents, values, text, branchvalues: "total", maxdepth: 4, hovertemplate: "%{label}<br>%{text}<extra></extra>", texttemplate: "%{label}<br>%{text}", tiling: { pad: 1 } };
-    Plotly.react("map", [trace], { ...theme(), autosize: true, margin: { t: 10, r: 5, b: 5, l: 5 } }, { responsive: true, displayModeBar: false });
+    Plotly.react("map", [trace], { ...theme(), margin: { t: 10, r: 5, b: 5, l: 5 } }, { responsive: true, displayModeBar: false });
   }
   function drawMoves() {
     const plan = data.plans[chosen], found = [];
@@ -312,11 +340,12 @@
       };
     });
     const axis = { gridcolor: color("--line"), zeroline: false, automargin: true };
-    at("timeline").style.height = `${9 + 2.5 * rows.length}rem`;
+    const label = (row) => (narrow("timeline") ? escaped(row).replace(/([:,]) /g, "$1<br>") : escaped(row));
+    at("timeline").style.height = `${9 + (narrow("timeline") ? 4 : 2.5) * rows.length}rem`;
     Plotly.react("timeline", traces, {
-      ...theme(), barmode: "overlay", autosize: true, margin: { t: 30, r: 10, b: 45, l: 60 }, legend: { orientation: "h", y: 1.2 }, showlegend: true,
-      xaxis: { ...axis, title: { text: "ms" } }, yaxis: { ...axis, tickvals: rows.map((_, i) => i), ticktext: rows.map(escaped), autorange: "reversed", fixedrange: true },
-    }, { responsive: true, displaylogo: false });
+      ...theme(), barmode: "overlay", margin: { t: 30, r: 10, b: 45, l: 60 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend: true,
+      xaxis: { ...axis, title: { text: "ms" } }, yaxis: { ...axis, tickvals: rows.map((_, i) => i), ticktext: rows.map(label), autorange: "reversed", fixedrange: true },
+    }, { responsive: true, displaylogo: false, displayModeBar: tools() });
   }
 
   function drawCharts() {

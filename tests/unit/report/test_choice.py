@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.frontier import Frontier
-from shardwright.report.choice import why
+from shardwright.report.choice import fit, why
 from tests import plans
 
 MIB = 2**20
@@ -26,6 +26,15 @@ def test_the_first_reason_is_the_objective(index, limit_mib, objective, text):
     frontier = plans.frontier()
     limit = limit_mib * MIB if limit_mib else None
     assert text in why(frontier[index], frontier, limit, objective)[0]
+
+
+def test_a_plan_off_the_frontier_says_why_it_is_chosen():
+    frontier = plans.frontier()
+    (place, *_) = why(plans.simple(ms=110, mib=240), frontier, 250 * MIB)
+    assert place == (
+        "the fastest plan found that fits 250 MiB per rank; it is not on the frontier, as faster"
+        " plans add up to less, but need more"
+    )
 
 
 def test_a_frontier_of_one_has_no_other_to_compare_with():
@@ -79,3 +88,11 @@ def test_a_baseline_that_is_chosen_is_named():
     assert why(plan, Frontier((plan,), (plan,)))[1] == (
         "it is the plan known as data parallel, the best of the baselines"
     )
+
+
+def test_devices_that_all_do_the_same_are_told_as_such():
+    words = "every device computes all of it, so one would be as fast"
+    alike = plans.simple(lies="R", comm_ms=0)
+    assert fit(alike, None).endswith(words)
+    assert words not in fit(plans.simple(), None)
+    assert words not in fit(plans.simple(lies="R", weight="S(0)"), None)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.report.summary import summary
+from shardwright.report.summary import summary, ways
 from tests import plans
 
 
@@ -53,3 +53,30 @@ def test_axes_of_size_one_are_left_out():
 
 def test_stages_are_named():
     assert "4 stages, 1F1B" in summary(replace(plans.simple(), stages=4, schedule="1F1B"))
+
+
+SHARDED = plans.parameter("weight", "dp:S(0) tp:R")
+
+
+@pytest.mark.parametrize(
+    "axes, splits, parameters, text",
+    [
+        ("dp=4 tp=2", ("batch", "features (sum)"), (), "4-way data x 2-way tensor parallel"),
+        ("dp=2 tp=4", ("heads", "batch"), (), "4-way data x 2-way tensor parallel"),
+        ("dp=2 tp=4", ("batch", "batch"), (), "8-way data parallel"),
+        ("dp=2 tp=2", ("batch", "-"), (), "2-way data x 2-way repeated parallel"),
+        ("dp=2 tp=2", ("sequence (ring)", "batch to experts"), (), "2-way expert x 2-way sequence"),
+        ("dp=2 tp=2", ("batch", "heads"), (SHARDED,), "2-way sharded data x 2-way tensor"),
+        ("dp=1 tp=1", ("-", "-"), (), "one device"),
+    ],
+)
+def test_the_ways_in_which_a_plan_is_parallel(axes, splits, parameters, text):
+    op = replace(plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"), splits=splits)
+    mesh = plans.Mesh.parse(axes)
+    plan = replace(plans.simple(), mesh=mesh, ops=(op,), parameters=parameters)
+    assert ways(plan).startswith(text)
+
+
+def test_stages_are_a_way_too():
+    plan = replace(plans.simple(), stages=4, schedule="1F1B")
+    assert ways(plan).endswith("a pipeline of 4 stages")

@@ -2,9 +2,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from shardwright.ir.frontier import Frontier
 from shardwright.report.summary import LEGEND
-from shardwright.report.table import PLAIN_WIDTH, frontier_table, frontier_text, plain_text
+from shardwright.report.table import (
+    PLAIN_WIDTH,
+    SETTLED,
+    frontier_table,
+    frontier_text,
+    plain_text,
+)
 from tests import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frontier.txt"
@@ -37,6 +45,14 @@ def test_a_long_frontier_is_thinned_but_keeps_ends_and_choice():
     assert len(first_words) == 14
 
 
+@pytest.mark.parametrize("ms, place", [(70, 0), (110, 2), (170, 3)])
+def test_a_chosen_plan_off_the_frontier_has_a_row_of_its_own(ms, place):
+    text = frontier_text(plans.frontier(), plans.simple(ms=ms, mib=240))
+    rows = text.splitlines()[1:5]
+    assert [row.split()[0] for row in rows].index("*") == place
+    assert f"{ms:.1f} ms" in rows[place].replace("  ", " ") or f"{ms} ms" in rows[place]
+
+
 def test_a_baseline_that_breaks_a_constraint_says_which():
     frontier = replace(plans.frontier(), broken={"fully sharded": ("cap dp=1", "mesh tp=2")})
     *_, data_parallel, fully_sharded = frontier_text(frontier).splitlines()
@@ -47,3 +63,11 @@ def test_a_baseline_that_breaks_a_constraint_says_which():
 def test_shares_are_explained_where_there_are_some():
     assert LEGEND not in frontier_text(plans.frontier())
     assert frontier_text(Frontier((plans.transformer(),))).endswith(LEGEND)
+
+
+def test_memory_that_is_settled_is_told_from_what_adds_up():
+    frontier = plans.frontier()
+    assert SETTLED not in frontier_text(frontier, frontier[1])
+    settled = replace(frontier[1], peak_bytes=frontier[1].peak_bytes - 1)
+    assert frontier_text(frontier, settled).endswith(SETTLED)
+    assert len(SETTLED) <= PLAIN_WIDTH
