@@ -21,8 +21,11 @@ from shardwright.cli import (
 )
 from shardwright.cli.errors import OneLineErrors
 
+# Wide enough for a command's first sentence on one line.
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=OneLineErrors, context_settings=SETTINGS)
 @click.option(
     "--version",
     is_flag=True,

@@ -17,8 +17,7 @@ from rich.text import Text
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark, chart
-from shardwright.report.summary import LEGEND
-from shardwright.report.table import frontier_table, frontier_text
+from shardwright.report.table import frontier_table, frontier_text, notes, plain_text
 from shardwright.report.tree import AXIS_STYLES, plan_tree
 
 
@@ -30,8 +29,10 @@ def print_json(content: Mapping[str, Any]) -> None:
 def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
     """The table of plans: drawn on a terminal, aligned text in a pipe."""
     if sys.stdout.isatty():
-        Console().print(frontier_table(frontier, chosen))
-        Console().print(LEGEND, style="dim")
+        table = frontier_table(frontier, chosen)
+        Console().print(table)
+        for note in notes(frontier, plain_text(table), chosen):
+            Console().print(note, style="dim")
     else:
         click.echo(frontier_text(frontier, chosen))
 

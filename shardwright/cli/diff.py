@@ -12,14 +12,14 @@ from shardwright.cli.console import print_json
 from shardwright.ir.plan import Plan
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_json, diff_tables, diff_text
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("diff")
 @click.argument("first", type=click.Path(dir_okay=False))
 @click.argument("second", type=click.Path(dir_okay=False))
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(first: str, second: str, as_json: bool) -> None:
     """Say what plan SECOND does otherwise than FIRST, module by module, and what it costs."""
     one, other = Plan.load(first), Plan.load(second)

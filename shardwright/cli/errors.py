@@ -24,6 +24,8 @@ class OneLineErrors(click.Group):
         except click.exceptions.NoArgsIsHelpError as e:
             click.echo(e.ctx.get_help() if e.ctx else "", err=True)
             sys.exit(MISTAKE)
+        except click.MissingParameter as e:
+            _fail(_missing(e), e.exit_code)
         except click.ClickException as e:
             _fail(e.format_message(), e.exit_code)
         except click.Abort:
@@ -38,6 +40,14 @@ class OneLineErrors(click.Group):
 def _is_ours(error: ValueError) -> bool:
     """Whether this is one of the package's own classes, which only the user's input raises."""
     return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _missing(error: click.MissingParameter) -> str:
+    """What a command is not given, what it is, and where to read on."""
+    option = error.param
+    said = f" {option.help}" if isinstance(option, click.Option) and option.help else ""
+    command = error.ctx.info_name if error.ctx else ""
+    return f"{error.format_message()}{said} See shardwright {command} --help."
 
 
 def _fail(message: str, status: int) -> NoReturn:

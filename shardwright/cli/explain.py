@@ -10,13 +10,13 @@ from shardwright.ir import remarks
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("explain")
 @click.argument("plan", type=click.Path(dir_okay=False))
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(plan: str, as_json: bool) -> None:
     """Say who is sharded how in PLAN, and what it costs."""
     loaded = Plan.load(plan)

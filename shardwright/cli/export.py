@@ -11,7 +11,7 @@ from shardwright.cli.writing import write_text
 from shardwright.ir.plan import Plan
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("export")
@@ -19,7 +19,7 @@ from shardwright.search.collector import paused
 @click.option("--to", "form", required=True, type=click.Choice(tuple(FORMS)), help="Its shape.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File instead of stdout.")
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
     """Write PLAN as torch, Hugging Face or torchtitan read it.
 

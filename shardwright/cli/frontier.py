@@ -20,7 +20,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("frontier")
@@ -42,7 +42,7 @@ from shardwright.search.collector import paused
     help="Page to write all plans to, as front.html, or a folder for their plan files.",
 )
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(
     target: str,
     batch: int | None,

@@ -16,8 +16,8 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import fit, why
-from shardwright.report.summary import summary
-from shardwright.search.collector import paused
+from shardwright.report.summary import summary, ways
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("plan")
@@ -42,7 +42,7 @@ from shardwright.search.collector import paused
 @options.habits
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(
     target: str,
     batch: int | None,
@@ -107,18 +107,20 @@ def content(
 def print_choice(
     plan: Plan, frontier: Frontier, limit: int | None, objective: str, *, pipelines: bool
 ) -> None:
-    """The frontier with the baselines, the plan picked from it, whether it fits, and why.
+    """Whether it fits and in which ways it is parallel, the frontier with the baselines, and why.
 
     `pipelines` says whether they were searched, too.
     """
+    click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
+    text = ways(plan)
+    if plan.stages == 1 and plan.devices > 1:
+        unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
+        text += f", no pipeline{unsearched}"
+    click.echo(f"{textwrap.fill(text, WIDTH, subsequent_indent='  ')}\n")
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)
     text = f"chosen: {summary(plan)}"
-    if plan.stages == 1 and plan.devices > 1:
-        unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
-        text += f"; no pipeline{unsearched}"
     click.echo(f"\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}")
-    click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
     for line in remarks.lines(plan, WIDTH):

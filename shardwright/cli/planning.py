@@ -86,9 +86,10 @@ def capture(
     with working(f"capturing {target}"):
         from shardwright import api
         from shardwright.capture.opaque import WeightsNeededError
-        from shardwright.train.target import build_model, load_job, optimizer_name
+        from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
 
         job = load_job(target, batch, seq, settings)
+        named = half_precision(target) if "precision" not in habits else None
         args, kwargs = job.call()
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
@@ -96,7 +97,14 @@ def capture(
             graph = api.capture(build_model(job, meta=True), args, kwargs, **chosen)
         except WeightsNeededError:  # a sub-module has to be run to know what it returns
             graph = api.capture(build_model(job), args, kwargs, **chosen)
-        return Captured(job, graph, optimizer or optimizer_name(job), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+    if named is not None:
+        words = (
+            f"note: {target} names {named}; this is about training in float32, as the model is"
+            " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
+        )
+        click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
+    return Captured(job, graph, optimizer or optimizer_name(job), seconds)
 
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:

@@ -13,7 +13,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_text
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("recost")
@@ -22,7 +22,7 @@ from shardwright.search.collector import paused
 @options.optimizer
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(
     given: options.PlanOfTarget,
     machine: str,

@@ -19,7 +19,7 @@ from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 _TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred kilobytes
 
@@ -46,7 +46,7 @@ _TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred 
 )
 @click.option("--title", help="Heading of the page.")
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(
     plans: tuple[str, ...],
     output: str,

@@ -21,7 +21,7 @@ from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
-from shardwright.search.collector import paused
+from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("simulate")
@@ -34,7 +34,7 @@ from shardwright.search.collector import paused
     help="Chrome trace by torch.profiler: its last step goes into the same file, beside.",
 )
 @options.as_json
-@paused()
+@paused_to_the_end()
 def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: bool) -> None:
     """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
     loaded = Plan.load(plan)

@@ -4,6 +4,7 @@ What measures, or starts ranks, is checked as far as that and not waited for: te
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -28,10 +29,20 @@ CONFIG = {
     "intermediate_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 128,
     "max_position_embeddings": 4096,
 }
 TRACE = {"traceEvents": [{"ph": "X", "name": "mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}]}
+
+
+def test_the_config_of_the_first_page_is_one_of_the_kind_that_is_tried_here():
+    block = re.search(r"```json\n(.*?)```", (DOCS / "first-plan.md").read_text(), re.S)
+    shown = json.loads(block[1])
+    assert shown.keys() <= CONFIG.keys()
+    assert {name: shown[name] for name in ("architectures", "model_type")}.items() <= CONFIG.items()
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads"):
+        assert f"{name}={shown[name]}" in (ROOT / "README.md").read_text()
 
 
 class Verified:
