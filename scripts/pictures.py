@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 DEVICES = (2, 4, 8)
 LAYERS = 16
+PATIENCE = 240_000  # ms for what takes two seconds, on a machine that does other work
+DRAWN = "!document.getElementById('data') || document.documentElement.dataset.ready === 'true'"
 
 
 def main() -> int:
@@ -69,7 +71,9 @@ def _photograph(browser: str, text: str, name: str, width: int, height: int) -> 
         tab = opened.new_context(
             offline=True, viewport={"width": width, "height": height}, color_scheme="light"
         ).new_page()
+        tab.set_default_timeout(PATIENCE)
         tab.goto(file.as_uri())
+        tab.wait_for_function(DRAWN)
         tab.wait_for_timeout(1000)  # charts further down are drawn when they are in sight
         tab.screenshot(path=str(PICTURES / name))
         opened.close()

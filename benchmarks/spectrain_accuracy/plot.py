@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,8 @@ import matplotlib
 
 matplotlib.use("agg")
 from matplotlib import pyplot
+
+from benchmarks.record import digest
 
 SMOOTHED = 8  # steps a point of a curve is the mean of
 # The decayed predictors differ little from the linear ones; the table has them.
@@ -24,11 +24,6 @@ def draw(result: dict[str, Any], folder: Path) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"
     _save(_curves(result["rows"]), folder / CURVES, result["rows"])
     _save(_errors(result["prediction_errors"]), folder / ERRORS, result["prediction_errors"])
-
-
-def digest(drawn: Any) -> str:
-    """What a picture names as its source: a hash of the part of the result that it shows."""
-    return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
