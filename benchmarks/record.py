@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -52,6 +53,11 @@ def rows_of_this_commit(path: Path) -> list[dict[str, Any]]:
         return []
     here = commit()
     return [row for row in json.loads(path.read_text())["rows"] if row["commit"] == here]
+
+
+def digest(shown: Any) -> str:
+    """What a picture names as its source: a hash of the part of a result that it shows."""
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 def _versions() -> dict[str, str]:

@@ -71,6 +71,8 @@ class Row:
 def rows(model: str, machine: str, frontier: Frontier) -> Iterator[Row]:
     """The choice under three limits: the device's memory, and two between the baselines' needs.
 
+    Limits are what baselines add up to; whether one fits is a matter of what it really needs.
+
     Raises `InfeasibleError` where a baseline fits and no plan does.
     """
     peaks = sorted(b.peak_bytes for b in frontier.baselines)
@@ -79,8 +81,9 @@ def rows(model: str, machine: str, frontier: Frontier) -> Iterator[Row]:
         "median baseline": int(statistics.median_high(peaks)),
         "smallest baseline": peaks[0],
     }
+    settled = [frontier.settled(b) for b in frontier.baselines]
     for name, limit in limits.items():
-        fitting = [b for b in frontier.baselines if b.peak_bytes <= limit]
+        fitting = [b for b in settled if b.peak_bytes <= limit]
         try:
             chosen = frontier.fastest(limit)
         except InfeasibleError:

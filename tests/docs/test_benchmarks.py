@@ -12,6 +12,7 @@ from benchmarks.efficiency import page as efficiency
 from benchmarks.kills import page as kills
 from benchmarks.lost_host import page as lost_host
 from benchmarks.never_worse import page as never_worse
+from benchmarks.record import digest
 from benchmarks.search import page as search
 from benchmarks.soybean import page as soybean
 from benchmarks.soybean_cuts import page as soybean_cuts
@@ -136,8 +137,8 @@ def test_pictures_say_what_they_are_drawn_from(tmp_path):
     for folder, result in folders:
         for name, part in names.items():
             drawn = (folder / name).read_text()
-            assert plot.digest(result[part]) in drawn, f"{folder}: run with --plot-only"
-    assert plot.digest(LEARNED["rows"][1:]) not in (tmp_path / plot.CURVES).read_text()
+            assert digest(result[part]) in drawn, f"{folder}: run with --plot-only"
+    assert digest(LEARNED["rows"][1:]) not in (tmp_path / plot.CURVES).read_text()
 
 
 ROUND = {"seconds": 5.25, "ratio": 1.0312, "ratio_quartiles": [1.01, 1.05]}
