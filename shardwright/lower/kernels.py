@@ -10,11 +10,13 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
+import torch
+
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.lower.watch import Forward, Seen
 
-# Channels of a block of oneDNN's convolutions, and how few it takes as they come.
-_BLOCK, _FEW = 8, 4
+_FEW = 4  # channels that oneDNN's convolutions take as they come
+_BLOCKS = {"AVX512": 16}  # channels of its blocks, by the processor; 8 on others
 
 
 class Inside(NamedTuple):
@@ -30,8 +32,8 @@ def inside(op: Op, given: Sequence[Seen], seen: Forward, *, on_cpu: bool) -> Ins
         return _convolution(given[0], given[1], sum(seen.made))
     if on_cpu and op.kind == "lstm":
         return _lstm(given)
-    if op.kind == "centered_square_sum":  # the differences and their squares
-        return Inside(2 * _bytes(given[0]), 0)
+    if op.kind == "moments":  # the differences
+        return Inside(_bytes(given[0]), 0)
     return Inside()
 
 
@@ -59,7 +61,8 @@ def _lstm(given: Sequence[Seen]) -> Inside:
 
 
 def _padded(channels: int) -> int:
-    return -(-channels // _BLOCK) * _BLOCK
+    block = _BLOCKS.get(torch.backends.cpu.get_cpu_capability(), 8)
+    return -(-channels // block) * block
 
 
 def _bytes(seen: Seen) -> int:
