@@ -1,7 +1,7 @@
 """Batch norm as sums over the batch and a normalisation, so that splitting the batch is exact.
 
-Two passes, mean first and then the squares of what is left, as numerically
-stable as the fused kernel. The number of samples is a constant of the graph.
+The sums are one operator's, and so is what they are read for: whoever splits the batch brings them
+together once in each pass (ADR 0063). The number of samples is a constant of the graph.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from shardwright.capture import kernels
 aten: Any = torch.ops.aten
 
 
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance per channel, in the precision they are kept in, and the count."""
-    dims = [d for d in range(x.dim()) if d != 1]
+def _mean_squares(x: Tensor) -> tuple[Tensor, int]:
+    """Means of the samples and of their squares per channel, and how many samples there are."""
     count = x.numel() // x.shape[1]
-    low = x.dtype in (torch.float16, torch.bfloat16)
-    total = aten.sum.dim_IntList(x, dims, False, dtype=torch.float32 if low else x.dtype)
-    mean = total * (1.0 / count)
-    variance = kernels.centered_square_sum(x, mean, 1.0 / count)
-    return mean, variance, count
+    return kernels.moments(x, 1.0 / count), count
 
 
 def _trained(
@@ -41,11 +36,11 @@ def _trained(
     if not training:
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         return (*frozen(*given), running_mean, running_var)
-    mean, variance, count = _statistics(x)
-    out = kernels.normalize(x, mean, variance, weight, bias, eps)
-    unbiased = variance.detach().to(running_var.dtype) * (count / max(1, count - 1))
-    new_mean = torch.lerp(running_mean, mean.detach().to(running_mean.dtype), momentum)
-    new_var = torch.lerp(running_var, unbiased, momentum)
+    moments, count = _mean_squares(x)
+    out = kernels.standardize(x, moments, weight, bias, eps)
+    mean, variance = kernels.statistics(moments.detach(), count, running_mean.dtype)
+    new_mean = torch.lerp(running_mean, mean, momentum)
+    new_var = torch.lerp(running_var, variance, momentum)
     return out, mean, torch.rsqrt(variance + eps), new_mean, new_var
 
 
@@ -58,8 +53,9 @@ def _without_buffers(
     eps: float,
 ) -> Any:
     """`_native_batch_norm_legit.no_stats`."""
-    mean, variance, _ = _statistics(x)
-    out = kernels.normalize(x, mean, variance, weight, bias, eps)
+    moments, count = _mean_squares(x)
+    mean, variance = kernels.statistics(moments.detach(), count, x.dtype)
+    out = kernels.standardize(x, moments, weight, bias, eps)
     return out, mean, torch.rsqrt(variance + eps)
 
 

@@ -32,7 +32,7 @@ from shardwright.lower.program import (
 # addition, may hand on the gradient of their result, to several operands even.
 _OWN_GRADIENTS = (
     "linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "embedding",
-    "layer_norm", "native_layer_norm", "group_norm", "normalize", "mul",
+    "layer_norm", "native_layer_norm", "group_norm", "normalize", "standardize", "mul",
 )  # fmt: skip
 _ADDED = {"linear": 2, "addmm": 0}  # but an operand of the result's shape is just added
 

@@ -47,7 +47,9 @@ TEXT: dict[str, tuple[str, str]] = {
     "upsample_trilinear3d": ("... z! y! x! -> ... r! q! p!", ""),
     "tril": ("... y! x! -> ... y! x!", ""),
     "triu": ("... y! x! -> ... y! x!", ""),
-    "centered_square_sum": ("n c ..., c -> c", ""),
+    "moments": ("n c ... -> t! c", ""),
+    "statistics": ("t! c -> c, c", ""),
+    "standardize": ("n c ..., t! c, c, c -> n c ...", ""),
     "normalize": ("n c ..., c, c, c, c -> n c ...", ""),
 }
 

@@ -347,8 +347,11 @@ CALLS = [
     call("upsample_nearest3d.default", f(5, 3, 2, 2, 3), [4, 4, 6]),
     call("upsample_trilinear3d.default", f(5, 3, 2, 2, 3), [4, 4, 6], True),
     # Norms over the batch and over groups
-    call("shardwright.centered_square_sum.default", f(5, 3, 4, 2), f(3), 0.5),
-    call("shardwright.centered_square_sum.default", f(5, 3), f(3), 0.5),
+    call("shardwright.moments.default", f(5, 3, 4, 2), 0.5),
+    call("shardwright.moments.default", f(5, 3), 0.5),
+    call("shardwright.statistics.default", f(2, 3).detach(), 5, torch.float64),
+    call("shardwright.standardize.default", f(5, 3, 4), u(2, 3), f(3), f(3), 1e-3),
+    call("shardwright.standardize.default", f(5, 3, 4, 2), u(2, 3), None, None, 1e-3),
     call("shardwright.normalize.default", f(5, 3, 4), f(3), u(3), f(3), f(3), 1e-3),
     call("shardwright.normalize.default", f(5, 3, 4, 2), f(3), u(3), None, None, 1e-3),
     call("group_norm.default", f(5, 6, 4), 3, f(6), f(6)),

@@ -119,7 +119,7 @@ def test_a_plan_in_micro_batches_is_verified():
 def test_a_plan_that_its_model_cannot_follow_is_refused():
     model, batch = models.cnn(norm=True)
     (plan, *_) = sw.search(sw.capture(model, (), batch), sw.Machine.preset("1xcpu"))
-    with pytest.raises(PlanError, match="the plan has 2 micro-batches, but centered_square_sum in"):
+    with pytest.raises(PlanError, match="the plan has 2 micro-batches, but standardize in"):
         sw.verify(model, replace(plan, micro_batches=2), (), batch)
 
 

@@ -63,3 +63,14 @@ def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monk
     watch.add("product", 8, torch.zeros, alone=alone, times=times)
     (sample,) = watch._agreed(mine, [0.0] * 3)
     assert (sample.work, sample.seconds) == (8, seconds)
+
+
+@pytest.mark.parametrize("alone, seconds", [(True, 2.0), (False, 4.0)])
+def test_a_step_pays_the_mean_of_what_it_waits(alone, seconds, monkeypatch):
+    """Of several waits that are usually short; of what it computes, what is usual."""
+    took = iter([1.0, 2.0, 9.0])
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(watch, "once", lambda run, alone: next(took))
+    watch.add("sum", 8, torch.zeros, alone=alone)
+    assert watch._round(watch._probes[0], 3) == (seconds, 1.0)
