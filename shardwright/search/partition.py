@@ -4,7 +4,7 @@ A step of M micro-batches takes as long as M of them in the slowest stage and
 one in each of the others: (M - 1)/M · max + 1/M · sum of what the stages take.
 With the slowest limited to a bound the sum is a shortest path, O(P · I) for P
 stages and I intervals that may be one; bounds are tried from the smallest that
-is possible, up to that at which the slowest alone takes as long as what is known.
+is possible, until the slowest and the smallest sum of all take as long as what is known.
 
 Paper: the stage partition of Alpa (arXiv 2201.12023), section 5.2.
 Deviation: stages have costs of their own, as those at the front keep more activations; where there
@@ -70,17 +70,26 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
     bounds = np.unique(costs[np.isfinite(costs) & (costs >= least)])
     if len(bounds) > _EVERY_BOUND:
         bounds = np.array([least * factor for factor in _BOUNDS])
+    free = _shortest(costs, intervals)
+    assert free is not None
+    sum_at_least = sum(_taken(costs, free))
     best: tuple[float, list[int]] | None = None
+    before = 0.0  # what is new within a bound is slower than the one before
     for bound in bounds.tolist():
-        if best is not None and (micro_batches - 1) * bound / micro_batches >= best[0]:
+        at_least = ((micro_batches - 1) * before + sum_at_least) / micro_batches
+        if best is not None and at_least >= best[0]:
             break
+        before = bound
         found = _shortest(np.where(costs <= bound, costs, np.inf), intervals)
         if found is not None:
-            taken = [float(costs[s, i]) for s, i in enumerate(found)]
-            value = objective(taken, micro_batches)
+            value = objective(_taken(costs, found), micro_batches)
             if best is None or value < best[0]:
                 best = value, found
     return best[1] if best else None
+
+
+def _taken(costs: Floats, found: list[int]) -> list[float]:
+    return [float(costs[s, i]) for s, i in enumerate(found)]
 
 
 def slowest_at_least(costs: Floats, intervals: Intervals) -> float:
