@@ -75,8 +75,11 @@ class PriceList:
 
     def entries_of(self, assignments: Ints) -> Ints:
         """Where every term's cost stands: (..., nodes) -> (..., terms)."""
-        tails = self.stride * assignments[..., self.tail]
-        return self.offset + tails + assignments[..., self.head]
+        found = np.take(assignments, self.tail, axis=-1)
+        found *= self.stride
+        found += self.offset
+        found += np.take(assignments, self.head, axis=-1)
+        return found
 
     @cached_property
     def _exact(self) -> ExactSums:

@@ -43,18 +43,19 @@ class Homes:
     def of(cls, writer: PlanWriter) -> Homes:
         graph, folded = writer.graph, writer.space.folded
         count, last = folded.num_nodes, len(graph.ops)
-        cost = np.full(count, last, np.int64)
         state = np.zeros(count, bool)
         number = {op.name: i for i, op in enumerate(graph.ops)}
-        switch_of = np.full(count, -1, np.int64)
         for leaf in graph.leaves_of(LeafKind.PARAMETER):
             readers = graph.consumers[leaf.name]
             number[leaf.name] = number[readers[0].name] if readers else 0
-            state[list(writer.nodes(leaf.name))] = True
+            state[list(writer.nodes(leaf.name)[0])] = True
+        homes, switches = [last] * count, [-1] * count
         for name, home in number.items():
-            for node in writer.nodes(name):
-                cost[node] = min(cost[node], home)
-                switch_of[node] = writer.switch(name)
+            nodes, switch = writer.nodes(name)
+            for node in nodes:
+                homes[node] = min(homes[node], home)
+                switches[node] = switch
+        cost, switch_of = np.array(homes, np.int64), np.array(switches, np.int64)
         _, tail, head = folded.edge_ends()
         unknown = cost == last  # readings and switches: with the first that they lead to
         found = cost.copy()
@@ -177,7 +178,7 @@ class StageCosts:
             again = reads[:, None, :] > reads[:, :, None]
             again &= places[:, :, None] > readers[0]
             if again.any():
-                nodes = list(self.writer.nodes(name))
+                nodes = list(self.writer.nodes(name)[0])
                 held = self.running.states[:, nodes].sum(axis=1)
                 found += held[:, None, None] * again
         return found

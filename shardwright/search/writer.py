@@ -62,17 +62,16 @@ class PlanWriter:
             found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
         return found
 
-    def nodes(self, name: str) -> tuple[int, ...]:
-        """The nodes of an operator or parameter in whole assignments; none if nothing is decided.
+    def nodes(self, name: str) -> tuple[tuple[int, ...], int]:
+        """The nodes of an operator or parameter in whole assignments, none if nothing is decided.
 
-        The second, if there is one, decides where it is recomputed.
+        The second, if there is one, decides where it is recomputed; and the node that says whether
+        it is, -1 if it never is.
         """
-        return tuple(node for node in (self._node[name] or ())[:2] if node >= 0)
-
-    def switch(self, name: str) -> int:
-        """The node that says whether an operator is recomputed; -1 if it never is."""
         three = self._node[name]
-        return three[2] if three else -1
+        if three is None:
+            return (), -1
+        return three[: 1 if three[1] < 0 else 2], three[2]
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
         """Bytes of the largest tile of a value that an operator makes, or of a whole leaf.
