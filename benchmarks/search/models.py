@@ -116,6 +116,7 @@ def _pictures(batch: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 DEPTHS = {f"llama-8b, {n} layers": (lambda n=n: llama(n)) for n in (4, 32, 128)}
+DEEP = {"llama-8b, 126 layers": lambda: llama(126, 2 * 1024)}  # for 1024 devices in stages
 PUBLISHED: dict[str, Callable[[], Built]] = {
     "bert-large": bert,
     "t5-large": t5,

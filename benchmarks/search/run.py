@@ -26,7 +26,7 @@ import torch
 
 import shardwright as sw
 from benchmarks import record
-from benchmarks.search.models import DEPTHS, PUBLISHED, SHALLOW
+from benchmarks.search.models import DEEP, DEPTHS, PUBLISHED, SHALLOW
 from benchmarks.search.optimum import distances
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -44,6 +44,8 @@ LARGE = {64: "8x8xH100", 1024: "128x8xH100", 16384: "2048x8xH100"}
 MEASURED = "llama-8b, 32 layers"  # also over numbers of devices, and without folding
 
 MODELS = {**DEPTHS, **PUBLISHED}
+(STAGED,) = DEEP
+STAGED_ON = 1024
 LEAST_DEPTH, MOST_DEPTH = "llama-8b, 4 layers", "llama-8b, 128 layers"
 SEARCH = f"search {MESH}"
 EVERY_MESH = "search of every mesh"
@@ -94,6 +96,16 @@ def measure_devices(devices: int, repeats: int) -> dict[str, Any]:
     return {EVERY_MESH: _median(times), "meshes": meshes, "peak_resident_gib": _peak()}
 
 
+def measure_stages(repeats: int) -> dict[str, Any]:
+    """Times of a deep model on many devices, as pipelines of every number of stages, too."""
+    graph, capture = _captured(STAGED)
+    machine = sw.Machine.preset(LARGE[STAGED_ON])
+    times = [_timed(lambda: sw.search(graph, machine, stages=None)) for _ in range(repeats)]
+    meshes = len(list(meshes_of(STAGED_ON)))
+    found = {EVERY_MESH: _median(times), "capture": _median([capture])}
+    return {**found, "meshes": meshes, "peak_resident_gib": _peak()}
+
+
 def aims(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What is aimed at, as far as it was measured: wall seconds and their ratios, and GiB."""
 
@@ -120,6 +132,13 @@ def aims(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for devices, seconds in SECONDS.items():
         if (row := rows.get(_on(devices), {})) and EVERY_MESH in row:
             yield aim(f"{_on(devices)}: search, seconds", wall(row, EVERY_MESH), seconds)
+    if row := rows.get(_staged(), {}):
+        most = SECONDS[STAGED_ON]
+        yield aim(f"{_staged()}: search, seconds", wall(row, EVERY_MESH), most)
+
+
+def _staged() -> str:
+    return f"{STAGED}, {STAGED_ON} devices, in stages too"
 
 
 def _on(devices: int) -> str:
@@ -130,7 +149,7 @@ def _captured(name: str) -> tuple[Graph, tuple[float, float]]:
     """The graph of a model, and the seconds that capture took, by the clock and the processor."""
     torch.manual_seed(SEED)
     with torch.device("meta"):
-        model, batch = MODELS[name]()
+        model, batch = {**MODELS, **DEEP}[name]()
     graphs: list[Graph] = []
     times = _timed(lambda: graphs.append(sw.capture(model, (), batch)))
     return graphs[0], times
@@ -189,6 +208,8 @@ def main() -> None:
         for devices in given.devices:
             row = _alone(measure_devices, devices, given.repeats)
             keep(_on(devices), row)
+        if STAGED_ON in given.devices:
+            keep(_staged(), _alone(measure_stages, given.repeats))
     found = list(aims(result))
     for one in found:
         print(f"{one['what']}: {one['measured']}, at most {one['at_most']} aimed at")
