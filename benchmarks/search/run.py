@@ -26,7 +26,7 @@ import torch
 
 import shardwright as sw
 from benchmarks import record
-from benchmarks.search.models import DEEP, DEPTHS, PUBLISHED, SHALLOW
+from benchmarks.search.models import DEEP, DEPTHS, PUBLISHED, SHALLOW, Built
 from benchmarks.search.optimum import distances
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -44,6 +44,7 @@ LARGE = {64: "8x8xH100", 1024: "128x8xH100", 16384: "2048x8xH100"}
 MEASURED = "llama-8b, 32 layers"  # also over numbers of devices, and without folding
 
 MODELS = {**DEPTHS, **PUBLISHED}
+EVERY: dict[str, Callable[[], Built]] = {**MODELS, **DEEP}
 (STAGED,) = DEEP
 STAGED_ON = 1024
 LEAST_DEPTH, MOST_DEPTH = "llama-8b, 4 layers", "llama-8b, 128 layers"
@@ -149,7 +150,7 @@ def _captured(name: str) -> tuple[Graph, tuple[float, float]]:
     """The graph of a model, and the seconds that capture took, by the clock and the processor."""
     torch.manual_seed(SEED)
     with torch.device("meta"):
-        model, batch = {**MODELS, **DEEP}[name]()
+        model, batch = EVERY[name]()
     graphs: list[Graph] = []
     times = _timed(lambda: graphs.append(sw.capture(model, (), batch)))
     return graphs[0], times

@@ -277,14 +277,17 @@ class _Near:
 
         None if there is no such pipeline, or if others may be faster.
         """
-        fits = np.where(self.held <= limit, self.seconds, np.inf)  # (kinds, P, I)
-        costs = fits.min(axis=1)[self.kind]
+        least = np.full((self.held.shape[0], self.held.shape[2]), np.inf)
+        for held, seconds in zip(self.held.swapaxes(0, 1), self.seconds, strict=True):
+            np.minimum(least, seconds, out=least, where=held <= limit)  # a point: stays in cache
+        costs = least[self.kind]
         stages = partition(costs, self.intervals, self.rounds)
         if stages is None:
             return None
         every = np.arange(len(stages))
         if objective(costs[every, stages].tolist(), self.rounds) > self.slowest:
             return None
-        picked = fits[self.kind, :, stages].argmin(axis=1)
-        worst = int(self.held[self.kind, picked, stages].max())
+        held = self.held[self.kind, :, stages]
+        picked = np.where(held <= limit, self.seconds[:, stages].T, np.inf).argmin(axis=1)
+        worst = int(held[every, picked].max())
         return stages, picked.tolist(), worst
