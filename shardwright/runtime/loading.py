@@ -176,7 +176,14 @@ class _Sum(torch.autograd.Function):
 
 def _buffer(gradients: Sequence[torch.Tensor], copied: bool) -> torch.Tensor:
     """Gradients in one buffer to sum in: one that is alone and nobody else's is that itself."""
-    if len(gradients) > 1:
+    if len(gradients) == 1:
+        whole = gradients[0].contiguous()
+        return whole.clone() if copied and whole.data_ptr() == gradients[0].data_ptr() else whole
+    if all(gradient.is_contiguous() for gradient in gradients):
         return torch.cat([gradient.flatten() for gradient in gradients])
-    whole = gradients[0].contiguous()
-    return whole.clone() if copied and whole.data_ptr() == gradients[0].data_ptr() else whole
+    # Products of compiled pieces come transposed: flattened they would be copied twice.
+    buffer = gradients[0].new_empty(sum(gradient.numel() for gradient in gradients))
+    places = buffer.split([gradient.numel() for gradient in gradients])
+    for place, gradient in zip(places, gradients, strict=True):
+        place.view(gradient.shape).copy_(gradient)
+    return buffer
