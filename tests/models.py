@@ -192,15 +192,21 @@ def no_loss(*, as_tuple=False, batch=BATCH):
 
 
 class UNet(nn.Module):
-    """Two levels down and up again; what the way down finds skips over to the way up."""
+    """Two levels down and up again; what the way down finds skips over to the way up.
 
-    def __init__(self, channels):
+    In the middle are so many more convolutions.
+    """
+
+    def __init__(self, channels, deeper=0):
         super().__init__()
         self.down = nn.ModuleList(
             nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())
             for i, o in ((3, channels), (channels, channels + 1))
         )
         self.middle = nn.Conv2d(channels + 1, channels + 2, 3, padding=1)
+        self.deeper = nn.ModuleList(
+            nn.Conv2d(channels + 2, channels + 2, 3, padding=1) for _ in range(deeper)
+        )
         self.up = nn.ModuleList(
             nn.Conv2d(i, o, 3, padding=1)
             for i, o in ((2 * channels + 3, channels), (2 * channels, 2))
@@ -213,15 +219,17 @@ class UNet(nn.Module):
             skips.append(x)
             x = F.max_pool2d(x, 2)
         x = F.relu(self.middle(x))
+        for convolution in self.deeper:
+            x = F.relu(convolution(x))
         for up in self.up:
             x = F.interpolate(x, scale_factor=2.0)
             x = up(torch.cat([x, skips.pop()], 1))
         return F.cross_entropy(x, masks)
 
 
-def unet(*, channels=5, batch=3):
+def unet(*, channels=5, batch=3, deeper=0):
     torch.manual_seed(0)
-    return UNet(channels), {
+    return UNet(channels, deeper), {
         "images": _numbers(batch, 3, 8, 12),
         "masks": _integers(2, batch, 8, 12),
     }

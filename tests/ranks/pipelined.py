@@ -78,7 +78,7 @@ MODELS = {
     "unet": models.unet,
     "resnet": resnet,
     "resnet in pieces": resnet,
-    "unet in pieces": lambda: models.unet(batch=7),
+    "unet in pieces": lambda: models.unet(batch=7, deeper=2),  # eight stages have parameters
 }
 
 
