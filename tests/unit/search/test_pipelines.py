@@ -97,6 +97,17 @@ def test_partitions_are_those_that_enumeration_finds(costs, micro_batches):
     assert objective(taken, micro_batches) == pytest.approx(best)
 
 
+@pytest.mark.parametrize("micro_batches, cut", [(1, 2), (2, 1)])
+def test_the_slowest_stage_counts_less_the_fewer_micro_batches_there_are(micro_batches, cut):
+    """A slower stage by which the sum is only a little less is tried, and taken where it pays."""
+    costs = np.full((2, 4, 4), np.inf)
+    costs[0, 0, 1], costs[1, 1, 3] = 5.0, 5.0
+    costs[0, 0, 2], costs[1, 2, 3] = 3.0, 6.6
+    intervals = Intervals.of(np.isfinite(costs).any(axis=0))
+    found = partition(costs[:, intervals.begin, intervals.end], intervals, micro_batches)
+    assert intervals.end[found].tolist() == [cut, 3]
+
+
 @given(st.integers(1, 5), st.integers(1, 6), st.sampled_from(["1F1B", "GPipe"]))
 @settings(max_examples=30)
 def test_equal_stages_take_one_after_the_other_and_all_micro_batches(stages, pieces, schedule):
