@@ -34,6 +34,7 @@ from shardwright.runtime.fit import (
     fit_links,
     fit_overlap,
 )
+from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
 from shardwright.runtime.timing import Sample, Stopwatch
 
@@ -76,12 +77,14 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
     outer one.
     """
     world, kind = dist.get_world_size(), "cuda" if dist.get_backend() == "nccl" else "cpu"
+    if kind == "cpu":
+        keep_freed_memory()
     levels = _levels(kind, world)
     watch = Stopwatch(kind, seconds_budget, tell)
     probes.add_all(watch)
     update_probes.add_all(watch)
     link_probes.add_all(watch, levels)
-    samples = watch.samples()
+    samples = link_probes.alone(watch.samples(), list(levels))
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int]] = [(0.0, 0)] * world
     taken = context_bytes(torch.cuda) if kind == "cuda" else 0

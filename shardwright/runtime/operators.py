@@ -22,6 +22,7 @@ from shardwright.capture.operators import operator_of, to_torch
 from shardwright.ir.calls import Call, Given, Timing
 from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Machine
+from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
 from shardwright.runtime.measure import user_cache
 from shardwright.runtime.remembered import Remembered
@@ -99,6 +100,8 @@ def time_calls(
     """Seconds forward and backward of each call, on the ranks of the process group."""
     found: dict[str, tuple[float, float] | None] = {}
     kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    if kind == "cpu":
+        keep_freed_memory()
     end = time.monotonic() + seconds
     for start in range(0, len(calls), _TOGETHER):
         some = calls[start : start + _TOGETHER]

@@ -30,6 +30,7 @@ from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import BatchError, input_parts, local_inputs
 from shardwright.runtime.device import default_device
 from shardwright.runtime.dropout import random_state
+from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.late import LateSums
 from shardwright.runtime.micro import MicroBatched
@@ -53,7 +54,7 @@ def parallelize(
     process group; its parameters are plain tensors then, which cost less than
     DTensors. `seed` is what dropout masks
     are drawn from. Parameters move to `device` (the current accelerator if the
-    process group uses one, else the CPU).
+    process group uses one, else the CPU, whose process keeps freed memory then: `runtime/heap.py`).
     """
     if any(p.is_meta for p in model.parameters()):
         raise PlanError(
@@ -65,6 +66,8 @@ def parallelize(
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
+    if device.type == "cpu":
+        keep_freed_memory()
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         return _asynchronous(captured, analysis, decisions, plan, model, device, seed)
     device_mesh = _device_mesh(plan.mesh, device)
