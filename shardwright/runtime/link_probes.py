@@ -1,12 +1,14 @@
 """Collectives that are timed to know the links, over sizes and levels, and what of them hides.
 
 Redistributions run as programs run them (`collectives`). Along each level of
-a mesh (hosts, devices of a host) all groups communicate at once.
+a mesh (hosts, devices of a host) all groups communicate at once. On CPUs ranks compute in between,
+as in a step: one may be later than the other, and computing starts slowly after a wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,12 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move
 from shardwright.runtime.collectives import collected
-from shardwright.runtime.timing import Stopwatch
+from shardwright.runtime.timing import Sample, Stopwatch
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
+_COMPANY = "company"  # what is computed between collectives
+_COMPANY_SECONDS = 4e-3
 
 WAYS = {  # the dimensions that are cut before and after; -1: none is
     Collective.ALL_REDUCE: (-1, -1),
@@ -37,16 +41,67 @@ def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
     Those are three for a sum beside computing, and three for sums along two axes of the mesh.
     """
     sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
+    company = _company(watch) if levels and watch.device.type == "cpu" else None
+    if company is not None:
+        watch.add(_COMPANY, 1, company)
     for level, mesh in levels.items():
         for kib in sizes:
             tile = torch.randn(kib * 256 // _ROW, _ROW, device=watch.device)
             for kind in WAYS:
                 move = _move(kind, level, mesh, tile)
-                once = partial(collected, tile, move, mesh)
+                once = _after(company, partial(collected, tile, move, mesh))
                 watch.add(f"{level} {kind.value}", tile.numel() * tile.element_size(), once)
     if levels:
         _overlap(watch, list(levels.values())[-1])
     _two_axes(watch)
+
+
+def alone(samples: Sequence[Sample], levels: Sequence[str]) -> list[Sample]:
+    """`samples` with those of collectives along `levels` less what was computed between them."""
+    company = next((s.seconds for s in samples if s.kind == _COMPANY), 0.0)
+    kinds = {f"{level} {kind.value}" for level in levels for kind in WAYS}
+    return [
+        replace(s, seconds=max(s.seconds - company, s.seconds / 100)) if s.kind in kinds else s
+        for s in samples
+    ]
+
+
+def _company(watch: Stopwatch) -> Callable[[], None]:
+    """A few milliseconds of computing, equally much on every rank."""
+    square, long = torch.randn(256, 256), torch.randn(2**18)
+
+    def once() -> None:
+        square @ square
+        long.relu()
+
+    once()
+    return _repeated(watch, once, _COMPANY_SECONDS)
+
+
+def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> Callable[[], None]:
+    """`once` as often as it takes about `seconds` on rank 0."""
+    each = min(watch.once(once) for _ in range(3))
+    times = torch.tensor([max(1, min(10_000, round(seconds / max(each, 1e-7))))])
+    times = times.to(watch.device)
+    dist.broadcast(times, 0)
+    repeats = int(times.item())
+
+    def run() -> None:
+        for _ in range(repeats):
+            once()
+
+    return run
+
+
+def _after(first: Callable[[], None] | None, then: Callable[[], object]) -> Callable[[], object]:
+    if first is None:
+        return then
+
+    def both() -> object:
+        first()
+        return then()
+
+    return both
 
 
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
@@ -71,15 +126,7 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     x = torch.randn(256, 256, device=watch.device)
     summed()
     seconds = min(watch.once(summed) for _ in range(3))
-    each = min(watch.once(lambda: x @ x) for _ in range(3))
-    times = torch.tensor([max(1, min(10_000, round(seconds / max(each, 1e-7))))])
-    times = times.to(watch.device)
-    dist.broadcast(times, 0)
-    repeats = int(times.item())
-
-    def computed() -> None:
-        for _ in range(repeats):
-            x @ x
+    computed = _repeated(watch, lambda: x @ x, seconds)
 
     def both() -> None:
         work = dist.all_reduce(buffer, group=group, async_op=True)
@@ -88,8 +135,8 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         work.wait()
 
     watch.add("overlap sum", buffer.numel() * 4, summed)
-    watch.add("overlap compute", repeats, computed)
-    watch.add("overlap both", repeats, both)
+    watch.add("overlap compute", 1, computed)
+    watch.add("overlap both", 1, both)
 
 
 def _two_axes(watch: Stopwatch) -> None:

@@ -3,7 +3,8 @@
 Everything to be timed is timed in several rounds, so that what disturbs a while disturbs one round
 of many things and not all of one. Rounds in which other programs took much of the cores are
 left out where enough others are left. What one thread of a CPU computes is timed by the
-thread's own clock, which stands still while another program has the core.
+thread's own clock, which stands still while another program has the core; where ranks are
+more than cores, each has its part of one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import final
 
 import torch
@@ -117,7 +118,7 @@ class Stopwatch:
         dist.barrier()
         found = sorted(self.once(probe.run, alone=probe.alone) for _ in range(repeats))
         # A step waits for others many times, and now and then for long: it pays the mean.
-        usual = found[len(found) // 2] if probe.alone else fmean(found)
+        usual = median(found) if probe.alone else fmean(found)
         return usual, found[len(found) // 10]
 
     def _agreed(self, rounds: Sequence[Sequence[Figures]], busy: Sequence[float]) -> list[Sample]:
@@ -127,10 +128,13 @@ class Stopwatch:
         kept = quietest(loads)
         self.busy = median(loads[number] for number in kept)
         quiet = self.busy <= _QUIET
+        crowd = ranks_of_a_core()
         found = []
         for place, probe in enumerate(self._probes):
             figures = [[rounds[number][place] for number in kept] for rounds, _ in every]
             seconds = _of_slowest(figures, quiet, probe.alone)
+            if self._clock(probe.alone) is time.thread_time:
+                seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
         return found
 
@@ -152,15 +156,28 @@ class Stopwatch:
 def _of_slowest(figures: Sequence[Sequence[Figures]], quiet: bool, alone: bool) -> float:
     """What the slowest rank usually takes; `figures` of every rank are those of its rounds.
 
-    Noise only ever adds: where there is much of it, the least is nearest to the truth. Ranks that
-    wait for no other are slow at different times: of each its own rounds are weighed first, or
-    the noise of two would count where a step has that of one.
+    Noise only ever adds: where there is much of it, the least is nearest to the truth, and of two
+    rounds the lower one. Ranks that wait for no other are slow at different times: of each its
+    own rounds are weighed first, or the noise of two would count where a step has that of one.
     """
-    weigh: Callable[[Sequence[float]], float] = median if quiet else min
+    weigh: Callable[[Sequence[float]], float] = median_low if quiet else min
     values = [[middle if quiet else low for middle, low in rounds] for rounds in figures]
     if alone:
         return max(weigh(rounds) for rounds in values)
     return weigh([max(ranks) for ranks in zip(*values, strict=True)])
+
+
+def ranks_of_a_core() -> float:
+    """Ranks that share a core where that is most, and at least 1; equal on every rank."""
+    mine = (socket.gethostname(), frozenset(cores()))
+    every = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    crowds = [1.0]
+    for host, where in every:
+        sharing = [others for name, others in every if name == host and where & others]
+        if sharing:
+            crowds.append(len(sharing) / len(frozenset().union(*sharing)))
+    return max(crowds)
 
 
 def of_these_cores(seconds: float) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime import neighbours
+from shardwright.runtime import neighbours, timing
 from shardwright.runtime.neighbours import Neighbours
 from shardwright.runtime.timing import Stopwatch, quietest
 
@@ -74,3 +74,42 @@ def test_a_step_pays_the_mean_of_what_it_waits(alone, seconds, monkeypatch):
     monkeypatch.setattr(watch, "once", lambda run, alone: next(took))
     watch.add("sum", 8, torch.zeros, alone=alone)
     assert watch._round(watch._probes[0], 3) == (seconds, 1.0)
+
+
+@pytest.mark.parametrize(
+    "others, crowd",
+    [
+        ([("here", {0, 1})], 1.0),
+        ([("here", {0, 1})] * 3, 2.0),  # four ranks on two cores
+        ([("there", {0, 1})] * 3, 1.5),  # three of another host
+        ([("here", {2}), ("here", {2})], 2.0),
+        ([("here", set())], 1.0),  # where the system does not tell
+    ],
+)
+def test_ranks_that_are_more_than_cores_have_parts_of_one(others, crowd, monkeypatch):
+    def gathered(every, own):
+        every[:] = [own, *((host, frozenset(where)) for host, where in others)]
+
+    monkeypatch.setattr(timing.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(timing, "cores", lambda: {0, 1})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1 + len(others))
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    assert timing.ranks_of_a_core() == crowd
+
+
+@pytest.mark.parametrize("alone, seconds", [(True, 10.0), (False, 5.0)])
+def test_what_a_thread_computes_takes_longer_where_two_share_its_core(alone, seconds, monkeypatch):
+    """Its own clock stands still while the other has the core; a clock on the wall does not."""
+    rounds = [[(5.0, 5.0)], [(9.0, 9.0)], [(4.0, 4.0)]]
+
+    def gathered(every, own):
+        every[:] = [own] * len(every)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    monkeypatch.setattr(timing, "cores", lambda: {0})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    watch.add("product", 8, torch.zeros, alone=alone)
+    (sample,) = watch._agreed(rounds, [0.0] * 3)
+    assert sample.seconds == seconds
