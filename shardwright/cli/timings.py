@@ -25,7 +25,7 @@ def by_timings(
     Those that are not remembered are timed, all in all for about `seconds`.
     """
     from shardwright.cost.dominating import dominating
-    from shardwright.ir.calls import targets
+    from shardwright.ir.calls import by_target
     from shardwright.rules.analysis import analyze
     from shardwright.runtime.operators import database, with_remembered, with_timings
 
@@ -43,7 +43,7 @@ def by_timings(
         if machine is before:
             break
         new = len(machine.device.timings) - len(before.device.timings)
-        kinds = len(targets(machine.device.timings))
+        kinds = len(by_target(machine.device.timings))
         click.echo(
             f"timed {new} operators of these plans on this host, remembered in {known.file}"
             f" ({kinds} kinds); --time-operators 0 goes without",

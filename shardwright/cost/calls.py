@@ -1,4 +1,4 @@
-"""Operators as calls at local sizes: which ones dominate plans, and what timings say of others.
+"""Operators as calls at local sizes, and what timings of some say of others.
 
 A timing holds at the sizes that were measured. At other sizes of the same operator it says how
 far the formula is off, and that is believed there too: else what nobody measured would look
@@ -7,15 +7,19 @@ better or worse than what was measured by nothing but the formula's error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.calls import Call, Given, Timing, by_call
+from shardwright.ir.calls import Call, Given, Timing, by_call, by_target
 from shardwright.ir.graph import Arg, Graph, Op, Ref
 from shardwright.rules.rule import Dims, Rule
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime has its own
 
@@ -36,6 +40,27 @@ class Form:
             for dims, dtype, grad in self.tensors
         )
         return Call(self.target, self.args, self.kwargs, given)
+
+    def sizes_of(self, given: Sequence[Given], default: Sequence[int]) -> list[int] | None:
+        """Sizes of the factors at which these are given; None of other tensors than such.
+
+        Those of factors that no tensor has are the `default`.
+        """
+        known: dict[int, int] = {}
+        if len(given) != len(self.tensors):
+            return None
+        dims: list[tuple[tuple[int, ...], int]] = []
+        for (shape, dtype, grad), one in zip(self.tensors, given, strict=True):
+            if (dtype, grad, len(shape)) != (one.dtype, one.requires_grad, len(one.shape)):
+                return None
+            dims += zip(shape, one.shape, strict=True)
+        for factors, size in sorted(dims, key=lambda dim: len(dim[0])):
+            unknown = [factor for factor in factors if factor not in known]
+            rest, left = divmod(size, _product(known, set(factors) - set(unknown)))
+            if left or len(unknown) > 1 or (not unknown and rest != 1):
+                return None
+            known.update(dict.fromkeys(unknown, rest))
+        return [known.get(factor, size) for factor, size in enumerate(default)]
 
 
 def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
@@ -58,29 +83,60 @@ def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
 
 
 def timed(
-    formula: NDArray[np.float64],
+    formula: Callable[[Ints], Floats],
     form: Form,
-    sizes: NDArray[np.int64],
+    sizes: Ints,
     timings: tuple[Timing, ...],
-    same: NDArray[np.bool_],
+    same: Callable[[Ints], Bools],
     *,
     backward: bool = False,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Seconds by timings where there are some, and by the `formula` as far as they bear it out.
 
-    `same` says at which sizes the operator is this call, and no other that knows its place.
+    `sizes` are of the factors, (factors, K). `same` says at which the operator is this call, and
+    no other that knows its place.
     """
-    known = by_call(timings)
+    by_formula, known = formula(sizes), by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]
-    there = np.array([timing is not None for timing in found]) & same
-    if not there.any():
-        return formula
-    measured = np.array(
-        [0.0 if t is None else t.backward if backward else t.forward for t in found]
-    )
-    both = there & (measured > 0) & (formula > 0)
-    off = np.exp(np.mean(np.log(measured[both] / formula[both]))) if both.any() else 1.0
-    return np.where(there, measured, formula * off)
+    there = np.array([timing is not None for timing in found]) & same(sizes)
+    measured = np.array([0.0 if t is None else _seconds(t, backward) for t in found])
+    off = _off(formula, form, sizes, timings, same, backward)
+    return np.where(there, measured, by_formula * off)
+
+
+def _off(
+    formula: Callable[[Ints], Floats],
+    form: Form,
+    sizes: Ints,
+    timings: tuple[Timing, ...],
+    same: Callable[[Ints], Bools],
+    backward: bool,
+) -> Floats | float:
+    """What is measured over what the formula says, by the timings of what takes about as long."""
+    alike: list[list[int]] = []
+    measured: list[float] = []
+    default = sizes[:, 0].tolist()
+    for timing, given in by_target(timings).get(form.target, ()):
+        at, seconds = form.sizes_of(given, default), _seconds(timing, backward)
+        if at is not None and seconds > 0:
+            alike.append(at)
+            measured.append(seconds)
+    if not alike:
+        return 1.0
+    columns, took = np.array(alike).T, np.array(measured)
+    said = formula(columns)
+    count = same(columns) & (said > 0)
+    if not count.any():
+        return 1.0
+    said, took = np.log(said[count]), np.log(took[count])
+    points, places = np.unique(said, return_inverse=True)
+    ratios = np.bincount(places, took - said) / np.bincount(places)
+    off: Floats = np.exp(np.interp(np.log(np.maximum(formula(sizes), 1e-12)), points, ratios))
+    return off
+
+
+def _seconds(timing: Timing, backward: bool) -> float:
+    return timing.backward if backward else timing.forward
 
 
 def _numbered(arg: Arg, places: Iterator[int]) -> Arg:
@@ -91,7 +147,7 @@ def _numbered(arg: Arg, places: Iterator[int]) -> Arg:
     return arg
 
 
-def _product(sizes: Sequence[int], factors: Sequence[int]) -> int:
+def _product(sizes: Sequence[int] | Mapping[int, int], factors: Iterable[int]) -> int:
     total = 1
     for factor in factors:
         total *= sizes[factor]

@@ -54,10 +54,12 @@ def operator_seconds(
 
 def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
-    found = _forward(work, sizes, device)
     if work.form is None:
-        return found
-    return timed(found, work.form, sizes, device.timings, _as_one(work, sizes))
+        return _forward(work, sizes, device)
+    return timed(
+        lambda at: _forward(work, at, device), work.form, sizes, device.timings,
+        lambda at: _as_one(work, at),
+    )  # fmt: skip
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -78,10 +80,13 @@ def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 
     With those that add up the gradients of a result that several operators read.
     """
-    found = _backward(work, sizes, device)
-    if work.form is not None:
-        own = _as_one(work, sizes)
-        found = timed(found, work.form, sizes, device.timings, own, backward=True)
+    if work.form is None:
+        found = _backward(work, sizes, device)
+    else:
+        found = timed(
+            lambda at: _backward(work, at, device), work.form, sizes, device.timings,
+            lambda at: _as_one(work, at), backward=True,
+        )  # fmt: skip
     for result, more in zip(work.results, work.added, strict=False):
         if more:
             moved = _PASSES_OF_SUM * result.local_bytes(sizes)

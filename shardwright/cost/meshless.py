@@ -7,7 +7,7 @@ from typing import final
 from shardwright.cost.memory import retention
 from shardwright.cost.options import Forms
 from shardwright.cost.workload import Workload, workload
-from shardwright.ir.calls import targets
+from shardwright.ir.calls import by_target
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import Analysis
@@ -26,7 +26,7 @@ class Meshless:
         self.retention = retention(graph)
         self._graph = graph
         self._analysis = analysis
-        self._known = targets(machine.device.timings)
+        self._known = by_target(machine.device.timings)
         self._workloads: dict[str, Workload] = {}
         self._equal: dict[Workload, Workload] = {}
 

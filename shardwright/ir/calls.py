@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from shardwright.ir.graph import Arg, text_of
 from shardwright.ir.layout import Seconds
+
+_GIVEN = re.compile(r"(\w+)\[([\d, ]*)\]('?)(?= |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,19 @@ class Timing:
     def target(self) -> str:
         return self.call.partition("(")[0]
 
+    @property
+    def given(self) -> tuple[Given, ...]:
+        """The tensors of the call.
+
+        >>> Timing("aten.relu.default(%0) float32[4, 8]'", 1e-6, 1e-6).given
+        (Given(shape=(4, 8), dtype='float32', requires_grad=True),)
+        """
+        tensors = _GIVEN.findall(self.call.rpartition(") ")[2])
+        return tuple(
+            Given(tuple(int(size) for size in shape.split(", ") if size), dtype, bool(mark))
+            for dtype, shape, mark in tensors
+        )
+
 
 @cache
 def by_call(timings: tuple[Timing, ...]) -> dict[str, Timing]:
@@ -61,6 +79,11 @@ def by_call(timings: tuple[Timing, ...]) -> dict[str, Timing]:
 
 
 @cache
-def targets(timings: tuple[Timing, ...]) -> frozenset[str]:
-    """The operators of which anything was timed."""
-    return frozenset(timing.target for timing in timings)
+def by_target(
+    timings: tuple[Timing, ...],
+) -> Mapping[str, tuple[tuple[Timing, tuple[Given, ...]], ...]]:
+    """Timings by their operators, each with the tensors given."""
+    found: defaultdict[str, list[tuple[Timing, tuple[Given, ...]]]] = defaultdict(list)
+    for timing in timings:
+        found[timing.target].append((timing, timing.given))
+    return {target: tuple(those) for target, those in found.items()}

@@ -63,17 +63,86 @@ def test_timings_hold_where_they_were_made_and_scale_the_formula_elsewhere(graph
     half, quarter = list(whole), list(whole)
     half[place], quarter[place] = 128, 64
     sizes = np.array([whole, half, quarter]).T
-    formula, same = np.array([4.0, 2.0, 1.0]), np.ones(3, bool)
     timings = (
         Timing(str(found.at(whole)), 8.0, 1.0),
         Timing(str(found.at(half)), 16.0, 0.0),
     )
-    assert timed(formula, found, sizes, timings, same).tolist() == pytest.approx([8.0, 16.0, 4.0])
-    back = timed(formula, found, sizes, timings, same, backward=True)
+
+    def formula(at):
+        return at[place] / 64
+
+    def every(at):
+        return np.ones(at.shape[1], bool)
+
+    def cut(at):  # what another operator computes at such a size
+        return at[place] != 128
+
+    # A quarter is nearest to the half, of which the formula said 2.
+    seconds = timed(formula, found, sizes, timings, every)
+    assert seconds.tolist() == pytest.approx([8.0, 16.0, 8.0])
+    back = timed(formula, found, sizes, timings, every, backward=True)
     assert back.tolist() == pytest.approx([1.0, 0.0, 0.25])
-    assert timed(formula, found, sizes, (), same).tolist() == formula.tolist()
-    placed = np.array([True, False, True])  # what another operator computes at such a size
-    assert timed(formula, found, sizes, timings, placed).tolist() == pytest.approx([8.0, 4.0, 2.0])
+    assert timed(formula, found, sizes, (), every).tolist() == [4.0, 2.0, 1.0]
+    seconds = timed(formula, found, sizes, timings, cut)
+    assert seconds.tolist() == pytest.approx([8.0, 4.0, 2.0])
+    wide = np.array([whole]).T
+    wide[place] = 181  # between the two in the ratio of their logarithms
+    off = np.sqrt(2.0 * 8.0)
+    seconds = timed(formula, found, wide, timings, every)
+    assert seconds.tolist() == pytest.approx([off * 181 / 64], rel=1e-3)
+
+
+def test_a_timing_says_how_far_the_formula_is_off_of_the_same_operator_elsewhere(graph):
+    """Of an operator none of whose own sizes was timed: layers of a network grow."""
+    analysis = analyze(graph)
+    relu = form(graph, "relu")
+    sizes = np.array([[f.size for f in analysis.rules["relu"].factors]]).T
+    args = sizes, (Timing("aten.relu.default(%0) float32[3, 5]'", 6.0, 1.0),)
+
+    def formula(at):
+        return at.prod(axis=0) / 15.0
+
+    def every(at):
+        return np.ones(at.shape[1], bool)
+
+    assert timed(formula, relu, *args, every).tolist() == [6 * 16 * 256 / 15]
+    others = (
+        "aten.relu.default(%0) float32[3, 5]",  # without a gradient
+        "aten.relu.default(%0) float64[3, 5]'",
+        "aten.relu.default(%0) float32[3, 5, 1]'",
+        "aten.gelu.default(%0) float32[3, 5]'",
+    )
+    for call in others:
+        seconds = timed(formula, relu, sizes, (Timing(call, 6.0, 1.0),), every)
+        assert seconds.tolist() == [16 * 256 / 15]
+
+
+def test_sizes_are_found_from_the_tensors_of_a_call(graph):
+    found = form(graph, "linear")
+    whole = [factor.size for factor in analyze(graph).rules["linear"].factors]
+    assert found.sizes_of(found.at(whole).given, [0] * len(whole)) == whole
+    given = found.at(whole).given
+    assert found.sizes_of(given[:2], whole) is None
+    assert found.sizes_of((given[0], given[1], replace(given[2], shape=(7,))), whole) is None
+
+
+def test_one_call_at_least_of_every_operator_is_timed():
+    """Of many that seem to be short none would be, and the formula would never be found wrong."""
+    layers = [nn.Linear(64, 64) for _ in range(2)]
+    narrow = [nn.Sequential(nn.Linear(64, 64), _Part(width)) for width in range(8, 32, 2)]
+    graph = sw.capture(_Loss(nn.Sequential(*layers, *narrow)), (torch.randn(4096, 64),))
+    plan = sw.search(graph, Machine.preset("1xcpu")).fastest()
+    calls = dominating(graph, analyze(graph), (plan,))
+    assert {call.target for call in calls} >= {"aten.linear.default", "aten.relu.default"}
+
+
+class _Part(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        return x + nn.functional.pad(x[:, : self.width].relu(), (0, 64 - self.width))
 
 
 def test_plans_cost_what_was_timed(graph):
