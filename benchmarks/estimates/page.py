@@ -14,10 +14,10 @@ from typing import Any
 _HEAD = """# Estimates
 
 What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn with
-the others of its model, and the machine is measured before (`shardwright profile`). Errors are of
-the prediction, relative to the measurement; the spread is how far the middle half of the steps are
-apart; computing compares the sum of all operators and updates with the CPU time of a rank's main
-thread. Memory is that of tensors, counted during a step.
+the others of its model, and before each model the machine is measured (`shardwright profile`).
+Errors are of the prediction, relative to the measurement; the spread is how far the middle half of
+the steps are apart; computing compares the sum of all operators and updates with the CPU time of a
+rank's main thread. Memory is that of tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that
@@ -43,7 +43,8 @@ def written(result: Path) -> str:
     for place, machine in data["machines"].items():
         peaks = ", ".join(f"{peak / 1e9:.1f}" for peak in data["peaks_measured"][place])
         lines += [
-            f"The machine on {place} (float32 peak, each time it was measured: {peaks} GFLOP/s):",
+            f"The machine on {place}, as it was first measured (float32 peak, before each model:"
+            f" {peaks} GFLOP/s):",
             "",
             "```toml",
             machine.strip(),

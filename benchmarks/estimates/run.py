@@ -6,11 +6,11 @@
 On two local processes of one thread each, and for three models on two hosts that a link of
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
 turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks'.
-The machine is measured at the start and once more at the end: what changed is noise that no
-estimate can know.
+The machine is measured before each model: how fast a shared host is changes by the minute, and what
+changes then is noise that no estimate can know.
 
 Every row is written as it comes, to RESULT.rows; started again on the same commit, the run goes on
-where it was (`--fresh`: from the start). What fails is noted and passed over. About 16 minutes on
+where it was (`--fresh`: from the start). What fails is noted and passed over. About 19 minutes on
 an idle machine of two cores; after `--minutes` no new model is begun, and on one host none after
 what the two hosts need of it.
 """
@@ -48,7 +48,7 @@ from shardwright.runtime.remembered import Remembered
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
-REMOTE_SECONDS = 80.0  # for each of them, and as long to measure the machine before and after
+REMOTE_SECONDS = 95.0  # for each of them
 QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
@@ -136,25 +136,22 @@ def take(
     if time.monotonic() > end:
         _fail(log, place, "every model", f"no time was left of {options.minutes:g} minutes")
         return
-    if not log.machines(place.name) and not _measure(place, log, options.seconds):
-        return
-    machine = log.machines(place.name)[0]
     for name in models:
         if any((one.place, one.model) == (place.name, name) for one in log.rows):
             continue
         if time.monotonic() > end:
             _fail(log, place, name, f"no time was left of {options.minutes:g} minutes")
             continue
+        if not _measure(place, log, options.seconds):
+            return
         try:
-            found = rows_of(place, name, machine, log, options)
+            found = rows_of(place, name, log.machines(place.name)[-1], log, options)
         except Exception as e:  # noted, and the next one may do better
             _fail(log, place, name, f"{type(e).__name__}: {e}".splitlines()[0])
             continue
         for one in found:
             print(one, flush=True)
             log.add({"row": asdict(one)})
-    if time.monotonic() < end:
-        _measure(place, log, options.seconds)
 
 
 def _measure(place: Place, log: Log, seconds: float) -> bool:
@@ -201,7 +198,7 @@ def main() -> None:
     options = _options()
     log = Log(options.output.with_suffix(".rows"), options.fresh)
     remote = [name for name in options.models if name in REMOTE and not options.quick]
-    later = REMOTE_SECONDS * (len(remote) + 1) if remote else 0.0
+    later = REMOTE_SECONDS * len(remote)
     take(Local(), options.models, log, options, options.end - later)
     with ExitStack() as stack:
         try:
@@ -224,12 +221,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--page", type=Path, help="also write the table as Markdown")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
-    parser.add_argument("--seconds", type=float, default=15.0, help="to measure a machine")
+    parser.add_argument("--seconds", type=float, default=12.0, help="to measure a machine")
     parser.add_argument("--steps-seconds", type=float, default=18.0, help="for a model's steps")
     parser.add_argument(
-        "--operators-seconds", type=float, default=8.0, help="to time operators; 0: none are"
+        "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
     )
-    parser.add_argument("--minutes", type=float, default=17.0, help="then no model is begun")
+    parser.add_argument("--minutes", type=float, default=20.0, help="then no model is begun")
     parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
     parser.add_argument("--fresh", action="store_true", help="measure all again")
     options = parser.parse_args()
