@@ -112,7 +112,7 @@ def _off(
     same: Callable[[Ints], Bools],
     backward: bool,
 ) -> Floats | float:
-    """What is measured over what the formula says, by the timings of what takes about as long."""
+    """What is measured over what the formula says, by the timings at the most similar sizes."""
     alike: list[list[int]] = []
     measured: list[float] = []
     default = sizes[:, 0].tolist()
@@ -128,11 +128,17 @@ def _off(
     count = same(columns) & (said > 0)
     if not count.any():
         return 1.0
-    said, took = np.log(said[count]), np.log(took[count])
-    points, places = np.unique(said, return_inverse=True)
-    ratios = np.bincount(places, took - said) / np.bincount(places)
-    off: Floats = np.exp(np.interp(np.log(np.maximum(formula(sizes), 1e-12)), points, ratios))
+    apart = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(columns[:, count])[:, None])
+    distances = apart.sum(axis=0)
+    nearest = distances == distances.min(axis=1, keepdims=True)
+    ratios = np.log(took[count] / said[count])
+    off: Floats = np.exp((nearest * ratios).sum(axis=1) / nearest.sum(axis=1))
     return off
+
+
+def _logarithms(sizes: Ints) -> Floats:
+    found: Floats = np.log(np.maximum(sizes, 1))
+    return found
 
 
 def _seconds(timing: Timing, backward: bool) -> float:

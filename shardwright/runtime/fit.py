@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -182,9 +182,11 @@ def fit_contention(samples: Sequence[Sample]) -> float:
 
 
 def _hidden(samples: Sequence[Sample], kind: str, words: tuple[str, str, str]) -> float | None:
-    """What of the shorter of two things is hidden where both are done at once."""
-    seconds = {s.kind: s.seconds for s in samples}
-    one, other, both = (seconds.get(f"{kind} {word}", 0.0) for word in words)
+    """What of the shorter of two things is hidden where both are done at once; means count."""
+    seconds = defaultdict(list)
+    for s in samples:
+        seconds[s.kind].append(s.seconds)
+    one, other, both = (fmean(seconds.get(f"{kind} {word}", [0.0])) for word in words)
     shorter = min(one, other)
     if shorter <= 0:
         return None

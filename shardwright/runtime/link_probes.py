@@ -2,13 +2,12 @@
 
 Redistributions run as programs run them (`collectives`). Along each level of
 a mesh (hosts, devices of a host) all groups communicate at once. On CPUs ranks compute in between,
-as in a step: one may be later than the other, and computing starts slowly after a wait.
+as in a step, so that one may be later than the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,14 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move
 from shardwright.runtime.collectives import collected
-from shardwright.runtime.timing import Sample, Stopwatch
+from shardwright.runtime.timing import Stopwatch
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
-_COMPANY = "company"  # what is computed between collectives
-_COMPANY_SECONDS = 4e-3
+_TIMES = 4  # that a difference of two times is measured, of which the mean counts
+_BETWEEN_SECONDS = 4e-3  # of computing, between two collectives
 
 WAYS = {  # the dimensions that are cut before and after; -1: none is
     Collective.ALL_REDUCE: (-1, -1),
@@ -38,35 +37,24 @@ WAYS = {  # the dimensions that are cut before and after; -1: none is
 def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
     """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and what happens at once.
 
-    Those are three for a sum beside computing, and three for sums along two axes of the mesh.
+    Those are of a sum beside computing, and of sums along two axes of the mesh.
     """
     sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
-    company = _company(watch) if levels and watch.device.type == "cpu" else None
-    if company is not None:
-        watch.add(_COMPANY, 1, company)
+    between = _computing(watch) if levels and watch.device.type == "cpu" else None
     for level, mesh in levels.items():
         for kib in sizes:
             tile = torch.randn(kib * 256 // _ROW, _ROW, device=watch.device)
             for kind in WAYS:
                 move = _move(kind, level, mesh, tile)
-                once = _after(company, partial(collected, tile, move, mesh))
-                watch.add(f"{level} {kind.value}", tile.numel() * tile.element_size(), once)
+                once = partial(collected, tile, move, mesh)
+                size = tile.numel() * tile.element_size()
+                watch.add(f"{level} {kind.value}", size, once, after=between)
     if levels:
         _overlap(watch, list(levels.values())[-1])
     _two_axes(watch)
 
 
-def alone(samples: Sequence[Sample], levels: Sequence[str]) -> list[Sample]:
-    """`samples` with those of collectives along `levels` less what was computed between them."""
-    company = next((s.seconds for s in samples if s.kind == _COMPANY), 0.0)
-    kinds = {f"{level} {kind.value}" for level in levels for kind in WAYS}
-    return [
-        replace(s, seconds=max(s.seconds - company, s.seconds / 100)) if s.kind in kinds else s
-        for s in samples
-    ]
-
-
-def _company(watch: Stopwatch) -> Callable[[], None]:
+def _computing(watch: Stopwatch) -> Callable[[], None]:
     """A few milliseconds of computing, equally much on every rank."""
     square, long = torch.randn(256, 256), torch.randn(2**18)
 
@@ -75,7 +63,7 @@ def _company(watch: Stopwatch) -> Callable[[], None]:
         long.relu()
 
     once()
-    return _repeated(watch, once, _COMPANY_SECONDS)
+    return _repeated(watch, once, _BETWEEN_SECONDS)
 
 
 def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> Callable[[], None]:
@@ -91,17 +79,6 @@ def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> C
             once()
 
     return run
-
-
-def _after(first: Callable[[], None] | None, then: Callable[[], object]) -> Callable[[], object]:
-    if first is None:
-        return then
-
-    def both() -> object:
-        first()
-        return then()
-
-    return both
 
 
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
@@ -134,9 +111,10 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         assert work is not None
         work.wait()
 
-    watch.add("overlap sum", buffer.numel() * 4, summed)
-    watch.add("overlap compute", 1, computed)
-    watch.add("overlap both", 1, both)
+    for _ in range(_TIMES):
+        watch.add("overlap sum", buffer.numel() * 4, summed)
+        watch.add("overlap compute", 1, computed)
+        watch.add("overlap both", 1, both)
 
 
 def _two_axes(watch: Stopwatch) -> None:
@@ -164,5 +142,5 @@ def _two_axes(watch: Stopwatch) -> None:
         return run
 
     size = buffers[0].numel() * 4
-    for name, axes in (("outer", (0,)), ("inner", (1,)), ("both", (0, 1))):
+    for name, axes in (("outer", (0,)), ("inner", (1,)), ("both", (0, 1))) * _TIMES:
         watch.add(f"axes {name}", size, along(*axes))

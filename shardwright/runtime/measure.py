@@ -84,7 +84,7 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
     probes.add_all(watch)
     update_probes.add_all(watch)
     link_probes.add_all(watch, levels)
-    samples = link_probes.alone(watch.samples(), list(levels))
+    samples = watch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int]] = [(0.0, 0)] * world
     taken = context_bytes(torch.cuda) if kind == "cuda" else 0

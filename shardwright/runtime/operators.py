@@ -115,8 +115,8 @@ def time_calls(
         runs = {str(call): _prepared(call, watch.device) for call in some}
         for text, run in runs.items():
             if run is not None:
-                watch.add(f"{text} forward", 1, run[0], alone=True, warm=True)
-                watch.add(f"{text} both", 1, run[1], alone=True, warm=True)
+                watch.add(f"{text} forward", 1, run[0], alone=True)
+                watch.add(f"{text} both", 1, run[1], alone=True)
         times = {sample.kind: sample.seconds for sample in watch.samples()}
         for text, run in runs.items():
             found[text] = None

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import final
 
 import torch
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from shardwright.runtime.neighbours import Neighbours, cores
 
 ROUNDS = 6
-_LEAST_ROUNDS = 2  # even where time is up
+_LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted
 _MOST_REPEATS = 200  # in one round
 _QUIET = 0.1  # others' part of the cores
 
@@ -44,8 +44,8 @@ class _Probe:
     work: float
     run: Callable[[], object]
     alone: bool  # it waits for no other rank
-    warm: bool  # it has run before
     times: int  # that it does in one run what the sample is of
+    after: Callable[[], object] | None  # what runs before, and does not count
 
 
 @final
@@ -70,14 +70,15 @@ class Stopwatch:
         run: Callable[[], object],
         *,
         alone: bool = False,
-        warm: bool = False,
         times: int = 1,
+        after: Callable[[], object] | None = None,
     ) -> None:
         """Time `run` too, which does the same so many `times`; the sample is of one.
 
-        `alone`: it only computes, and waits for no other; `warm`: it has run.
+        `alone`: it only computes, and waits for no other. It runs `after` something that does not
+        count, which makes one rank later than another: of a wait the mean of all ranks counts then.
         """
-        self._probes.append(_Probe(kind, work, run, alone, warm, times))
+        self._probes.append(_Probe(kind, work, run, alone, times, after))
 
     def samples(self) -> list[Sample]:
         """One sample of everything, as the slowest rank took it; equal on every rank."""
@@ -107,19 +108,25 @@ class Stopwatch:
         found = []
         for place, probe in enumerate(self._probes):
             self._tell(probe.kind, 0.25 * place / len(self._probes))
-            if not probe.warm:
-                probe.run()  # the first time does not count
-            found.append(int(share / max(self.once(probe.run, alone=probe.alone), 1e-7)))
+            probe.run()  # the first time does not count, nor while the heap still grows
+        for probe in self._probes:
+            seconds = self.once(probe.run, alone=probe.alone)
+            if probe.after is not None:
+                seconds += self.once(probe.after)
+            found.append(int(share / max(seconds, 1e-7)))
         counts = torch.tensor(found, device=self.device)
         dist.broadcast(counts, 0)
         return [max(1, min(_MOST_REPEATS, count)) for count in counts.tolist()]
 
     def _round(self, probe: _Probe, repeats: int) -> Figures:
         dist.barrier()
-        found = sorted(self.once(probe.run, alone=probe.alone) for _ in range(repeats))
-        # A step waits for others many times, and now and then for long: it pays the mean.
-        usual = median(found) if probe.alone else fmean(found)
-        return usual, found[len(found) // 10]
+        found = []
+        for _ in range(repeats):
+            if probe.after is not None:
+                probe.after()
+            found.append(self.once(probe.run, alone=probe.alone))
+        # A step does many things, and of what is slow now and then it has its share: the mean.
+        return fmean(found), sorted(found)[len(found) // 10]
 
     def _agreed(self, rounds: Sequence[Sequence[Figures]], busy: Sequence[float]) -> list[Sample]:
         every = [(rounds, busy)] * dist.get_world_size()
@@ -132,7 +139,7 @@ class Stopwatch:
         found = []
         for place, probe in enumerate(self._probes):
             figures = [[rounds[number][place] for number in kept] for rounds, _ in every]
-            seconds = _of_slowest(figures, quiet, probe.alone)
+            seconds = _of_ranks(figures, quiet, probe)
             if self._clock(probe.alone) is time.thread_time:
                 seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
@@ -153,18 +160,20 @@ class Stopwatch:
             torch.cuda.synchronize()
 
 
-def _of_slowest(figures: Sequence[Sequence[Figures]], quiet: bool, alone: bool) -> float:
-    """What the slowest rank usually takes; `figures` of every rank are those of its rounds.
+def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) -> float:
+    """What a step has of it; `figures` of every rank are those of its rounds.
 
-    Noise only ever adds: where there is much of it, the least is nearest to the truth, and of two
-    rounds the lower one. Ranks that wait for no other are slow at different times: of each its
-    own rounds are weighed first, or the noise of two would count where a step has that of one.
+    That is what the slowest rank usually takes, or a rank waits on average. Noise only ever adds:
+    where there is much of it, the least is nearest to the truth. Ranks that wait for no other are
+    slow at different times: of each its own rounds are weighed first, or the noise of two would
+    count where a step has that of one.
     """
-    weigh: Callable[[Sequence[float]], float] = median_low if quiet else min
-    values = [[middle if quiet else low for middle, low in rounds] for rounds in figures]
-    if alone:
+    weigh: Callable[[Sequence[float]], float] = median if quiet else min
+    values = [[usual if quiet else low for usual, low in rounds] for rounds in figures]
+    if probe.alone:
         return max(weigh(rounds) for rounds in values)
-    return weigh([max(ranks) for ranks in zip(*values, strict=True)])
+    of_round = max if probe.after is None else fmean
+    return weigh([of_round(ranks) for ranks in zip(*values, strict=True)])
 
 
 def ranks_of_a_core() -> float:

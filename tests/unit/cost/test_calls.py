@@ -85,11 +85,11 @@ def test_timings_hold_where_they_were_made_and_scale_the_formula_elsewhere(graph
     assert timed(formula, found, sizes, (), every).tolist() == [4.0, 2.0, 1.0]
     seconds = timed(formula, found, sizes, timings, cut)
     assert seconds.tolist() == pytest.approx([8.0, 4.0, 2.0])
-    wide = np.array([whole]).T
-    wide[place] = 181  # between the two in the ratio of their logarithms
-    off = np.sqrt(2.0 * 8.0)
-    seconds = timed(formula, found, wide, timings, every)
-    assert seconds.tolist() == pytest.approx([off * 181 / 64], rel=1e-3)
+    between = np.array([whole]).T
+    for size, off in ((182, 2.0), (181, 8.0)):  # nearer to 256, and to 128
+        between[place] = size
+        seconds = timed(formula, found, between, timings, every)
+        assert seconds.tolist() == pytest.approx([off * size / 64])
 
 
 def test_a_timing_says_how_far_the_formula_is_off_of_the_same_operator_elsewhere(graph):

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from shardwright.ir.curve import Curve, CurveError
-from shardwright.runtime import link_probes
 from shardwright.runtime.fit import fit_compute, fit_contention, fit_links, fit_overlap
 from shardwright.runtime.timing import Sample
 
@@ -117,7 +116,8 @@ def test_latency_that_only_noise_shows_is_none():
 @pytest.mark.parametrize("both, part", [(2.0, 0.0), (1.5, 0.5), (1.0, 1.0), (2.5, 0.0), (0.9, 1.0)])
 def test_overlap_is_what_does_not_add_up(both, part):
     samples = [Sample("overlap sum", 1, 1.0), Sample("overlap compute", 1, 1.0)]
-    assert fit_overlap([*samples, Sample("overlap both", 1, both)]) == part
+    every = [*samples, *(Sample("overlap both", 1, both + off) for off in (-0.75, 0.75))]
+    assert fit_overlap(every) == part  # which the mean of several tells
     assert fit_overlap([]) == 0.0
 
 
@@ -145,24 +145,3 @@ def test_two_axes_contend_by_what_both_at_once_take_longer(both, expected):
     samples = [Sample(f"axes {name}", 1.0, seconds) for name, seconds in times.items()]
     assert fit_contention(samples) == pytest.approx(expected)
     assert fit_contention([]) == 1.0  # of a prime number of ranks nothing is known
-
-
-def test_what_was_computed_between_collectives_is_not_theirs():
-    samples = [
-        Sample("company", 1, 4e-3),
-        Sample("host all_reduce", 64, 5e-3),
-        Sample("network all_gather", 64, 3.9e-3),  # by noise: it takes some time in any case
-        Sample("overlap sum", 64, 5e-3),
-        Sample("memory add", 64, 5e-3),
-    ]
-    found = {s.kind: s.seconds for s in link_probes.alone(samples, ["host", "network"])}
-    assert found == pytest.approx(
-        {
-            "company": 4e-3,
-            "host all_reduce": 1e-3,
-            "network all_gather": 3.9e-5,
-            "overlap sum": 5e-3,
-            "memory add": 5e-3,
-        }
-    )
-    assert link_probes.alone(samples[1:], ["host"]) == samples[1:]

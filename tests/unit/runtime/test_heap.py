@@ -4,7 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
+import shardwright as sw
+from shardwright.runtime import parallel
 from shardwright.runtime.heap import keep_freed_memory
 
 PAGES = """
@@ -47,3 +51,12 @@ def test_blocks_of_every_size_are_not_mapped_again():
 )
 def test_what_the_user_has_set_stays(name, value):
     assert not keep_freed_memory({name: value})
+
+
+def test_what_is_parallelized_keeps_what_it_frees(monkeypatch):
+    kept = []
+    monkeypatch.setattr(parallel, "keep_freed_memory", lambda: kept.append(True))
+    model = nn.Linear(4, 4)
+    plan = sw.plan(model, (torch.randn(2, 4),), machine=sw.Machine.preset("1xcpu"))
+    sw.parallelize(model, plan)
+    assert kept == [True]

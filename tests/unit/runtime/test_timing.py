@@ -65,15 +65,32 @@ def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monk
     assert (sample.work, sample.seconds) == (8, seconds)
 
 
-@pytest.mark.parametrize("alone, seconds", [(True, 2.0), (False, 4.0)])
-def test_a_step_pays_the_mean_of_what_it_waits(alone, seconds, monkeypatch):
-    """Of several waits that are usually short; of what it computes, what is usual."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_step_has_its_share_of_what_is_slow_now_and_then(alone, monkeypatch):
+    """The mean of several; what comes before does not count."""
     took = iter([1.0, 2.0, 9.0])
+    done = []
     monkeypatch.setattr(dist, "barrier", lambda: None)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    monkeypatch.setattr(watch, "once", lambda run, alone: next(took))
-    watch.add("sum", 8, torch.zeros, alone=alone)
-    assert watch._round(watch._probes[0], 3) == (seconds, 1.0)
+    monkeypatch.setattr(watch, "once", lambda run, alone: done.append("run") or next(took))
+    watch.add("sum", 8, torch.zeros, alone=alone, after=lambda: done.append("before"))
+    assert watch._round(watch._probes[0], 3) == (4.0, 1.0)
+    assert done == ["before", "run"] * 3
+
+
+def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
+    """The later one hardly waits, and which one it is changes."""
+    mine, others = [[(1.0, 1.0)]] * 3, [[(5.0, 5.0)]] * 3
+
+    def gathered(every, own):
+        every[:] = [own, (others, own[1])]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    watch.add("sum", 8, torch.zeros, after=torch.zeros)
+    (sample,) = watch._agreed(mine, [0.0] * 3)
+    assert sample.seconds == 3.0
 
 
 @pytest.mark.parametrize(
