@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from shardwright.capture.operators import operator_of, to_torch
 from shardwright.ir.calls import Call, Given, Timing
+from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Machine
 from shardwright.runtime.heap import keep_freed_memory
@@ -31,6 +33,7 @@ from shardwright.runtime.timing import Stopwatch
 _TOGETHER = 6  # calls whose tensors are there at once
 _CACHES = 2**26  # bytes: more than the caches of a core hold
 _SETS = 8  # of tensors of one call; small ones are in the caches in a step, too
+_ROOM = 8  # times what a call is given: its results, gradients and workspace, and holes between
 
 
 def database(warn: Callable[[str], None]) -> Remembered:
@@ -113,6 +116,11 @@ def time_calls(
         if start and watch.late(end):
             break
         runs = {str(call): _prepared(call, watch.device) for call in some}
+        # A page that is used for the first time costs microseconds, and on a virtual machine ten
+        # times as much: in a step all have been used.
+        room = torch.empty(_ROOM * max(map(_size, some)), dtype=torch.uint8, device=watch.device)
+        room.fill_(0)
+        del room
         for text, run in runs.items():
             if run is not None:
                 watch.add(f"{text} forward", 1, run[0], alone=True)
@@ -135,8 +143,8 @@ def _prepared(
     saved from the caches since.
     """
     given = [_tensor(one, device) for one in call.given]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in given)
-    sets = [_arguments(call, given) for _ in range(min(_SETS, 1 + _CACHES // max(1, size)))]
+    count = min(_SETS, 1 + _CACHES // max(1, _size(call)))
+    sets = [_arguments(call, given) for _ in range(count)]
     turns = cycle(sets)
     function = operator_of(call.target)
 
@@ -161,6 +169,11 @@ def _prepared(
     except (RuntimeError, IndexError, TypeError, ValueError):
         return None  # its arguments belong to other sizes, or it needs what only a program has
     return run, both
+
+
+def _size(call: Call) -> int:
+    """Bytes of the tensors that it is given."""
+    return sum(prod(one.shape) * ITEM_BYTES[one.dtype] for one in call.given)
 
 
 def _arguments(
