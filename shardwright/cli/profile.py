@@ -155,6 +155,7 @@ def _these_ranks(seconds: float) -> Machine | None:
     import torch
     import torch.distributed as dist
 
+    from shardwright.runtime.leaving import leave
     from shardwright.runtime.local_ranks import silent
     from shardwright.runtime.measure import measure_ranks
 
@@ -171,4 +172,4 @@ def _these_ranks(seconds: float) -> Machine | None:
         with working("measuring these ranks") as tell:
             return measure_ranks(seconds, tell)
     finally:
-        dist.destroy_process_group()
+        leave()

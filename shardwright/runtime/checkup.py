@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardwright.runtime.leaving import leave
 from shardwright.runtime.ranks import RanksError, run_ranks
 
 _NEEDED = ("torch", "numpy", "rich", "click")
@@ -182,7 +183,7 @@ def _rank(file: str) -> None:
             found = {"backend": backend, "bytes": _MESSAGE, "seconds": seconds}
             Path(file).write_text(json.dumps(found))
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 def _best(run: Callable[[], object], device: torch.device, times: int = 5) -> float:

@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 
 from shardwright.ir.files import write_whole
 from shardwright.ir.machine import MachineError
+from shardwright.runtime.leaving import leave
 
 START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
 _GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
@@ -89,7 +90,7 @@ def join(rank: int, devices: int, folder: str, measured: Callable[[Tell], str]) 
         try:
             found = measured(_teller(folder) if rank == 0 else silent)
         finally:
-            dist.destroy_process_group()
+            leave()
         if rank == 0:
             write_whole(Path(folder) / "result", found)
     except Exception as e:

@@ -15,6 +15,7 @@ from shardwright.ir.graph import from_json
 from shardwright.ir.plan import Plan
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.leaving import leave
 from shardwright.runtime.shipping import unpack
 from shardwright.runtime.verify import build, measure, merged
 
@@ -47,7 +48,7 @@ def main(folder: Path) -> None:
             torch.save(result, folder / "result.pt")
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

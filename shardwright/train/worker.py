@@ -24,6 +24,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.channel import StageFailed
+from shardwright.runtime.leaving import leave
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.prediction import PredictionError
 from shardwright.runtime.shapes import ManyShapes
@@ -103,7 +104,7 @@ def _run(options: argparse.Namespace) -> None:
     finally:
         watchdog.close()
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave()
 
 
 def _train(
