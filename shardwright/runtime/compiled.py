@@ -3,20 +3,24 @@
 A graph that is compiled whole sends every parameter and sums every gradient by itself, and its
 backward pass gives all gradients at its end. So buckets of parameters and of gradients stay as they
 are, on their way while others compute, and what lies between them is compiled: what DDP does to a
-module that is compiled (torch's `DDPOptimizer`).
+module that is compiled (torch's `DDPOptimizer`). A piece has the operators of several buckets, as
+each costs what the compiler cannot fuse, or has to save, across its ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
+from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.regather import Regathering
 
+FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first
 _EAGER = (Loading, Reduction, Departure, Arrival, Regathering)
 
 
@@ -37,20 +41,51 @@ def compiled(program: fx.GraphModule) -> fx.GraphModule:
 def _parts(
     program: fx.GraphModule, modules: Mapping[str, nn.Module]
 ) -> tuple[dict[fx.Node, int], set[int]]:
-    """The number of the part that each node belongs to, and which parts are not compiled."""
+    """The number of the part that each node belongs to, and which parts are not compiled.
+
+    What brings parameters in, and sends nothing then, is done for several buckets at once.
+    """
     parts: dict[fx.Node, int] = {}
     eager: set[int] = set()
-    number = 0
+    last = _last(program, modules)
+    number, room, early = 0, 0, -1
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        wanted = _is_eager(node, modules)
+        wanted, size = _is_eager(node, modules), _bytes(node, modules)
+        if wanted and node is not last and _given_early(node, parts, early) and size <= room:
+            room -= size
+            parts[node] = early
+            continue
         if wanted != (number in eager):
             number += 1
         if wanted:
+            if number not in eager:
+                early, room = number, BUCKET_BYTES
             eager.add(number)
+            room -= size
         parts[node] = number
     return parts, eager
+
+
+def _last(program: fx.GraphModule, modules: Mapping[str, nn.Module]) -> fx.Node | None:
+    """What brings in the first of the last parameters, whose gradients are sent off first."""
+    total, found = 0, None
+    for node in reversed(program.graph.nodes):
+        if (size := _bytes(node, modules)) and total < FIRST_BYTES:
+            total, found = total + size, node
+    return found
+
+
+def _given_early(node: fx.Node, parts: Mapping[fx.Node, int], early: int) -> bool:
+    """Whether all that it takes is there before what comes after part `early`."""
+    return early >= 0 and all(parts.get(given, -1) <= early for given in node.all_input_nodes)
+
+
+def _bytes(node: fx.Node, modules: Mapping[str, nn.Module]) -> int:
+    """Of the tiles that a node brings in, in single precision."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    return sum(4 * prod(shape) for shape in module.shapes) if isinstance(module, Loading) else 0
 
 
 def _is_eager(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
