@@ -34,6 +34,7 @@ _TOGETHER = 6  # calls whose tensors are there at once
 _CACHES = 2**26  # bytes: more than the caches of a core hold
 _SETS = 8  # of tensors of one call; small ones are in the caches in a step, too
 _ROOM = 8  # times what a call is given: its results, gradients and workspace, and holes between
+_MOST_ROOM = 2**30  # bytes
 
 
 def database(warn: Callable[[str], None]) -> Remembered:
@@ -116,11 +117,10 @@ def time_calls(
         if start and watch.late(end):
             break
         runs = {str(call): _prepared(call, watch.device) for call in some}
-        # A page that is used for the first time costs microseconds, and on a virtual machine ten
-        # times as much: in a step all have been used.
-        room = torch.empty(_ROOM * max(map(_size, some)), dtype=torch.uint8, device=watch.device)
-        room.fill_(0)
-        del room
+        if kind == "cpu":
+            # A page that is used for the first time costs microseconds, and on a virtual machine
+            # ten times as much: in a step all have been used.
+            torch.empty(min(_MOST_ROOM, _ROOM * max(map(_size, some))), dtype=torch.uint8).fill_(1)
         for text, run in runs.items():
             if run is not None:
                 watch.add(f"{text} forward", 1, run[0], alone=True)
