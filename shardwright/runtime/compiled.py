@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+import torch
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
+from shardwright.capture.operators import OVERLOAD, operator_of
 from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.loading import Loading, Reduction
@@ -31,6 +33,8 @@ def compiled(program: fx.GraphModule) -> fx.GraphModule:
     if not eager:
         program.compile()
         return program
+    _out_of_place(program)
+    _end_at_products(program, parts, eager)
     pieces: fx.GraphModule = split_module(program, program, lambda node: parts[node])
     for name, piece in pieces.named_children():
         if isinstance(piece, fx.GraphModule) and int(name.rpartition("_")[2]) not in eager:
@@ -66,6 +70,38 @@ def _parts(
             room -= size
         parts[node] = number
     return parts, eager
+
+
+def _end_at_products(program: fx.GraphModule, parts: dict[fx.Node, int], eager: set[int]) -> None:
+    """Elementwise operators at the end of a piece begin the next one.
+
+    A compiler saves what they need in the backward pass, a mask of booleans of a ReLU, beside what
+    they give; of what a piece is given it saves nothing twice.
+    """
+    last = max(parts.values(), default=-1)
+    for node in reversed(program.graph.nodes):
+        following = parts.get(node, last) + 2  # the next one that is compiled
+        if following > last or parts[node] in eager or not _is_elementwise(node):
+            continue
+        if all(parts.get(user, following) >= following for user in node.users):
+            parts[node] = following
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return isinstance(node.target, OVERLOAD) and torch.Tag.pointwise in node.target.tags
+
+
+def _out_of_place(program: fx.GraphModule) -> None:
+    """Each operator `f_` becomes `f`, so that it does not matter when it runs.
+
+    Nothing takes what it wrote over but from its result, and a compiler makes pieces functional.
+    """
+    for node in program.graph.nodes:
+        if isinstance(node.target, OVERLOAD):
+            namespace, kind, overload = str(node.target).split(".")
+            if kind.endswith("_") and not kind.endswith("__"):  # as __and__ does
+                node.target = operator_of(f"{namespace}.{kind[:-1]}.{overload}")
+    program.recompile()
 
 
 def _last(program: fx.GraphModule, modules: Mapping[str, nn.Module]) -> fx.Node | None:
