@@ -1,7 +1,8 @@
-"""Sums of what a program returns, which nobody has to wait for before the backward pass.
+"""Sums of single numbers that are under way while others compute.
 
 The gradient of a loss does not depend on the loss. Where nobody sees it in between, its sum is
-under way while the backward pass runs, and no rank waits between the two for the slowest.
+under way while the backward pass runs, and no rank waits between the two for the slowest. What a
+program begins with, as the number of labels, is under way until somebody reads it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.waiting import Waited, wait_for
@@ -42,3 +44,42 @@ class LateSums:
                 one.works = None
         for work in works:
             wait_for(work, "the sum of the loss")
+
+
+class Awaited(nn.Module):
+    """The value of a sum, there when it is needed; `works` has the sum that was begun last."""
+
+    def __init__(self, works: list[Waited]) -> None:
+        super().__init__()
+        self.works = works
+
+    def forward(self, begun: torch.Tensor) -> torch.Tensor:
+        """`begun`, which is `works`' result, when it is done."""
+        if not torch.compiler.is_compiling():
+            wait_for(self.works.pop(), "a sum over the batch")
+            self.works.clear()  # of steps that failed, for which other ranks may never come
+        return begun
+
+
+def early_sums_under_way(program: fx.GraphModule) -> None:
+    """Have sums of numbers waited for where they are read first, and no longer where they begin."""
+    for node in list(program.graph.nodes):
+        summing = program.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(summing, Redistribution) or not summing.sums_a_number:
+            continue
+        first = next((other for other in _after(node) if other in node.users), node.next)
+        if summing.differentiable or first is node.next or first.op == "output":
+            continue
+        summing.works = []
+        name = f"{node.target}_awaited"
+        program.add_submodule(name, Awaited(summing.works))
+        with program.graph.inserting_before(first):
+            awaited = program.graph.call_module(name, (node,))
+        node.replace_all_uses_with(awaited, lambda user, awaited=awaited: user is not awaited)
+    program.recompile()
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "output":
+        node = node.next
+        yield node

@@ -32,7 +32,7 @@ from shardwright.runtime.device import default_device
 from shardwright.runtime.dropout import random_state
 from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.holding import Holding, place_in
-from shardwright.runtime.late import LateSums
+from shardwright.runtime.late import LateSums, early_sums_under_way
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
@@ -182,6 +182,7 @@ class ParallelModule(SteppingModule):
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
             program = rank_program(graph, analysis, decisions, rank)
             whole = to_module(program, device, make)
+            early_sums_under_way(whole)
             self._sw_program: nn.Module = whole
             self._sw_late: LateSums | None = LateSums(whole)
         else:

@@ -1,0 +1,72 @@
+"""The number of labels is summed while the layers compute, also after a step that failed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.runtime.late import Awaited
+from tests.ranks.harness import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 10), nn.Linear(10, 4)
+
+    def forward(self, x, labels):
+        scores = self.head(torch.relu(self.first(x)))
+        return nn.functional.cross_entropy(scores, labels)
+
+
+def _example():
+    torch.manual_seed(0)
+    labels = torch.tensor([1, 2, -100, 3, 0, -100, -100, 1])  # three count on one rank, two fail
+    return Tagger().double(), {"x": torch.randn(8, 6, dtype=torch.float64), "labels": labels}
+
+
+class StopError(Exception):
+    """A step that fails on every rank."""
+
+
+def _stop(*_):
+    raise StopError
+
+
+def _step(text):
+    model, batch = _example()
+    expected = copy.deepcopy(model)
+    loss = expected(**batch)
+    loss.backward()
+    module = sw.parallelize(model, sw.Plan.from_json(text))
+    program = module._sw_program
+    nodes = list(program.graph.nodes)
+    (awaited,) = (one for one in program.modules() if isinstance(one, Awaited))
+    (node,) = (n for n in nodes if str(n.target).endswith("_awaited"))
+    (begun,) = node.all_input_nodes
+    between = [str(n.target) for n in nodes[nodes.index(begun) : nodes.index(node)]]
+    assert sum("linear" in target or "addmm" in target for target in between) == 2, between
+    assert set(begun.users) == {node} and node.next in node.users
+
+    hook = awaited.register_forward_pre_hook(_stop)
+    with pytest.raises(StopError):
+        module.forward_backward(batch)
+    hook.remove()
+    module.zero_grad()
+    for found in (module.forward_backward(batch), module(**batch)):
+        torch.testing.assert_close(found.detach(), loss.detach(), rtol=1e-12, atol=0)
+        assert not awaited.works
+    for name, parameter in expected.named_parameters():
+        gradient = module.get_parameter(name).grad.full_tensor()
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_labels_are_counted_while_layers_compute():
+    model, batch = _example()
+    frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
+    plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
+    run_ranks(2, _step, plan.to_json())
