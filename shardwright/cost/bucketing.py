@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shardwright.cost.codes import FIRST_ATOM, SUMS, WHOLE, Ints, digits
 from shardwright.cost.measure import Measure
 from shardwright.cost.memory import BucketSizes
+from shardwright.ir.buckets import ALONE_BYTES
 from shardwright.ir.plan import Phase
 from shardwright.ir.redistribution import Collective
 
@@ -71,14 +72,18 @@ class Bucketing:
     def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
         """Of copies gathered along one axis, and gradients scattered along it.
 
-        Tiles are joined and copies cut out again, which takes passes over memory.
+        Tiles are joined and copies cut out again, which takes passes over memory. What travels
+        alone, cut along the first dimension, needs neither.
         """
         there, opened, summed = self._gathered(sources, wanted, grads)
-        share = np.minimum(1.0, sizes.read / self._sizes.gathers)
+        home, _ = self._pairs(sources, wanted)
+        large = self._measure.on_cpu and sizes.read >= ALONE_BYTES
+        alone = large & (opened & (home == FIRST_ATOM)).any(axis=2)
+        share = np.where(alone, 1.0, np.minimum(1.0, sizes.read / self._sizes.gathers))
         moved = 2 * (sizes.stored[:, None] + sizes.read)
         packed = np.where(share < 1, self._measure.copies(moved, 1), 0.0)
         forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
-        joined = self._measure.copies(2 * sizes.read * sizes.wide, 1)
+        joined = np.where(alone, 0.0, self._measure.copies(2 * sizes.read * sizes.wide, 1))
         launches = (opened * self._scatter + summed * self._sum).sum(axis=2)
         backward = launches * (1 - share) - joined
         return Saved(np.where(there, forward, 0.0), np.where(there, backward, 0.0))

@@ -59,6 +59,10 @@ class Measure(Protocol):
     def launches(self, kind: Collective) -> Floats:
         """What such a step along each mesh axis costs however small it is: (axes,)."""
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether large copies of parameters travel alone, as on CPUs (`ir/buckets.py`)."""
+
 
 @final
 class Duration:
@@ -105,3 +109,8 @@ class Duration:
     def launches(self, kind: Collective) -> Floats:
         """Seconds of launch and latency."""
         return self._prices.launches(kind)
+
+    @property
+    def on_cpu(self) -> bool:
+        """As the runtime tells by the backend."""
+        return self._machine.backend == "gloo"

@@ -99,6 +99,11 @@ class Communication:
         """Nothing: latency does not count."""
         return np.zeros(len(self._mesh.axes))
 
+    @property
+    def on_cpu(self) -> bool:
+        """Not asked: neither launches nor copies on a device count."""
+        return False
+
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Bytes that cross all cuts."""
         total = np.zeros(len(src))

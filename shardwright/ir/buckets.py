@@ -11,6 +11,7 @@ BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
 _LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
+ALONE_BYTES = 2**20  # of a copy that is worth one on CPUs
 
 
 def gradient_bucket_bytes(total: int) -> int:
@@ -70,4 +71,25 @@ def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
             held, last = 0, kind
         found[-1].append(number)
         held += size
+    return found
+
+
+def gather_messages(copies: Iterable[tuple[int, bool]], *, on_cpu: bool) -> list[list[int]]:
+    """The messages of one bucket, of copies given by bytes and by whether they arrive as they are.
+
+    That they do whose tiles, one rank's after the other's, are the copy. Of several that share a
+    message each is copied out of it; a large one on CPUs takes longer to copy than to send alone.
+
+    >>> gather_messages([(2**20, True), (8, True), (2**21, True), (8, False)], on_cpu=True)
+    [[0], [1, 3], [2]]
+    """
+    found: list[list[int]] = []
+    together: list[int] = []
+    for number, (size, as_sent) in enumerate(copies):
+        if on_cpu and as_sent and size >= ALONE_BYTES:
+            found.append([number])
+            continue
+        if not together:
+            found.append(together)
+        together.append(number)
     return found

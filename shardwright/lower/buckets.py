@@ -66,7 +66,7 @@ def bucketed(program: Program, graph: Graph, limit: int | None = None) -> Progra
     readers.update((*program.outputs, *(value for _, value in program.updates)))
     buckets = _fill(program, graph, readers, limit)
     first = min((bucket.at for bucket in buckets if bucket.axes), default=0)
-    copied = _hand_on_gradients(program)
+    copied = hand_on_gradients(program)
     fetches: dict[int, list[Instruction]] = {}
     sums: dict[int, list[Instruction]] = {}
     gone = set(_loads(program))
@@ -157,7 +157,7 @@ def _summed_over(instruction: Redistribute) -> tuple[str, ...]:
     return tuple(move.axis for move in instruction.backward)
 
 
-def _hand_on_gradients(program: Program) -> set[str]:
+def hand_on_gradients(program: Program) -> set[str]:
     """Values one of whose readers may give them a gradient that it gives others too."""
     found = {*program.outputs, *(value for _, value in program.updates)}
     for instruction in program.instructions:

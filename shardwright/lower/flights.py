@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
+from shardwright.ir.buckets import gather_messages
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.lower.heap import Block, Use
 from shardwright.lower.program import Gather, Prefetch, Redistribute
@@ -28,7 +29,7 @@ class Flight:
         self.ranks = walk.sizes[one.axis]
         self.tiles = [walk.views[part.value] for part in one.parts]
         self.users: Counter[int] = Counter()
-        self._sent: tuple[list[int], Block] | None = None
+        self._sent: list[tuple[list[int], Block]] = []
         self._again: dict[int, View] = {}
 
     def start(self) -> None:
@@ -36,26 +37,25 @@ class Flight:
         self._send(list(range(len(self.parts))))
 
     def arrive(self) -> dict[int, View]:
-        """The copies that were sent for; they are the caller's."""
-        assert self._sent is not None
+        """The copies that were sent for, in their order; they are the caller's."""
         heap = self.walk.heap
-        numbers, buffer = self._sent
-        self._sent = None
+        sent, self._sent = self._sent, []
         copies = {}
-        for number in numbers:
-            part, dtype = self.parts[number], self._dtype(number)
-            if len(numbers) == 1 and _as_sent(part, self.ranks):
-                block = heap.own(buffer)
-                heap.becomes(block, Use.WORKSPACE)
-            else:
-                block = heap.new(prod(part.after) * ITEM_BYTES[dtype])
-            copies[number] = View(block, part.after, contiguous_strides(part.after), dtype)
-        heap.drop(buffer)
-        return copies
+        for numbers, buffer in sent:
+            for number in numbers:
+                part, dtype = self.parts[number], self._dtype(number)
+                if len(numbers) == 1 and _as_sent(part, self.ranks):
+                    block = heap.own(buffer)
+                    heap.becomes(block, Use.WORKSPACE)
+                else:
+                    block = heap.new(prod(part.after) * ITEM_BYTES[dtype])
+                copies[number] = View(block, part.after, contiguous_strides(part.after), dtype)
+            heap.drop(buffer)
+        return dict(sorted(copies.items()))
 
     def again(self, number: int) -> View:
         """A copy that an operator wants again, which owns it too."""
-        if number not in self._again and self._sent is not None:
+        if number not in self._again and self._sent:
             self._again.update(self.arrive())
         if number not in self._again:
             self.start_again()
@@ -72,16 +72,16 @@ class Flight:
     def start_again(self) -> None:
         """Send for the copies that are wanted again and not there, if any is."""
         wanted = [n for n, users in self.users.items() if users > 0 and n not in self._again]
-        if wanted and self._sent is None:
+        if wanted and not self._sent:
             self._send(sorted(wanted))
 
     def _send(self, numbers: Sequence[int]) -> None:
         """Tiles are put where they will be among those of all ranks."""
-        heap = self.walk.heap
-        rooms = (_room(self.parts[n], self.ranks) * ITEM_BYTES[self._dtype(n)] for n in numbers)
-        size = sum(rooms) * self.ranks
-        buffer = heap.new(size, Use.COMMUNICATION)
-        self._sent = list(numbers), buffer
+        parts = [(self.parts[n], self._dtype(n)) for n in numbers]
+        for places in _messages(parts, self.walk, self.ranks):
+            rooms = (_room(parts[i][0], self.ranks) * ITEM_BYTES[parts[i][1]] for i in places)
+            buffer = self.walk.heap.new(sum(rooms) * self.ranks, Use.COMMUNICATION)
+            self._sent.append(([numbers[i] for i in places], buffer))
 
     def _dtype(self, number: int) -> str:
         cast = self.parts[number].cast
@@ -97,7 +97,7 @@ def prefetch(walk: Walk, one: Prefetch) -> None:
 
 
 def gather(walk: Walk, one: Gather) -> None:
-    """Its copies arrive; their gradients leave in one buffer, and arrive as parts of one."""
+    """Its copies arrive; their gradients leave in buffers, and arrive as parts of others."""
     heap = walk.heap
     heap.where = f"gather of {one.parts[0].value}, forward"
     flight, ranks = walk.flights[one.flight], walk.sizes[one.axis]
@@ -111,34 +111,74 @@ def gather(walk: Walk, one: Gather) -> None:
         return
 
     def back() -> None:
-        found = [(part, walk.taken(part.result)) for part in one.parts]
-        came = [(part, gradient) for part, gradient in found if gradient is not None]
-        if not came:
-            return
-        if earlier := walk.works.pop(one.works, None):
-            heap.drop(earlier)
-        dtype = came[0][0].cast[1] if came[0][0].cast else came[0][1].dtype
-        item, copies, size = ITEM_BYTES[dtype], [], 0
-        for part, gradient in came:
-            copies += _pieces(walk, part, gradient, dtype, ranks)
-            size += _room(part, ranks) * item
+        came = [
+            _Gradient(part, gradient, copied)
+            for part, copied in zip(one.parts, one.copied, strict=True)
+            if (gradient := walk.taken(part.result)) is not None
+        ]
+        if came:
+            for earlier in walk.works.pop(one.works, ()):
+                heap.drop(earlier)
+        for places in _messages([(g.part, g.dtype) for g in came], walk, ranks):
+            _scattered(walk, one, [came[i] for i in places], ranks)
+        for g in came:
+            heap.drop(g.gradient.block)
+
+    walk.node(f"gradients of {one.parts[0].value}", tuple(part.result for part in one.parts), back)
+
+
+class _Gradient(NamedTuple):
+    """Of a copy, and whether it may be another value's too."""
+
+    part: Redistribute
+    gradient: View
+    copied: bool
+
+    @property
+    def dtype(self) -> str:
+        """In which it is sent."""
+        return self.part.cast[1] if self.part.cast else self.gradient.dtype
+
+
+def _messages(parts: Sequence[tuple[Redistribute, str]], walk: Walk, ranks: int) -> list[list[int]]:
+    copies = [(prod(one.after) * ITEM_BYTES[dtype], _as_sent(one, ranks)) for one, dtype in parts]
+    return gather_messages(copies, on_cpu=walk.on_cpu)
+
+
+def _scattered(walk: Walk, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:
+    """Gradients in one buffer, of which this rank gets its part; one that may be is the buffer."""
+    heap, (first, *more) = walk.heap, came
+    dtype = first.dtype
+    size = sum(_room(g.part, ranks) for g in came) * ITEM_BYTES[dtype]
+    if not more and _as_sent(first.part, ranks):
+        given = _alone(walk, first)
+    else:
+        copies = [block for g in came for block in _pieces(walk, g.part, g.gradient, dtype, ranks)]
         given = heap.new(size * ranks, Use.COMMUNICATION)
         for block in copies:
             heap.drop(block)
-        own = heap.new(size, Use.COMMUNICATION)
-        works = heap.own(given)  # until the sum is waited for
-        if one.summed:
-            heap.drop(works)
-        else:
-            walk.works[one.works] = works
+    own = heap.new(size, Use.COMMUNICATION)
+    if one.summed:
         heap.drop(given)
-        for part, gradient in came:
-            heap.drop(gradient.block)
-            strides = contiguous_strides(part.before)
-            walk.give(part.value, View(heap.own(own), part.before, strides, dtype))
-        heap.drop(own)
+    else:
+        walk.works[one.works].append(given)  # until the sum is waited for
+    for g in came:
+        strides = contiguous_strides(g.part.before)
+        walk.give(g.part.value, View(heap.own(own), g.part.before, strides, dtype))
+    heap.drop(own)
 
-    walk.node(f"gradients of {one.parts[0].value}", tuple(part.result for part in one.parts), back)
+
+def _alone(walk: Walk, one: _Gradient) -> Block:
+    """A buffer of one gradient: itself, if it is of that dtype, in order and nobody else's."""
+    heap, gradient = walk.heap, one.gradient
+    size = gradient.bytes // ITEM_BYTES[gradient.dtype] * ITEM_BYTES[one.dtype]
+    if one.dtype == gradient.dtype and gradient.contiguous and not one.copied:
+        return heap.own(gradient.block)
+    cast = heap.new(size) if one.dtype != gradient.dtype and not gradient.contiguous else None
+    given = heap.new(size, Use.COMMUNICATION)
+    if cast is not None:
+        heap.drop(cast)
+    return given
 
 
 def _pieces(walk: Walk, part: Redistribute, gradient: View, dtype: str, ranks: int) -> list[Block]:

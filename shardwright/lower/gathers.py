@@ -13,13 +13,14 @@ After FSDP (arXiv 2304.11277), whose buckets are modules; these are of equal siz
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.ir.buckets import gather_buckets
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.redistribution import Collective
+from shardwright.lower.buckets import hand_on_gradients
 from shardwright.lower.program import (
     Fetch,
     Gather,
@@ -66,6 +67,7 @@ def gathered(program: Program, graph: Graph) -> Program:
     for number in range(len(buckets)):
         sent.setdefault(buckets[max(0, number - 1)].at, []).append(number)
     ready = {bucket.at: number for number, bucket in enumerate(buckets)}
+    copied = hand_on_gradients(program)
     found: list[Instruction] = []
     fetched: set[str] = set()
     for at, instruction in enumerate(program.instructions):
@@ -77,7 +79,7 @@ def gathered(program: Program, graph: Graph) -> Program:
             before = f"flight/{number - 1}" if number else ""
             found.append(Prefetch(bucket.parts, f"flight/{number}", before, bucket.kind.axis))
         if at in ready:
-            found.append(_arrival(buckets[ready[at]], ready[at]))
+            found.append(_arrival(buckets[ready[at]], ready[at], copied))
         if isinstance(instruction, Redistribute) and instruction.result in gone:
             continue
         if isinstance(instruction, Fetch):
@@ -88,9 +90,10 @@ def gathered(program: Program, graph: Graph) -> Program:
     return replace(program, instructions=tuple(found))
 
 
-def _arrival(bucket: _Bucket, number: int) -> Gather:
+def _arrival(bucket: _Bucket, number: int, copied: Collection[str]) -> Gather:
     kind = bucket.kind
-    return Gather(bucket.parts, f"flight/{number}", kind.works, kind.axis, kind.summed)
+    flight, others = f"flight/{number}", tuple(part.result in copied for part in bucket.parts)
+    return Gather(bucket.parts, flight, kind.works, kind.axis, kind.summed, others)
 
 
 def _fill(program: Program, graph: Graph) -> list[_Bucket]:

@@ -9,6 +9,7 @@ redistributions need `moving`'s, and what kernels take inside `kernels`'.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -101,7 +102,9 @@ class Walk:
         self.source: dict[str, tuple[Redistribute, View]] = {}
         self.flown: dict[str, tuple[Flight, int]] = {}
         self.flights: dict[str, Flight] = {}
-        self.works: dict[str, Block] = {}  # what sums of gradients on their way keep
+        self.works: defaultdict[str, list[Block]] = defaultdict(
+            list
+        )  # what sums of gradients on their way keep
 
     def forward(self) -> None:
         """Run the program; what it returns stays."""

@@ -38,7 +38,7 @@ def fetch(walk: Walk, one: Fetch) -> None:
             trained.append((part, copied))
 
     def back() -> None:
-        if summed := walk.works.pop(one.works, None):
+        for summed in walk.works.pop(one.works, ()):
             walk.heap.drop(summed)
         home, given = [], []
         for part, copied in trained:

@@ -245,10 +245,10 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The copies that a `Prefetch` has sent for; their gradients are reduced in one buffer.
+    """The copies that a `Prefetch` has sent for; their gradients are reduced together.
 
-    These are on their way when the backward pass goes on; `works` as in `Fetch`. They are
-    scattered over `axis`, and summed over `summed`.
+    These are on their way when the backward pass goes on; `works` and `copied` as in `Fetch`. They
+    are scattered over `axis`, and summed over `summed`.
     """
 
     parts: tuple[Redistribute, ...]
@@ -256,6 +256,7 @@ class Gather:
     works: str
     axis: str
     summed: tuple[str, ...]
+    copied: tuple[bool, ...]
 
     def __str__(self) -> str:
         return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))

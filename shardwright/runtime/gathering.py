@@ -1,8 +1,9 @@
 """Sharded parameters on their way to all devices, in buckets, and their gradients on the way back.
 
-A bucket's buffer holds, rank by rank, the rank's tiles one after the other,
-each padded to the size of the largest. Under `torch.compile` each
-parameter goes its own way, and so it does where the backward pass is differentiated.
+A message's buffer holds, rank by rank, the rank's tiles one after the other,
+each padded to the size of the largest. A bucket is one message, but for large copies on CPUs
+(`ir/buckets.py`). Under `torch.compile` each parameter goes its own way, and so it does where the
+backward pass is differentiated.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.ir.buckets import gather_messages
 from shardwright.lower.program import Gather, Prefetch, Redistribute
 from shardwright.runtime.collectives import gather_into, reduce_scatter_single
 from shardwright.runtime.loading import Works
@@ -53,6 +55,10 @@ class _Part:
         """Elements of the largest tile."""
         return self.step * self.inner
 
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Of the copy."""
+        return prod(self.after) * dtype.itemsize
+
     def length(self, rank: int) -> int:
         """Length of a rank's tile along `dim`."""
         return min(self.step, max(0, self.whole[self.dim] - rank * self.step))
@@ -82,6 +88,14 @@ class _Part:
         return found
 
 
+class _Message(NamedTuple):
+    """Copies on their way: their numbers in the bucket, and the buffer in which they arrive."""
+
+    numbers: Sequence[int]
+    work: Waited
+    buffer: torch.Tensor
+
+
 class _Flight:
     """One call's gather of a bucket, and what the backward pass needs to make it again."""
 
@@ -91,26 +105,28 @@ class _Flight:
         self.how, self.before = how, before
         self.tiles = [tile.detach() for tile in tiles]
         self.users: Counter[int] = Counter()  # operators that will want a copy again, by number
-        self._sent: tuple[list[int], Waited, torch.Tensor] | None = None
+        self._sent: list[_Message] = []
         self._again: dict[int, torch.Tensor] = {}
 
     def start(self) -> None:
         """Send for all copies."""
-        numbers = list(range(len(self.tiles)))
-        self._sent = numbers, *self.how.send(self.tiles, numbers)
+        self._sent = self.how.send(self.tiles, range(len(self.tiles)))
 
     def arrive(self) -> dict[int, torch.Tensor]:
         """The copies that were sent for, waited for; they are the caller's alone."""
-        assert self._sent is not None
-        numbers, work, buffer = self._sent
-        self._sent = None
-        wait_for(work, f"copies of {self.how.names}")
-        del work  # it holds the buffer
-        return dict(zip(numbers, self.how.opened(buffer, numbers), strict=True))
+        sent, self._sent = self._sent[::-1], []
+        found: dict[int, torch.Tensor] = {}
+        while sent:
+            numbers, work, buffer = sent.pop()
+            wait_for(work, f"copies of {self.how.names}")
+            del work  # it holds the buffer
+            found.update(zip(numbers, self.how.opened(buffer, numbers), strict=True))
+            del buffer
+        return dict(sorted(found.items()))
 
     def again(self, number: int) -> torch.Tensor:
         """A copy that is wanted again; the first that is gathers all, each goes with its last."""
-        if number not in self._again and self._sent is not None:
+        if number not in self._again and self._sent:
             self._again.update(self.arrive())
         if number not in self._again:
             self.users[number] = max(1, self.users[number])  # also in a second backward pass
@@ -127,9 +143,8 @@ class _Flight:
     def start_again(self) -> None:
         """Send for the copies that are wanted again and not there, if any is."""
         wanted = [n for n, users in self.users.items() if users > 0 and n not in self._again]
-        if wanted and self._sent is None:
-            numbers = sorted(wanted)
-            self._sent = numbers, *self.how.send(self.tiles, numbers)
+        if wanted and not self._sent:
+            self._sent = self.how.send(self.tiles, sorted(wanted))
 
 
 class Departure(nn.Module):
@@ -154,10 +169,15 @@ class Departure(nn.Module):
         return flight
 
     @torch.no_grad()
-    def send(
-        self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]
-    ) -> tuple[Waited, torch.Tensor]:
-        """Those tiles sent to all ranks, and the buffer in which all ranks' arrive."""
+    def send(self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[_Message]:
+        """Those tiles sent to all ranks."""
+        parts = [self.parts[number] for number in numbers]
+        sizes = [part.bytes(part.narrow or tiles[0].dtype) for part in parts]
+        messages = _messages(parts, sizes, self.group)
+        return [self._message(tiles, [numbers[i] for i in places]) for places in messages]
+
+    def _message(self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]) -> _Message:
+        """Some of them, in one buffer."""
         room = sum(self.parts[number].room for number in numbers)
         dtype = self.parts[numbers[0]].narrow or tiles[numbers[0]].dtype
         buffer = tiles[numbers[0]].new_empty(room * self.ranks, dtype=dtype)
@@ -168,7 +188,7 @@ class Departure(nn.Module):
             tile = tiles[number].reshape(-1)
             place[: tile.numel()].copy_(tile)
             place[tile.numel() :].zero_()
-        return gather_into(buffer, self.group, self.rank), buffer
+        return _Message(numbers, gather_into(buffer, self.group, self.rank), buffer)
 
     @torch.no_grad()
     def opened(self, buffer: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -194,6 +214,7 @@ class Arrival(nn.Module):
         self.summed = [axes[axis].get_group() for axis in instruction.summed]
         self.parts = [_part(one, self.ranks) for one in instruction.parts]
         self.alone = nn.ModuleList(Redistribution(one, axes) for one in instruction.parts)
+        self.copied = instruction.copied
         self.text = str(instruction)
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
@@ -209,24 +230,32 @@ class Arrival(nn.Module):
     def reduced(self, grads: Sequence[torch.Tensor | None], works: Works) -> list[Any]:
         """This rank's tiles of the gradients of the copies; true once `works` are done."""
         found: list[torch.Tensor | None] = [None] * len(grads)
-        known = [
-            (i, part, grad)
-            for i, (part, grad) in enumerate(zip(self.parts, grads, strict=True))
-            if grad is not None
-        ]
-        if not known:
-            return found
-        while works:  # so that no more than one bucket of gradients is on its way
+        known = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+        while known and works:  # so that no more than one bucket of gradients is on its way
             wait_for(works.pop(), "sums of gradients")
-        rows = [part.rows(grad) for _, part, grad in known]
-        given = torch.cat([piece for r in range(self.ranks) for row in rows for piece in row[r]])
-        del rows
-        own = given.new_empty(given.numel() // self.ranks)
-        works.append(self._scattered(own, given))
-        rooms = own.split([part.room for _, part, _ in known])
-        for (i, part, _), tile in zip(known, rooms, strict=True):
-            found[i] = tile[: prod(part.before)].view(part.before)
+        parts = [self.parts[i] for i, _ in known]
+        sizes = [
+            part.bytes(part.wide or g.dtype) for part, (_, g) in zip(parts, known, strict=True)
+        ]
+        for places in _messages(parts, sizes, self.group):
+            given = self._joined([known[place] for place in places])
+            own = given.new_empty(given.numel() // self.ranks)
+            works.append(self._scattered(own, given))
+            rooms = own.split([parts[place].room for place in places])
+            for place, tile in zip(places, rooms, strict=True):
+                shape = parts[place].before
+                found[known[place][0]] = tile[: prod(shape)].view(shape)
         return found
+
+    def _joined(self, known: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        """Gradients in one buffer to sum in: one that is alone and nobody else's is that itself."""
+        (i, grad), part = known[0], self.parts[known[0][0]]
+        if len(known) == 1 and part.as_sent:
+            whole = (grad if part.wide is None else grad.to(part.wide)).contiguous()
+            own = not self.copied[i] or whole.data_ptr() != grad.data_ptr()
+            return (whole if own else whole.clone()).view(-1)
+        rows = [self.parts[number].rows(grad) for number, grad in known]
+        return torch.cat([piece for r in range(self.ranks) for row in rows for piece in row[r]])
 
     def _scattered(self, own: torch.Tensor, given: torch.Tensor) -> Waited:
         """The ranks' sum of this rank's part of `given` on its way into `own`."""
@@ -314,6 +343,13 @@ def _part(one: Redistribute, ranks: int) -> _Part:
         getattr(torch, narrow, None),
         getattr(torch, wide, None),
     )
+
+
+def _messages(
+    parts: Sequence[_Part], sizes: Sequence[int], group: dist.ProcessGroup
+) -> list[list[int]]:
+    copies = ((size, part.as_sent) for part, size in zip(parts, sizes, strict=True))
+    return gather_messages(copies, on_cpu=dist.get_backend(group) == "gloo")
 
 
 def _padded(tile: torch.Tensor, room: int) -> list[torch.Tensor]:

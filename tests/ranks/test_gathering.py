@@ -33,6 +33,27 @@ def subject():
     return Net().double(), {"x": torch.randn(6, WIDTH, dtype=torch.float64)}
 
 
+class Even(nn.Module):
+    """Matrices of more than 1 MiB that halve evenly, one with another value's gradient."""
+
+    def __init__(self, width=364):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        self.places = nn.Parameter(torch.randn(1, width, width))
+
+    def forward(self, x):
+        first, *others = self.layers
+        x = first(x) + self.places  # the addition gives both the gradient that it is given
+        for layer in others:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def even():
+    torch.manual_seed(0)
+    return Even().double(), {"x": torch.randn(2, 364, 364, dtype=torch.float64)}
+
+
 def adapted():
     """The same, of which only biases and the scale are trained."""
     model, batch = subject()
@@ -70,6 +91,29 @@ def _compare(texts, few):
         assert counted["all_reduce"] + counted["reduce_scatter"] == LAYERS + 1
         with torch.no_grad():
             torch.testing.assert_close(module(**batch), loss, rtol=1e-12, atol=0)
+        _twice_backward(module, batch, expected)
+        _twice_differentiated(module, batch)
+
+
+def test_large_copies_that_halve_evenly_travel_alone():
+    known = baselines(*even())
+    run_ranks(2, _compare_even, [known["ZeRO-2"], known["fully sharded"]])
+
+
+def _compare_even(texts):
+    model, batch = even()
+    loss = model(**batch)
+    loss.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    for text in texts:
+        plan = sw.Plan.from_json(text)
+        module = sw.parallelize(model, plan)
+        _two_steps_in_one(module, batch, loss, expected)
+        counted = _collectives(lambda module=module: module(**batch).backward())
+        regathered = sum(p.regathered for p in plan.parameters)
+        alone, biases = LAYERS + 1, LAYERS - 1  # two biases share a bucket, and so a message
+        assert counted["all_gather"] == alone + biases + regathered
+        assert counted["all_reduce"] == alone + biases + 1, "and the loss"
         _twice_backward(module, batch, expected)
         _twice_differentiated(module, batch)
 
