@@ -5,7 +5,8 @@
 
 On two local processes of one thread each, and for three models on two hosts that a link of
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
-turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks'.
+turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks',
+each the median of three steps'.
 The machine is measured before each model: how fast a shared host is changes by the minute, and what
 changes then is noise that no estimate can know.
 
