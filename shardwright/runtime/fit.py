@@ -139,19 +139,17 @@ def _kernels(s: Sample) -> int:
 def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -> Links:
     """Figures of one level; `native` says whether the library has a reduce_scatter.
 
-    Weighted least squares of relative errors over sums and gathers of all sizes; what comes out
-    negative is zero, and the rest is fitted again.
+    Bandwidth is what the larger of the two largest messages took more than the other: small
+    ones may pass faster than a link carries for long, or lie in the caches. Then come weighted
+    least squares of relative errors over sums and gathers of all sizes; what comes out negative is
+    zero, and the rest is fitted again.
     """
     laps = ranks - 1
-    rows, seconds = [], []
     mine = [s for s in samples if s.kind.startswith(f"{level} ")]
-    for s in mine:
-        row = _terms(s.kind.partition(" ")[2], s.work, ranks, laps, native)
-        if s.kind.partition(" ")[2] in ("all_reduce", "all_gather"):
-            rows.append(row)
-            seconds.append(s.seconds)
-    figures = _non_negative(np.array(rows), np.array(seconds))
-    figures[2:] = np.maximum(figures[2:], 1e-15)
+    fitted = [s for s in mine if s.kind.partition(" ")[2] in ("all_reduce", "all_gather")]
+    rows = [_terms(s.kind.partition(" ")[2], s.work, ranks, laps, native) for s in fitted]
+    seconds = [s.seconds for s in fitted]
+    figures = _link_figures(np.array(rows), np.array(seconds))
     predicted = [
         (s, float(np.dot(_terms(s.kind.partition(" ")[2], s.work, ranks, laps, native), figures)))
         for s in mine
@@ -204,13 +202,35 @@ def _terms(kind: str, tile: float, n: int, laps: int, native: bool) -> list[floa
     return [1, laps, per_byte / (n if kind == "all_to_all" else 1), 0]
 
 
-def _non_negative(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Least squares of the relative errors, with no figure below zero."""
-    weighted, ones = rows / seconds[:, None], np.ones(len(seconds))
+def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Launch, hop, seconds per byte summed and gathered, of `_terms` and what they took."""
+    per_byte = np.array([_slope(rows[:, column], seconds) for column in (2, 3)])
+    known = [column for column, slope in zip((2, 3), per_byte, strict=True) if slope > 0]
+    left = seconds - rows[:, known] @ per_byte[per_byte > 0]
+    free = [column for column in range(4) if column not in known]
+    figures = np.zeros(4)
+    figures[known] = per_byte[per_byte > 0]
+    figures[free] = _non_negative(rows[:, free], left, seconds)
+    figures[2:] = np.maximum(figures[2:], 1e-15)
+    return figures
+
+
+def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
+    """Seconds per unit between the two largest messages that have this factor; 0 if unknown."""
+    order = [i for i in np.argsort(factors) if factors[i] > 0][-2:]
+    if len(order) < 2:
+        return 0.0
+    one, other = order
+    return max(0.0, float((seconds[other] - seconds[one]) / (factors[other] - factors[one])))
+
+
+def _non_negative(rows: np.ndarray, left: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Least squares of errors relative to `seconds`, with no figure below zero."""
+    weighted, wanted = rows / seconds[:, None], left / seconds
     free = list(range(rows.shape[1]))
     while True:
         figures = np.zeros(rows.shape[1])
-        figures[free] = np.linalg.lstsq(weighted[:, free], ones, rcond=None)[0]
+        figures[free] = np.linalg.lstsq(weighted[:, free], wanted, rcond=None)[0]
         negative = [i for i in free if figures[i] < 0]
         if not negative:
             return figures

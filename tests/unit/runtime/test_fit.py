@@ -105,6 +105,20 @@ def test_a_level_is_found_again_under_noise(ranks, native):
     assert all(most < 0.05 for _, most in found.errors.values())
 
 
+def test_a_link_that_lets_bursts_pass_has_the_bandwidth_that_lasts():
+    call, rate, burst = 8e-4, 1.25e8, 2.5e5
+    samples = []
+    for tile in (4096, 65536, 2**20, 2**23):
+        for kind in ("all_reduce", "all_gather"):  # both send a tile, on two ranks
+            samples.append(
+                Sample(f"link {kind}", tile, call + max(tile / 1e10, (tile - burst) / rate))
+            )
+    found = fit_links(samples, "link", 2, native=False)
+    assert found.bytes_per_s == pytest.approx(rate, rel=0.01)
+    assert found.gather_bytes_per_s == pytest.approx(rate, rel=0.01)
+    assert found.launch_seconds + found.hop_seconds == pytest.approx(call, rel=0.4)
+
+
 def test_latency_that_only_noise_shows_is_none():
     samples = [Sample(f"host {kind}", 4096.0, 1e-3) for kind in ("all_reduce", "all_gather")]
     samples += [Sample("host all_reduce", 2**20, 2e-3), Sample("host all_gather", 2**20, 3e-3)]
