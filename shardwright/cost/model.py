@@ -86,14 +86,8 @@ class CostModel:
         self._workspaces: dict[Hashable, Ints] = {}
         self._exchanged: dict[Hashable, Exchanges] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
-        self._reads = Reads(
-            graph,
-            analysis,
-            mesh,
-            self.measure,
-            micro_batches,
-            buckets or bucket_sizes(graph),
-        )
+        self.buckets = buckets or bucket_sizes(graph)
+        self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches, self.buckets)
 
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""

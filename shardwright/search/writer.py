@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.cost.codes import digits, local_elements
 from shardwright.cost.memory import fixed_bytes
 from shardwright.cost.step import settled_seconds
+from shardwright.cost.whole_launches import with_whole_launches
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
@@ -218,6 +219,9 @@ class PlanWriter:
             contention=self.space.model.machine.contention,
             expert_skew=self._skew(ops),
         )
+        if plan.overlap:  # elsewhere plans take what tables say
+            model = self.space.model
+            plan = with_whole_launches(plan, model.measure, model.buckets)
         seconds = settled_seconds(plan)
         least = Seconds(min(bound, seconds))
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
