@@ -14,7 +14,9 @@ from typing import Any
 _HEAD = """# Estimates
 
 What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn with
-the others of its model, and before each model the machine is measured (`shardwright profile`).
+the others of its model. The machine and the operators that dominate are measured before these steps
+and once more after them (`shardwright profile`), as how fast a shared host is changes by the
+minute; the prediction is the mean of both, the drift how far the second is from the first.
 Errors are of the prediction, relative to the measurement; the spread is how far the middle half of
 the steps are apart; computing compares the sum of all operators and updates with the CPU time of a
 rank's main thread. Memory is that of tensors, counted during a step.
@@ -43,7 +45,7 @@ def written(result: Path) -> str:
     for place, machine in data["machines"].items():
         peaks = ", ".join(f"{peak / 1e9:.1f}" for peak in data["peaks_measured"][place])
         lines += [
-            f"The machine on {place}, as it was first measured (float32 peak, before each model:"
+            f"The machine on {place}, as it was first measured (float32 peak, each time:"
             f" {peaks} GFLOP/s):",
             "",
             "```toml",
@@ -62,7 +64,8 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
         f" {found['mean_compute_error']:.1%}."
     )
     yield (
-        f"* Noise: the middle half of the steps spread by {found['mean_spread']:.1%}; other"
+        f"* Noise: the middle half of the steps spread by {found['mean_spread']:.1%}; predictions"
+        f" by the machine before and after the steps are {found['mean_drift']:.1%} apart; other"
         f" programs took {found['mean_busy']:.0%} of the cores."
     )
     if found["mean_spearman"] is not None:
@@ -94,10 +97,10 @@ def _part(some: int, every: int) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield (
-        "| model | plan | predicted ms | measured ms | error | spread | computing |"
+        "| model | plan | predicted ms | measured ms | error | spread | drift | computing |"
         " predicted MiB | measured MiB | error |"
     )
-    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         time = row["predicted_seconds"] / row["measured_seconds"] - 1
         compute = row["predicted_compute"] / row["measured_compute"] - 1
@@ -105,7 +108,7 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"| {row['model']} | {row['plan']} | {row['predicted_seconds'] * 1e3:.1f} |"
             f" {row['measured_seconds'] * 1e3:.1f} | {time:+.0%} | {row['spread']:.0%} |"
-            f" {compute:+.0%} | {row['predicted_bytes'] / 2**20:.1f} |"
+            f" {row['drift']:+.0%} | {compute:+.0%} | {row['predicted_bytes'] / 2**20:.1f} |"
             f" {row['measured_bytes'] / 2**20:.1f} | {memory:+.0%} |"
         )
 

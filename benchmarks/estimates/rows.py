@@ -23,9 +23,10 @@ _APART = 2.0  # times the uncertainty of a difference
 class Row:
     """One plan of one model at one place.
 
-    `spread` is how far the middle half of the steps are apart; `compute` is what of the
-    step the slower rank computes (measured: CPU time of its main thread), and `busy` the part
-    of the cores that other programs took.
+    Predictions are means of those by the machine as it was before the steps and as it was after
+    them; `drift` is how far these are apart, of the first. `spread` is how far the middle half of
+    the steps are apart; `compute` is what of the step the slower rank computes (measured: CPU time
+    of its main thread), and `busy` the part of the cores that other programs took.
     """
 
     place: str
@@ -41,6 +42,7 @@ class Row:
     measured_bytes: int
     steps: int
     busy: float
+    drift: float
 
     @property
     def time_error(self) -> float:
@@ -68,32 +70,45 @@ class Row:
         return (
             f"{self.model:9} {self.plan:16} {self.predicted_seconds * 1e3:8.1f} ms predicted,"
             f" {self.measured_seconds * 1e3:8.1f} measured ({self.time_error:+.0%}, spread"
-            f" {self.spread:.0%}, others {self.busy:.0%}); computing {self.compute_error:+.0%};"
+            f" {self.spread:.0%}, drift {self.drift:+.0%}, others {self.busy:.0%});"
+            f" computing {self.compute_error:+.0%};"
             f" {self.predicted_bytes / 2**20:7.1f} MiB, {self.measured_bytes / 2**20:7.1f}"
             f" ({self.memory_error:+.0%})"
         )
 
 
-def row(place: str, model: str, name: str, plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Row:
-    """A plan against what its ranks measured: of every step the slower one counts."""
+def row(
+    place: str,
+    model: str,
+    name: str,
+    plans: tuple[Plan, Plan],
+    ranks: Sequence[Mapping[str, Any]],
+) -> Row:
+    """A plan, costed before and after, against its ranks: of every step the slower one counts."""
+    before, after = plans
     seconds = [max(step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     low, middle, high = statistics.quantiles(seconds, n=4)
     return Row(
         place=place,
         model=model,
         plan=name,
-        mesh=str(plan.mesh),
-        predicted_seconds=plan.step_seconds,
+        mesh=str(before.mesh),
+        predicted_seconds=statistics.mean(plan.step_seconds for plan in plans),
         measured_seconds=middle,
         spread=(high - low) / middle,
-        predicted_compute=sum(op.seconds for op in plan.ops)
-        + sum(parameter.seconds for parameter in plan.parameters),
+        predicted_compute=statistics.mean(map(_computing, plans)),
         measured_compute=max(statistics.median(rank["thread_seconds"]) for rank in ranks),
-        predicted_bytes=plan.peak_bytes,
+        predicted_bytes=before.peak_bytes,
         measured_bytes=max(rank["bytes"] for rank in ranks),
         steps=len(seconds),
         busy=max(rank["busy"] for rank in ranks),
+        drift=after.step_seconds / before.step_seconds - 1,
     )
+
+
+def _computing(plan: Plan) -> float:
+    """Seconds of its operators and updates."""
+    return sum(op.seconds for op in plan.ops) + sum(one.seconds for one in plan.parameters)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -126,6 +141,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "pairs_apart_in_order": sum(one.in_order for one in agreements),
         "mean_spread": statistics.mean(one.spread for one in rows),
         "mean_busy": statistics.mean(one.busy for one in rows),
+        "mean_drift": statistics.mean(abs(one.drift) for one in rows),
     }
 
 

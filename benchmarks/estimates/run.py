@@ -7,11 +7,14 @@ On two local processes of one thread each, and for three models on two hosts tha
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
 turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks',
 each the median of three steps'.
-The machine is measured before each model: how fast a shared host is changes by the minute, and what
-changes then is noise that no estimate can know.
+
+How fast a shared host is changes by the minute, which no estimate can know. So the machine and the
+operators that dominate are measured before the steps of each model and once more after them, and
+a plan's prediction is the mean of both; how far they are apart is its drift. Plans are chosen by
+the first alone.
 
 Every row is written as it comes, to RESULT.rows; started again on the same commit, the run goes on
-where it was (`--fresh`: from the start). What fails is noted and passed over. About 19 minutes on
+where it was (`--fresh`: from the start). What fails is noted and passed over. About 22 minutes on
 an idle machine of two cores; after `--minutes` no new model is begun, and on one host none after
 what the two hosts need of it.
 """
@@ -23,8 +26,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +43,21 @@ from benchmarks.estimates.rows import Row, row, summary
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
 from shardwright.cost.dominating import dominating
+from shardwright.ir.calls import Call
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import Graph
 from shardwright.ir.machine import Machine
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.local_ranks import silent
-from shardwright.runtime.operators import with_remembered, with_timings
+from shardwright.runtime.operators import with_timings
 from shardwright.runtime.remembered import Remembered
+from shardwright.search.recost import recosted
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
-REMOTE_SECONDS = 95.0  # for each of them
+REMOTE_SECONDS = 110.0  # for each of them
 QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
@@ -58,14 +66,12 @@ class Log:
 
     def __init__(self, file: Path, fresh: bool) -> None:
         self._file = file
-        self.timings = Remembered(file.with_suffix(".sqlite"), _warn)
         commit = record.provenance(SEED)["commit"]
         lines = [] if fresh or not file.exists() else file.read_text().splitlines()
         self._found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         if not self._found or self._found[0] != {"commit": commit}:
             self._found = []
             file.write_text("")
-            self.timings.file.unlink(missing_ok=True)
             self.add({"commit": commit})
 
     def add(self, found: dict[str, Any]) -> None:
@@ -92,7 +98,26 @@ class Log:
         return [parse_toml(found["machine"]) for found in self._found if found.get("at") == place]
 
 
-def plans_of(name: str, machine: Machine, seconds: float, timings: Remembered) -> dict[str, Plan]:
+@dataclass(frozen=True)
+class Subject:
+    """A model with the plans that are compared, and the calls that are timed for them."""
+
+    name: str
+    graph: Graph
+    frontier: Frontier
+    plans: dict[str, Plan]
+    calls: tuple[Call, ...]
+
+    def again(self, machine: Machine, seconds: float) -> dict[str, Plan]:
+        """The same plans by what a machine is now, its operators timed anew."""
+        machine = _timed(machine, self.calls, seconds)
+        return {
+            title: recosted(plan, self.graph, machine, plan.optimizer, self.frontier)
+            for title, plan in self.plans.items()
+        }
+
+
+def subject(name: str, machine: Machine, seconds: float) -> Subject:
     """The chosen plan and the baselines of `BASELINES`, as `plan --machine here` makes them.
 
     Operators that dominate are timed at their local sizes, for about `seconds` in all.
@@ -100,34 +125,34 @@ def plans_of(name: str, machine: Machine, seconds: float, timings: Remembered) -
     torch.manual_seed(SEED)
     model, batch = MODELS[name]()
     graph = sw.capture(model, (), batch)
-    machine = with_remembered(machine, timings)
     frontier = sw.search(graph, machine)
+    calls: tuple[Call, ...] = ()
     if seconds:
-        calls = dominating(graph, analyze(graph), (*frontier, *frontier.baselines))
-        machine = with_timings(machine, calls, seconds, timings, silent)
-        frontier = sw.search(graph, machine)
+        calls = tuple(dominating(graph, analyze(graph), (*frontier, *frontier.baselines)))
+        frontier = sw.search(graph, _timed(machine, calls, seconds))
     known = {plan.name: plan for plan in frontier.baselines}
     compared = {name: frontier.settled(known[name]) for name in BASELINES if name in known}
-    return {"chosen": frontier.fastest(), **compared}
+    return Subject(name, graph, frontier, {"chosen": frontier.fastest(), **compared}, calls)
 
 
-def rows_of(
-    place: Place, name: str, machine: Machine, log: Log, options: argparse.Namespace
-) -> list[Row]:
-    """Plan, take the steps and compare."""
-    plans = plans_of(name, machine, options.operators_seconds, log.timings)
+def _timed(machine: Machine, calls: Sequence[Call], seconds: float) -> Machine:
+    """`machine` with timings of `calls`, none of which is remembered from before."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = Remembered(Path(folder) / "timings.sqlite", _warn)
+        return with_timings(machine, calls, seconds, known, silent) if seconds else machine
+
+
+def stepped(place: Place, one: Subject, options: argparse.Namespace) -> list[Any]:
+    """What the ranks measured of each plan, in their order."""
     rounds, seconds = options.rounds, options.steps_seconds
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
-        given.write_text(json.dumps([plan.to_json() for plan in plans.values()]))
-        arguments = ["--model", name, "--plans", str(given), "--out", str(out)]
+        given.write_text(json.dumps([plan.to_json() for plan in one.plans.values()]))
+        arguments = ["--model", one.name, "--plans", str(given), "--out", str(out)]
         arguments += ["--rounds", str(rounds), "--seconds", str(seconds)]
         place.run("benchmarks.estimates.worker", *arguments, seconds=4 * seconds)
         ranks = json.loads(out.read_text())
-    return [
-        row(place.name, name, title, plan, [rank[number] for rank in ranks])
-        for number, (title, plan) in enumerate(plans.items())
-    ]
+    return [[rank[number] for rank in ranks] for number in range(len(one.plans))]
 
 
 def take(
@@ -137,35 +162,45 @@ def take(
     if time.monotonic() > end:
         _fail(log, place, "every model", f"no time was left of {options.minutes:g} minutes")
         return
+    before: Machine | None = None
     for name in models:
         if any((one.place, one.model) == (place.name, name) for one in log.rows):
             continue
         if time.monotonic() > end:
             _fail(log, place, name, f"no time was left of {options.minutes:g} minutes")
             continue
-        if not _measure(place, log, options.seconds):
+        before = before or _measured(place, log, options.seconds)
+        if before is None:
             return
         try:
-            found = rows_of(place, name, log.machines(place.name)[-1], log, options)
+            one = subject(name, before, options.operators_seconds)
+            ranks = stepped(place, one, options)
+            after = _measured(place, log, options.seconds)
+            if after is None:
+                return
+            again = one.again(after, options.operators_seconds)
         except Exception as e:  # noted, and the next one may do better
             _fail(log, place, name, f"{type(e).__name__}: {e}".splitlines()[0])
+            before = None
             continue
-        for one in found:
-            print(one, flush=True)
-            log.add({"row": asdict(one)})
+        before = after
+        for (title, plan), measured in zip(one.plans.items(), ranks, strict=True):
+            found = row(place.name, name, title, (plan, again[title]), measured)
+            print(found, flush=True)
+            log.add({"row": asdict(found)})
 
 
-def _measure(place: Place, log: Log, seconds: float) -> bool:
-    """Whether the machine could be measured."""
+def _measured(place: Place, log: Log, seconds: float) -> Machine | None:
+    """The machine, if it could be measured."""
     try:
         machine = place.machine(seconds)
     except Exception as e:  # noted: what was measured before stays
         _fail(log, place, "the machine", f"{type(e).__name__}: {e}".splitlines()[0])
-        return False
+        return None
     for doubt in machine.measured.doubts if machine.measured else ():
         _warn(f"{place.name}: {doubt}")
     log.add({"at": place.name, "machine": machine.to_toml()})
-    return True
+    return machine
 
 
 def _warn(text: str) -> None:
@@ -227,7 +262,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
     )
-    parser.add_argument("--minutes", type=float, default=20.0, help="then no model is begun")
+    parser.add_argument("--minutes", type=float, default=24.0, help="then no model is begun")
     parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
     parser.add_argument("--fresh", action="store_true", help="measure all again")
     options = parser.parse_args()

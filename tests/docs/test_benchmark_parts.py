@@ -102,7 +102,7 @@ def test_a_small_version_ends_in_time(instead, monkeypatch):
 def _plan_rows(spread):
     times = {"chosen": (1.0, 1.08), "a": (1.1, 1.02), "b": (1.2, 2.0), "c": (1.3, 1.5)}
     return [
-        Row("here", "toy", plan, "dp=2", *both, spread, 1.0, 1.0, 1, 1, 25, 0.0)
+        Row("here", "toy", plan, "dp=2", *both, spread, 1.0, 1.0, 1, 1, 25, 0.0, 0.0)
         for plan, both in times.items()
     ]
 
