@@ -55,7 +55,7 @@ class Awaited(nn.Module):
 
     def forward(self, begun: torch.Tensor) -> torch.Tensor:
         """`begun`, which is `works`' result, when it is done."""
-        if not torch.compiler.is_compiling():
+        if self.works and not torch.compiler.is_compiling():  # compiled sums are done already
             wait_for(self.works.pop(), "a sum over the batch")
             self.works.clear()  # of steps that failed, for which other ranks may never come
         return begun

@@ -75,15 +75,7 @@ def test_gathering_in_buckets_equals_one_device():
 
 def _compare(texts, few):
     _compare_adapted(few)
-    model, batch = subject()
-    loss = model(**batch)
-    loss.backward()
-    expected = {name: p.grad for name, p in model.named_parameters()}
-    for text in texts:
-        plan = sw.Plan.from_json(text)
-        module = sw.parallelize(model, plan)
-        _two_steps_in_one(module, batch, loss, expected)
-        counted = _collectives(lambda module=module: module(**batch).backward())
+    for plan, module, batch, loss, counted in _checked(subject, texts):
         # A bucket for each layer, and all hold what the backward pass needs.
         regathered = any(p.regathered for p in plan.parameters)
         assert counted["all_gather"] == LAYERS * (1 + regathered)
@@ -91,8 +83,6 @@ def _compare(texts, few):
         assert counted["all_reduce"] + counted["reduce_scatter"] == LAYERS + 1
         with torch.no_grad():
             torch.testing.assert_close(module(**batch), loss, rtol=1e-12, atol=0)
-        _twice_backward(module, batch, expected)
-        _twice_differentiated(module, batch)
 
 
 def test_large_copies_that_halve_evenly_travel_alone():
@@ -101,7 +91,16 @@ def test_large_copies_that_halve_evenly_travel_alone():
 
 
 def _compare_even(texts):
-    model, batch = even()
+    for plan, _, _, _, counted in _checked(even, texts):
+        regathered = sum(p.regathered for p in plan.parameters)
+        alone, biases = LAYERS + 1, LAYERS - 1  # two biases share a bucket, and so a message
+        assert counted["all_gather"] == alone + biases + regathered
+        assert counted["all_reduce"] == alone + biases + 1, "and the loss"
+
+
+def _checked(make, texts):
+    """Each plan, its module, equal to one device in every way, and the collectives of a step."""
+    model, batch = make()
     loss = model(**batch)
     loss.backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
@@ -110,12 +109,9 @@ def _compare_even(texts):
         module = sw.parallelize(model, plan)
         _two_steps_in_one(module, batch, loss, expected)
         counted = _collectives(lambda module=module: module(**batch).backward())
-        regathered = sum(p.regathered for p in plan.parameters)
-        alone, biases = LAYERS + 1, LAYERS - 1  # two biases share a bucket, and so a message
-        assert counted["all_gather"] == alone + biases + regathered
-        assert counted["all_reduce"] == alone + biases + 1, "and the loss"
         _twice_backward(module, batch, expected)
         _twice_differentiated(module, batch)
+        yield plan, module, batch, loss, counted
 
 
 def _compare_adapted(text):
