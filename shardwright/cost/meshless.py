@@ -10,12 +10,15 @@ from shardwright.cost.workload import Workload, workload
 from shardwright.ir.calls import by_target
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.machine import Machine
+from shardwright.ir.numbers import unawaited
 from shardwright.rules.analysis import Analysis
 
 
 @final
 class Meshless:
-    """Forms of rules, workloads, and who pays for saved values, of `graph` on `machine`'s devices.
+    """Forms of rules, workloads, who pays for saved values, and numbers that nobody waits for.
+
+    They are of `graph` on `machine`'s devices.
 
     Cost models of this graph on several meshes of that machine may share one.
     """
@@ -24,6 +27,7 @@ class Meshless:
         self.machine = machine
         self.forms = Forms()
         self.retention = retention(graph)
+        self.unawaited = unawaited(graph)
         self._graph = graph
         self._analysis = analysis
         self._known = by_target(machine.device.timings)

@@ -30,7 +30,7 @@ from shardwright.cost.memory import (
 )
 from shardwright.cost.meshless import Meshless
 from shardwright.cost.options import Allowed, Only, OptionBook, Options
-from shardwright.cost.reads import Bools, Floats, Reads, Table, Terms, Want
+from shardwright.cost.reads import NO_GRADIENT, Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
@@ -196,7 +196,9 @@ class CostModel:
         back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        terms = Terms(back, pays, copies, bucketed, bucketed and not recomputed, converted)
+        unawaited = not recomputed and (value, op.name) in self.meshless.unawaited
+        ahead = bucketed and not recomputed
+        terms = Terms(back, pays, copies, bucketed, ahead, converted, unawaited)
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
@@ -226,7 +228,11 @@ class CostModel:
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
         back = max(self._reads.way_back(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        terms, layouts = Terms(back, pays, copies), (_key(want.layout), _key(want.grad))
+        unawaited = not recomputed and all(
+            (value, op.name) in self.meshless.unawaited for op in readers
+        )
+        terms = Terms(back, pays, copies, unawaited=unawaited)
+        layouts = _key(want.layout), _key(want.grad)
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
         if key not in self._tables:
@@ -259,9 +265,11 @@ class CostModel:
             root = alias
         return None if self._stays(root, ()) else self._reads.local_bytes(value, layouts)
 
-    def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
-        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
-        return self._reads.redistribution(value, sources, targets)
+    def returning(self, value: str, sources: Ints) -> Floats:
+        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        if (value, "") in self.meshless.unawaited:
+            return np.zeros(len(sources))
+        return self._reads.returned(value, sources)
 
     def transfers(
         self,
@@ -286,11 +294,15 @@ class CostModel:
         terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
+        unawaited = not recomputed and (value, op.name) in self.meshless.unawaited
+        unawaited = unawaited and (back == NO_GRADIENT or want[1] == WHOLE)
         found: list[Transfer] = []
         for way in ways:
             size = sums if way[0] is Phase.BACKWARD else item
             for one in transfers(value, op.name, [way], atoms, size, self.machine, self.mesh):
                 less = 0.0 if saved is None else float(saved.of(way[0])[0, 0])
+                if unawaited and way[0] is Phase.FORWARD:
+                    less = one.seconds
                 found.append(replace(one, seconds=Seconds(one.seconds - less)))
         return found
 
@@ -298,7 +310,10 @@ class CostModel:
         """What brings a value that the step returns to every rank."""
         ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        return list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
+        found = list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
+        if (value, "") in self.meshless.unawaited:
+            return [replace(one, seconds=Seconds(0.0)) for one in found]
+        return found
 
     def agreements(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
         """What devices bring together, or send, while they run `op` by its option `k`.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.bucketing import Bucketing, Saved, Sizes
 from shardwright.cost.codes import (
+    WHOLE,
     Ints,
     digits,
     duals,
@@ -83,7 +84,9 @@ class Terms(NamedTuple):
     * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
     * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
       a copy that is only gathered does so too;
-    * `converted`: the way there is paid for twice, though nothing is made twice.
+    * `converted`: the way there is paid for twice, though nothing is made twice;
+    * `unawaited`: a number on its way while operators run (`ir/numbers.py`), if its gradient is
+      whole.
     """
 
     back: int
@@ -92,6 +95,7 @@ class Terms(NamedTuple):
     bucketed: bool = False
     ahead: bool = False
     converted: bool = False
+    unawaited: bool = False
 
 
 @final
@@ -160,11 +164,11 @@ class Reads:
             self._local[key] = local_elements(by_axis, atoms, self._mesh) * item
         return self._local[key]
 
-    def redistribution(self, value: str, sources: Ints, targets: Ints) -> Floats:
-        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
-        atoms = self._analysis.atoms[value]
-        priced = self._measure.redistributions
-        return priced(atoms, self.item_bytes(value), sources, targets) * self._micro_batches
+    def returned(self, value: str, sources: Ints) -> Floats:
+        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        whole = np.full_like(sources, WHOLE)
+        return self._measure.redistributions(atoms, item, sources, whole) * self._micro_batches
 
     def read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
         """Costs from every source layout to every wanted one: (Ks,), (Kt,) -> (Ks, Kt)."""
@@ -183,7 +187,10 @@ class Reads:
 
     def _read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
-        seconds = forward = self._matrix(atoms, item, sources, want.layout) * self._micro_batches
+        forward = self._matrix(atoms, item, sources, want.layout) * self._micro_batches
+        if terms.unawaited:
+            forward = np.where(want.grad == WHOLE, 0.0, forward)
+        seconds = forward
         if terms.converted:
             seconds = forward + forward
         axes = len(self._mesh.axes)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind, Ref
+from shardwright.ir.numbers import SCALINGS
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import (
     Compute,
@@ -24,8 +25,6 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
-
-_SCALINGS = ("aten.div.Tensor", "aten.mul.Tensor")  # linear in what they begin with
 
 
 def early_sums(program: Program, graph: Graph) -> Program:
@@ -70,7 +69,7 @@ def _scalings(program: Program, graph: Graph, output: str) -> list[Compute]:
         one = made.get(name)
         if isinstance(one, Redistribute):
             return found if one.differentiable and _sums_a_number(one) else []
-        if not isinstance(one, Compute) or one.op.target not in _SCALINGS or one.shapes != ((),):
+        if not isinstance(one, Compute) or one.op.target not in SCALINGS or one.shapes != ((),):
             break
         first, *scales = one.op.operands
         if one.op.args[0] != Ref(first) or any(_is_trained(s, made, graph) for s in scales):

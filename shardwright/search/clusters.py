@@ -194,8 +194,9 @@ class Clusters:
         for i, name in enumerate(op.outputs):
             if name in self._returned:
                 codes = model.options(op).results[i]
-                seconds = model.redistribution(name, codes, np.zeros_like(codes))
-                part.add(seconds, np.zeros_like(codes), place.options, of=codes.tobytes())
+                seconds = model.returning(name, codes)
+                of = codes.tobytes() + seconds.tobytes()
+                part.add(seconds, np.zeros_like(codes), place.options, of=of)
 
 
 @dataclass

@@ -1,15 +1,22 @@
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from shardwright.capture.capture import capture_call
+from shardwright.cost.codes import encode
 from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
 from shardwright.cost.meshless import Meshless
 from shardwright.cost.model import CostModel
+from shardwright.cost.reads import Want
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.plan import Phase
+from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import PassPartial, Split
 from tests.unit.cost.asking import Asking
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule, toy_machine
@@ -355,3 +362,48 @@ def test_a_slower_link_never_makes_a_table_cheaper(first, second, backend):
     a, b = (costs.edge(mm.name, sources, relu, [0], tilings) for costs in (fast, slow))
     assert np.all(a.seconds <= b.seconds)
     assert np.all(a.bytes == b.bytes)
+
+
+def classified():
+    """The mean of a weighted loss, of which the number of targets is another sum."""
+
+    class Classified(nn.Linear):
+        def forward(self, x, classes):
+            return F.cross_entropy(super().forward(x), classes), self.weight.abs().sum()
+
+    batch = {"x": torch.ones(6, 8), "classes": torch.zeros(6, dtype=torch.long)}
+    graph = capture_call(Classified(8, 5), (), batch).graph
+    return graph, analyze(graph)
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_numbers_on_their_way_while_operators_run_cost_nothing(batches):
+    graph, analysis = classified()
+    costs = CostModel(graph, analysis, toy_machine(), TWO, micro_batches=batches)
+    partial = np.array([encode(axis("P"), ())])
+    div = graph.producer[graph.outputs[0]]
+    assert div.target == "aten.div.Tensor"
+    (whole,) = np.flatnonzero(~costs.options(div).operands.any(axis=0))
+    for i, name in enumerate(div.operands):
+        assert costs.edge(name, partial, div, [i]).seconds[0, whole] == 0
+        again = costs.edge(name, partial, div, [i], recomputed=True).seconds[0, whole]
+        assert again > 0
+        found = costs.transfers(name, partial[0], (0, 0), div)
+        assert [(t.collectives, t.seconds) for t in found] == [(("all_reduce dp",), 0)]
+        once_more = costs.transfers(name, partial[0], (0, 0), div, recomputed=True)
+        assert sum(t.seconds for t in once_more) == again
+        want = Want(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        assert costs.shared_read(name, partial, want, [div]).seconds == 0
+        assert costs.shared_read(name, partial, want, [div], recomputed=True).seconds == again
+    for name in graph.outputs:  # whatever is returned is seen at the end
+        assert costs.returning(name, partial) == 0
+        assert [t.seconds for t in costs.returned(name, int(partial[0]))] == [0]
+
+
+def test_a_sum_whose_gradient_is_summed_too_costs_both():
+    graph, analysis = classified()
+    costs = CostModel(graph, analysis, toy_machine(), TWO)
+    partial = encode(axis("P"), ())
+    div = graph.producer[graph.outputs[0]]
+    both = costs.transfers(div.operands[0], partial, (0, partial), div)
+    assert len(both) == 2 and all(t.seconds > 0 for t in both)

@@ -1,5 +1,6 @@
 """Sums of single numbers at the beginning and at the end of a program."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -7,6 +8,7 @@ from torch import nn
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.numbers import unawaited
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Redistribute, writes
@@ -103,3 +105,43 @@ def test_a_loss_that_is_read_twice_is_summed_where_it_was():
 def test_a_scale_that_is_trained_gets_the_whole_sum():
     graph, before = program(trained=True)
     assert late_sums(before, graph) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"cross_entropy_loss", "sum"}),
+        ({"again": True}, {"sum"}),
+        ({"trained": True}, {"sum"}),
+    ],
+)
+def test_graphs_tell_the_sums_that_programs_move(options, expected):
+    graph, before = program(**options)
+    told = {value for value, _ in unawaited(graph)}
+    assert told.intersection(sums(before)) == expected
+    after = late_sums(early_sums(before, graph), graph)
+    assert set(waited_for(before)) - set(waited_for(after)) == expected
+
+
+def waited_for(program):
+    """Numbers that are summed between the first operator of the layer and the last of all."""
+    *inner, _ = program.instructions[order(program).index("linear") :]
+    return [one.value for one in inner if isinstance(one, Redistribute) and one.before == ()]
+
+
+def test_numbers_read_before_anything_else_runs_are_waited_for():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 5)
+
+        def forward(self, x, weights):
+            return (self.layer(x / weights.sum()) / weights.sum()).sum()
+
+    batch = {"x": torch.ones(6, 8), "weights": torch.ones(6)}
+    graph = capture_call(Scaled(), (), batch).graph
+    first, second = [op for op in graph.ops if op.kind == "div"]
+    told = {
+        reader for value, reader in unawaited(graph) if value in first.operands + second.operands
+    }
+    assert told == {second.name}

@@ -57,7 +57,7 @@ def priced_from_scratch(plan, graph, analysis=None, micro_batches=1):
             brought.add(read)
         lies[op.name] = int(options.results[0, k])
     (loss,) = graph.outputs
-    seconds += model.redistribution(loss, np.array([lies[loss]]), np.array([0]))[0]
+    seconds += model.returning(loss, np.array([lies[loss]]))[0]
     return seconds, held + model.fixed_bytes()
 
 
