@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move
-from shardwright.runtime.waiting import Waited, wait_for
+from shardwright.runtime.waiting import Waited, exchange_over, reduce_over, wait_for
 
 # Their names from torch 2.13 on, then those before.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -65,7 +65,7 @@ def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     match move.collective:
         case Collective.ALL_REDUCE:
             summed = x.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(summed, group=group)
+            reduce_over(group, summed)
             return summed
         case Collective.ALL_GATHER:
             return _gathered(x, move, group, mesh.get_local_rank())
@@ -94,7 +94,7 @@ def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.T
     """This rank's tile along `move.dst` of the ranks' sum."""
     if dist.get_backend(group) == "gloo":  # which sums the whole in any case
         summed = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=group)
+        reduce_over(group, summed)
         own = summed.narrow(move.dst, move.start, move.length)
         return own.clone(memory_format=torch.contiguous_format)
     lengths = _lengths(move.whole[move.dst], group.size())
@@ -119,7 +119,7 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     shapes = [_with(_with(move.whole, move.dst, leave[rank]), move.src, n) for n in come]
     sizes = [prod(shape) for shape in shapes]
     found = x.new_empty(sum(sizes))
-    dist.all_to_all_single(found, given, sizes, sent, group=group)
+    exchange_over(group, found, given, sizes, sent)
     if prod(shapes[0][: move.src]) == 1:
         return found.view(_with(shapes[0], move.src, move.whole[move.src]))
     tiles = (part.view(shape) for part, shape in zip(found.split(sizes), shapes, strict=True))

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.capture.experts import added, through
 from shardwright.lower.routing import Routing
 from shardwright.runtime.collectives import all_gather_single
+from shardwright.runtime.waiting import exchange_over
 
 
 class Peers(Protocol):
@@ -188,7 +189,7 @@ def _all_to_all(
     rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
 ) -> Tensor:
     found = rows.new_empty((sum(received), rows.shape[1]))
-    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+    exchange_over(group, found, rows.contiguous(), received, sent)
     return found
 
 

@@ -25,7 +25,7 @@ from shardwright.runtime.collectives import gather_into, reduce_scatter_single
 from shardwright.runtime.loading import Works
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.regather import Keep
-from shardwright.runtime.waiting import Waited, wait_for
+from shardwright.runtime.waiting import Waited, begun, reduce_over, wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,15 +262,16 @@ class Arrival(nn.Module):
         wait = bool(self.summed)
         work: Waited | None
         if dist.get_backend(self.group) == "gloo":
-            work = _Taken(
-                own, given, self.rank, dist.all_reduce(given, group=self.group, async_op=True)
-            )
+            work = _Taken(own, given, self.rank, begun(self.group, given))
             if wait:
                 wait_for(work, "sums of gradients")
         else:
             work = reduce_scatter_single(own, given, group=self.group, async_op=not wait)
         for number, group in enumerate(self.summed, 1):
-            work = dist.all_reduce(own, group=group, async_op=number == len(self.summed))
+            if number < len(self.summed):
+                reduce_over(group, own)
+            else:
+                work = begun(group, own)
         assert work is not None
         return work
 
@@ -284,10 +285,9 @@ class _Taken:
     Gloo scatters a sum so itself, but makes a copy of what it is given before.
     """
 
-    def __init__(
-        self, own: torch.Tensor, given: torch.Tensor, rank: int, work: dist.Work | None
-    ) -> None:
-        self._own, self._work = own, work
+    def __init__(self, own: torch.Tensor, given: torch.Tensor, rank: int, work: Waited) -> None:
+        self._own = own
+        self._work: Waited | None = work
         self._part = given.narrow(0, rank * own.numel(), own.numel())
 
     def wait(self) -> None:

@@ -18,6 +18,7 @@ from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move
 from shardwright.runtime.collectives import collected
 from shardwright.runtime.timing import Stopwatch
+from shardwright.runtime.waiting import begun, reduce_over
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
 KIB_ON_GPU = (65536, 262144)
@@ -98,7 +99,7 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     group = mesh.get_group()
 
     def summed() -> None:
-        dist.all_reduce(buffer, group=group)
+        reduce_over(group, buffer)
 
     x = torch.randn(256, 256, device=watch.device)
     summed()
@@ -106,9 +107,8 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     computed = _repeated(watch, lambda: x @ x, seconds)
 
     def both() -> None:
-        work = dist.all_reduce(buffer, group=group, async_op=True)
+        work = begun(group, buffer)
         computed()
-        assert work is not None
         work.wait()
 
     for _ in range(_TIMES):
@@ -134,9 +134,7 @@ def _two_axes(watch: Stopwatch) -> None:
 
     def along(*axes: int) -> Callable[[], None]:
         def run() -> None:
-            sums = [dist.all_reduce(buffers[i], group=groups[i], async_op=True) for i in axes]
-            for work in sums:
-                assert work is not None
+            for work in [begun(groups[i], buffers[i]) for i in axes]:
                 work.wait()
 
         return run

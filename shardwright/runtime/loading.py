@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import Waited, wait_for
+from shardwright.runtime.waiting import Waited, begun, reduce_over, wait_for
 
 Works = list[Waited]
 
@@ -165,9 +164,8 @@ class _Sum(torch.autograd.Function):
         for given in by_dtype.values():
             buffer = _buffer(list(given.values()), ctx.how.copied[min(given)])
             for axis in ctx.how.axes[:-1]:
-                dist.all_reduce(buffer, group=axis.get_group())
-            work = dist.all_reduce(buffer, group=ctx.how.axes[-1].get_group(), async_op=True)
-            ctx.works.append(work)
+                reduce_over(axis.get_group(), buffer)
+            ctx.works.append(begun(ctx.how.axes[-1].get_group(), buffer))
             tiles = buffer.flatten().split([grad.numel() for grad in given.values()])
             for (i, grad), tile in zip(given.items(), tiles, strict=True):
                 found[i] = tile.view(grad.shape)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move, Redistribute
 from shardwright.runtime.collectives import collected
-from shardwright.runtime.waiting import Waited
+from shardwright.runtime.waiting import Waited, begun, reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
@@ -61,7 +61,7 @@ class Redistribution(nn.Module):
         if torch.compiler.is_compiling() or self.works is None or self.last_axis is None:
             return _run(x, self.forward_moves, self.atoms_before, self.after)
         x = _run(x, self.forward_moves[:-1], self.atoms_before, self.after).clone()
-        self.works.append(dist.all_reduce(x, group=self.last_axis.get_group(), async_op=True))
+        self.works.append(begun(self.last_axis.get_group(), x))
         return x
 
     def keep(
@@ -97,7 +97,7 @@ def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], to
         for mesh in axes:
             if direct(x):
                 x = x.clone(memory_format=torch.contiguous_format)
-                dist.all_reduce(x, _REDUCTIONS[how], mesh.get_group())
+                reduce_over(mesh.get_group(), x, _REDUCTIONS[how])
                 continue
             parts = DTensor.from_local(x.contiguous(), mesh, [Partial(how)], run_check=False)
             x = parts.redistribute(placements=[Replicate()]).to_local()

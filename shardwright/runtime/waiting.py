@@ -1,8 +1,21 @@
-"""Waiting for collectives that are on their way, in a frame that says for which."""
+"""Waiting for collectives that are on their way: in a frame that says for which, and awake.
+
+Gloo's threads send and receive, and the thread that waits for them sleeps. A core of a virtual
+machine on which all sleep goes back to the host; until it is at work again takes as long as many
+messages do. So who waits stays awake for some milliseconds, and yields the core to whoever has
+work for it (ADR 0065).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+import torch.distributed as dist
+
+_YIELDS = 20_000  # some 10 ms, if nobody else wants the core; longer waits sleep
 
 
 class Waited(Protocol):
@@ -18,3 +31,58 @@ def wait_for(work: Waited, _what: str) -> None:
     The wait itself is no Python code of torch's, and so in no frame.
     """
     work.wait()
+
+
+def reduce_over(
+    group: dist.ProcessGroup, x: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> None:
+    """`x`, in place, becomes the sum of all ranks' of `group`, or what else `op` makes of them."""
+    if dist.get_backend(group) == "gloo":
+        wait_for(begun(group, x, op), "a sum")
+    else:  # which keeps its order on the device
+        dist.all_reduce(x, op, group)
+
+
+def exchange_over(
+    group: dist.ProcessGroup,
+    found: torch.Tensor,
+    given: torch.Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+) -> None:
+    """Parts of `given`, along its first dimension, go to all ranks of `group`; theirs to `found`.
+
+    They have so many rows, rank by rank.
+    """
+    sizes = list(received), list(sent)
+    if dist.get_backend(group) == "gloo":
+        work = dist.all_to_all_single(found, given, *sizes, group=group, async_op=True)
+        assert work is not None
+        wait_for(_Awake(work), "an exchange")
+    else:
+        dist.all_to_all_single(found, given, *sizes, group=group)
+
+
+def begun(
+    group: dist.ProcessGroup, x: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Waited:
+    """The same on its way; `x` is the sum once it was waited for."""
+    work = dist.all_reduce(x, op, group, async_op=True)
+    assert work is not None
+    return _Awake(work) if dist.get_backend(group) == "gloo" else work
+
+
+@final
+class _Awake:
+    """A collective of Gloo's threads that is waited for without sleep, as long as it is short."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """Until it is done; raises what went wrong."""
+        for _ in range(_YIELDS):
+            if self._work.is_completed():
+                break
+            os.sched_yield()
+        self._work.wait()

@@ -1,0 +1,31 @@
+"""Sums and exchanges in place over a process group, with what they make of every rank's."""
+
+import torch
+
+from shardwright.runtime.waiting import begun, exchange_over, reduce_over
+from tests.ranks.harness import run_ranks
+
+
+def results():
+    import torch.distributed as dist
+
+    group, rank = dist.group.WORLD, dist.get_rank()
+    summed, largest = torch.arange(3.0) + rank, torch.tensor([rank, -rank])
+    later = torch.full((2,), rank + 1.0)
+    work = begun(group, later)
+    reduce_over(group, summed)
+    reduce_over(group, largest, dist.ReduceOp.MAX)
+    work.wait()
+    rows = torch.arange(4.0).view(4, 1) + 10 * rank
+    counts = [[1, 3], [2, 2]]  # rows of each rank to each
+    found = torch.empty(sum(row[rank] for row in counts), 1)
+    exchange_over(group, found, rows, [row[rank] for row in counts], counts[rank])
+    return summed.tolist(), largest.tolist(), later.tolist(), found.flatten().tolist()
+
+
+def test_sums_and_exchanges():
+    summed, largest, later = [1.0, 3.0, 5.0], [1, 0], [3.0, 3.0]
+    assert run_ranks(2, results) == [
+        (summed, largest, later, [0.0, 10.0, 11.0]),
+        (summed, largest, later, [1.0, 2.0, 3.0, 12.0, 13.0]),
+    ]
