@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 _YIELDS = 20_000  # some 10 ms, if nobody else wants the core; longer waits sleep
+_AWAKE_BYTES = 2**23  # sums of more are work for Gloo's threads, which want a core for themselves
 
 
 class Waited(Protocol):
@@ -69,7 +70,8 @@ def begun(
     """The same on its way; `x` is the sum once it was waited for."""
     work = dist.all_reduce(x, op, group, async_op=True)
     assert work is not None
-    return _Awake(work) if dist.get_backend(group) == "gloo" else work
+    small = x.numel() * x.element_size() <= _AWAKE_BYTES
+    return _Awake(work) if small and dist.get_backend(group) == "gloo" else work
 
 
 @final

@@ -16,6 +16,11 @@ def results():
     reduce_over(group, summed)
     reduce_over(group, largest, dist.ReduceOp.MAX)
     work.wait()
+    large = torch.ones(2**21 + 1) + rank
+    asleep = begun(group, large)
+    assert isinstance(asleep, dist.Work) and not isinstance(work, dist.Work)
+    asleep.wait()
+    assert (large == 3).all()
     rows = torch.arange(4.0).view(4, 1) + 10 * rank
     counts = [[1, 3], [2, 2]]  # rows of each rank to each
     found = torch.empty(sum(row[rank] for row in counts), 1)
