@@ -9,13 +9,15 @@ work for it (ADR 0065).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
 
-_YIELDS = 20_000  # some 10 ms, if nobody else wants the core; longer waits sleep
+_YIELDS = 50  # between two looks at the clocks
+_LOOKS = 400  # together some 10 ms, if nobody else wants the core; longer waits sleep
 _AWAKE_BYTES = 2**23  # sums of more are work for Gloo's threads, which want a core for themselves
 
 
@@ -83,8 +85,14 @@ class _Awake:
 
     def wait(self) -> None:
         """Until it is done; raises what went wrong."""
-        for _ in range(_YIELDS):
-            if self._work.is_completed():
+        for _ in range(_LOOKS):
+            start, ours = time.perf_counter(), time.process_time()
+            for _ in range(_YIELDS):
+                if self._work.is_completed():
+                    self._work.wait()
+                    return
+                os.sched_yield()
+            # Of time in which no thread of this rank runs others had the core, who want it.
+            if time.perf_counter() - start > 2 * (time.process_time() - ours):
                 break
-            os.sched_yield()
         self._work.wait()

@@ -1,6 +1,7 @@
 """How long a rank stays awake for a collective, and what comes of it."""
 
 import os
+import time
 
 import pytest
 
@@ -38,10 +39,21 @@ def test_others_get_the_core_until_it_is_done(yields):
 
 
 def test_long_waits_sleep(yields, monkeypatch):
+    monkeypatch.setattr(waiting, "_LOOKS", 3)
     monkeypatch.setattr(waiting, "_YIELDS", 5)
+    monkeypatch.setattr(time, "process_time", time.perf_counter)
     work = Work(1_000)
     waiting._Awake(work).wait()
-    assert (len(yields), work.waited) == (5, 1)
+    assert (len(yields), work.waited) == (15, 1)
+
+
+def test_who_waits_sleeps_where_others_want_the_core(yields, monkeypatch):
+    clock = iter(range(0, 1_000_000, 10))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    work = Work(1_000)
+    waiting._Awake(work).wait()
+    assert (len(yields), work.waited) == (waiting._YIELDS, 1)
 
 
 def test_what_went_wrong_is_raised(yields):
