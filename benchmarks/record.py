@@ -17,12 +17,16 @@ ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
 
-def provenance(seed: int) -> dict[str, Any]:
-    """Where and with what a result is measured."""
+def provenance(seed: int, file: Path | None = None) -> dict[str, Any]:
+    """Where and with what a result is measured, that is or will be in `file`."""
+    name = "" if file is None else os.path.relpath(file.resolve(), ROOT)
     return {
         "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
         "commit": commit(),
-        "changed_files": len(_git("status", "--porcelain").splitlines()),
+        # A result that goes on where it was is changed itself.
+        "changed_files": sum(
+            line.split(maxsplit=1)[1] != name for line in _git("status", "--porcelain").splitlines()
+        ),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seed": seed,
         "machine": {
@@ -44,7 +48,7 @@ def commit() -> str:
 
 def write(result: dict[str, Any], path: Path, seed: int) -> None:
     """The result with its provenance, as JSON."""
-    path.write_text(json.dumps({**provenance(seed), **result}, indent=2) + "\n")
+    path.write_text(json.dumps({**provenance(seed, path), **result}, indent=2) + "\n")
 
 
 def rows_of_this_commit(path: Path) -> list[dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from benchmarks import page
+from benchmarks import page, record
 from benchmarks.checkpointing import page as checkpointing
 from benchmarks.curves import page as curves
 from benchmarks.efficiency import page as efficiency
@@ -283,3 +284,11 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
 )
 def test_tables_show_what_was_measured(body, result, line):
     assert line in body(result).splitlines()
+
+
+def test_a_result_that_is_continued_is_no_change_beside_it(monkeypatch):
+    told = {"status": "M benchmarks/soybean/result.json\n M benchmarks/page.py\n?? new.json"}
+    monkeypatch.setattr(record, "_git", lambda *args: told.get(args[0], ""))
+    result = record.ROOT / "benchmarks" / "soybean" / "result.json"
+    assert record.provenance(0, result)["changed_files"] == 2
+    assert record.provenance(0, Path("elsewhere.json"))["changed_files"] == 3
