@@ -196,7 +196,7 @@ class CostModel:
         back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        unawaited = not recomputed and (value, op.name) in self.meshless.unawaited
+        unawaited = self._unawaited(value, [op], recomputed)
         ahead = bucketed and not recomputed
         terms = Terms(back, pays, copies, bucketed, ahead, converted, unawaited)
         again = b"" if twice is None else twice.tobytes()
@@ -228,9 +228,7 @@ class CostModel:
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
         back = max(self._reads.way_back(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        unawaited = not recomputed and all(
-            (value, op.name) in self.meshless.unawaited for op in readers
-        )
+        unawaited = self._unawaited(value, readers, recomputed)
         terms = Terms(back, pays, copies, unawaited=unawaited)
         layouts = _key(want.layout), _key(want.grad)
         sums = self._reads.gradient_bytes(value)
@@ -294,8 +292,8 @@ class CostModel:
         terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
-        unawaited = not recomputed and (value, op.name) in self.meshless.unawaited
-        unawaited = unawaited and (back == NO_GRADIENT or want[1] == WHOLE)
+        whole = back == NO_GRADIENT or want[1] == WHOLE  # else its gradient is summed too
+        unawaited = whole and self._unawaited(value, [op], recomputed)
         found: list[Transfer] = []
         for way in ways:
             size = sums if way[0] is Phase.BACKWARD else item
@@ -367,6 +365,11 @@ class CostModel:
         return value in self._retention.at_producer and any(
             saver not in recomputed for saver in savers[value]
         )
+
+    def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
+        """Whether `readers` read a number that is on its way while others run."""
+        late = self.meshless.unawaited
+        return not recomputed and all((value, op.name) in late for op in readers)
 
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
         edge = (value, op.name)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 _YIELDS = 50  # between two looks at the clocks
 _LOOKS = 400  # together some 10 ms, if nobody else wants the core; longer waits sleep
-_AWAKE_BYTES = 2**23  # sums of more are work for Gloo's threads, which want a core for themselves
+_AWAKE_BYTES = 2**23  # more is work for Gloo's threads, which want a core for themselves
 
 
 class Waited(Protocol):
@@ -60,8 +60,7 @@ def exchange_over(
     sizes = list(received), list(sent)
     if dist.get_backend(group) == "gloo":
         work = dist.all_to_all_single(found, given, *sizes, group=group, async_op=True)
-        assert work is not None
-        wait_for(_Awake(work), "an exchange")
+        wait_for(_on_its_way(group, given, work), "an exchange")
     else:
         dist.all_to_all_single(found, given, *sizes, group=group)
 
@@ -70,7 +69,11 @@ def begun(
     group: dist.ProcessGroup, x: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> Waited:
     """The same on its way; `x` is the sum once it was waited for."""
-    work = dist.all_reduce(x, op, group, async_op=True)
+    return _on_its_way(group, x, dist.all_reduce(x, op, group, async_op=True))
+
+
+def _on_its_way(group: dist.ProcessGroup, x: torch.Tensor, work: dist.Work | None) -> Waited:
+    """`work` on `x`, which is waited for awake where that helps."""
     assert work is not None
     small = x.numel() * x.element_size() <= _AWAKE_BYTES
     return _Awake(work) if small and dist.get_backend(group) == "gloo" else work
