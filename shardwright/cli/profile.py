@@ -12,7 +12,7 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.files import write_whole
-from shardwright.ir.machine import Machine
+from shardwright.ir.machine import SKEWED_SECONDS, Machine
 from shardwright.report.units import milliseconds, size
 
 
@@ -126,6 +126,11 @@ def in_words(machine: Machine) -> list[str]:
         lines.append(
             f"{machine.overlap:.0%} of a gradient sum hides behind computing; collectives along"
             f" two axes at once delay each other by {machine.contention:.0%}"
+        )
+    if machine.arrival_skew_seconds:
+        lines.append(
+            f"after computing for {milliseconds(SKEWED_SECONDS)} a rank waits"
+            f" {milliseconds(machine.arrival_skew_seconds)} for the last one"
         )
     return [*lines, *_origin(machine)]
 

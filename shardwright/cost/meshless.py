@@ -24,7 +24,7 @@ class Meshless:
     """
 
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
-        self.machine = machine
+        self._device, self._expert_skew = machine.device, machine.expert_skew
         self.forms = Forms()
         self.retention = retention(graph)
         self.unawaited = unawaited(graph)
@@ -34,10 +34,14 @@ class Meshless:
         self._workloads: dict[str, Workload] = {}
         self._equal: dict[Workload, Workload] = {}
 
+    def holds_on(self, machine: Machine) -> bool:
+        """Whether `machine` differs in nothing that counts here."""
+        return machine.device is self._device and machine.expert_skew == self._expert_skew
+
     def workload(self, op: Op) -> Workload:
         """Equal ones are the very same, so that tables are known by them."""
         if op.name not in self._workloads:
-            rule, skew = self._analysis.rules[op.name], self.machine.expert_skew
-            found = workload(op, rule, self._graph, self._known, skew)
+            rule = self._analysis.rules[op.name]
+            found = workload(op, rule, self._graph, self._known, self._expert_skew)
             self._workloads[op.name] = self._equal.setdefault(found, found)
         return self._workloads[op.name]

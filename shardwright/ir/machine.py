@@ -213,6 +213,7 @@ class Level:
 
 
 EXPERT_SKEW = 1.25
+SKEWED_SECONDS = 10e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +227,9 @@ class Machine:
     along another axis that is on its way at the same time: 1 where they share all links, 0 where
     they share none. Where devices hold different experts the busiest is taken
     to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
-    losses that balance routers leave, by default. `provenance` says where the figures come from:
-    specified, assumed or measured, and `measured` when and how well.
+    losses that balance routers leave, by default. `arrival_skew_seconds` is how long a rank waits
+    on average until the last one comes, having computed for `SKEWED_SECONDS`. `provenance` says
+    where the figures come from: specified, assumed or measured, and `measured` when and how well.
     """
 
     name: str
@@ -240,6 +242,7 @@ class Machine:
     contention: float = 1.0
     measured: Measured | None = None
     expert_skew: float = EXPERT_SKEW
+    arrival_skew_seconds: Seconds = NO_TIME
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -248,6 +251,7 @@ class Machine:
             known = ", ".join(BACKENDS)
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
+        _require_not_negative("arrival_skew", self.arrival_skew_seconds, "300us")
         for name in ("overlap", "contention"):
             if not 0 <= (part := getattr(self, name)) <= 1:
                 raise MachineError(f"{name} is {part}; give a part, at least 0 and at most 1")

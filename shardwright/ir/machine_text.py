@@ -15,6 +15,7 @@ from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import (
     EXPERT_SKEW,
+    SKEWED_SECONDS,
     Device,
     Efficiency,
     Level,
@@ -106,6 +107,7 @@ def to_toml(machine: Machine) -> str:
         " # part of a collective by which it delays one along another axis",
         f"expert_skew = {machine.expert_skew!r}"
         " # rows of the busiest device over the mean, where devices hold different experts",
+        *_skew_text(machine),
         "",
         "[device]",
         f"kind = {_quoted(device.kind)}",
@@ -142,6 +144,17 @@ def to_toml(machine: Machine) -> str:
     if machine.measured is not None:
         lines += measured_lines(machine.measured)
     return "\n".join(lines)
+
+
+def _skew_text(machine: Machine) -> list[str]:
+    if not machine.arrival_skew_seconds:
+        return []
+    skew = quantity(machine.arrival_skew_seconds, DURATION)
+    after = quantity(SKEWED_SECONDS, DURATION)
+    return [
+        f'arrival_skew = "{skew}" # until the last rank comes, having computed for {after}; it'
+        " grows with the root of that"
+    ]
 
 
 def _context_text(device: Device) -> list[str]:
@@ -182,7 +195,7 @@ def parse_toml(text: str) -> Machine:
         needed=("name", "device", "level"),
         optional=(
             *("provenance", "backend", "collective_launch"),
-            *("overlap", "contention", "expert_skew", "measured"),
+            *("overlap", "contention", "expert_skew", "arrival_skew", "measured"),
         ),
     )
     levels = _is("level", data["level"], list)
@@ -198,6 +211,9 @@ def parse_toml(text: str) -> Machine:
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
         contention=float(_is("contention", data.get("contention", 1.0), int | float)),
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
+        arrival_skew_seconds=Seconds(
+            parse_quantity("arrival_skew", data.get("arrival_skew", "0s"), DURATION)
+        ),
         measured=None
         if "measured" not in data
         else read_measured(_is("measured", data["measured"], dict)),

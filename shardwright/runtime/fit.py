@@ -14,8 +14,8 @@ from statistics import fmean, median
 import numpy as np
 
 from shardwright.ir.curve import Curve, monotone
-from shardwright.ir.machine import Efficiency
-from shardwright.runtime.timing import Sample
+from shardwright.ir.machine import SKEWED_SECONDS, Efficiency
+from shardwright.runtime.timing import APART, Sample
 from shardwright.runtime.update_probes import CALLS
 
 _CLOSE = 1.6
@@ -165,6 +165,15 @@ def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -
         _figure(1 / per_gathered),
         {kind: _errors(found) for kind, found in by_kind.items()},
     )
+
+
+def fit_skew(samples: Sequence[Sample]) -> float:
+    """What a rank waits for the last one after `SKEWED_SECONDS` of computing; 0 where unknown.
+
+    Ranks drift apart as what disturbs them adds up: with the root of the time.
+    """
+    apart = [s.seconds * (SKEWED_SECONDS / s.work) ** 0.5 for s in samples if s.kind == APART]
+    return _figure(fmean(apart)) if apart else 0.0
 
 
 def fit_overlap(samples: Sequence[Sample]) -> float:

@@ -33,6 +33,7 @@ from shardwright.runtime.fit import (
     fit_contention,
     fit_links,
     fit_overlap,
+    fit_skew,
 )
 from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
@@ -150,6 +151,7 @@ def _machine(
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
         overlap=fit_overlap(samples),
         contention=fit_contention(samples),
+        arrival_skew_seconds=Seconds(fit_skew(samples)),
         measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
     )
 

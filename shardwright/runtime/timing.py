@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,20 @@ _LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted
 _MOST_REPEATS = 200  # in one round
 _QUIET = 0.1  # others' part of the cores
 
-Figures = tuple[float, float]  # of the repeats in one round: what is usual, and what a tenth take
+APART = "apart"  # samples: ranks computed for `work` seconds, and waited so long for the last one
+
+
+class Figures(NamedTuple):
+    """Of the repeats in one round, all in seconds.
+
+    What is usual and what a tenth take; what ran before it, and how much earlier than the last
+    rank this one came, on average.
+    """
+
+    usual: float
+    low: float
+    before: float = 0.0
+    early: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +89,16 @@ class Stopwatch:
         """Time `run` too, which does the same so many `times`; the sample is of one.
 
         `alone`: it only computes, and waits for no other. It runs `after` something that does not
-        count, which makes one rank later than another: of a wait the mean of all ranks counts then.
+        count, which makes one rank later than another. What counts then is the time from when the
+        last one comes, the mean of all ranks; how long they waited for it is a sample `APART`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
     def samples(self) -> list[Sample]:
-        """One sample of everything, as the slowest rank took it; equal on every rank."""
+        """One sample of everything, as the slowest rank took it; equal on every rank.
+
+        Then those of what ranks are `APART`.
+        """
         end = time.monotonic() + self._seconds
         repeats = self._repeats()
         rounds: list[list[Figures]] = []
@@ -120,13 +137,25 @@ class Stopwatch:
 
     def _round(self, probe: _Probe, repeats: int) -> Figures:
         dist.barrier()
-        found = []
+        before, found = [], []
         for _ in range(repeats):
             if probe.after is not None:
-                probe.after()
+                before.append(self.once(probe.after))
             found.append(self.once(probe.run, alone=probe.alone))
+        early = [0.0]
+        if before:
+            early = self._early(before)
+            found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
         # A step does many things, and of what is slow now and then it has its share: the mean.
-        return fmean(found), sorted(found)[len(found) // 10]
+        low = sorted(found)[len(found) // 10]
+        return Figures(fmean(found), low, fmean(before or [0.0]), fmean(early))
+
+    def _early(self, took: Sequence[float]) -> list[float]:
+        """How much longer than on this rank it took on the slowest, each time."""
+        mine = torch.tensor(took, dtype=torch.float64, device=self.device)
+        most = mine.clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return (most - mine).tolist()
 
     def _agreed(self, rounds: Sequence[Sequence[Figures]], busy: Sequence[float]) -> list[Sample]:
         every = [(rounds, busy)] * dist.get_world_size()
@@ -136,14 +165,16 @@ class Stopwatch:
         self.busy = median(loads[number] for number in kept)
         quiet = self.busy <= _QUIET
         crowd = ranks_of_a_core()
-        found = []
+        found, apart = [], []
         for place, probe in enumerate(self._probes):
             figures = [[rounds[number][place] for number in kept] for rounds, _ in every]
             seconds = _of_ranks(figures, quiet, probe)
             if self._clock(probe.alone) is time.thread_time:
                 seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
-        return found
+            if probe.after is not None:
+                apart.append(_apart(figures, quiet))
+        return [*found, *apart]
 
     def _clock(self, alone: bool) -> Callable[[], float]:
         thread = alone and self.device.type == "cpu" and torch.get_num_threads() == 1
@@ -169,11 +200,21 @@ def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) 
     count where a step has that of one.
     """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
-    values = [[usual if quiet else low for usual, low in rounds] for rounds in figures]
+    values = [[one.usual if quiet else one.low for one in rounds] for rounds in figures]
     if probe.alone:
         return max(weigh(rounds) for rounds in values)
     of_round = max if probe.after is None else fmean
     return weigh([of_round(ranks) for ranks in zip(*values, strict=True)])
+
+
+def _apart(figures: Sequence[Sequence[Figures]], quiet: bool) -> Sample:
+    """What ranks wait for the last one, on average."""
+    rounds = [
+        (fmean(one.before for one in ranks), fmean(one.early for one in ranks))
+        for ranks in zip(*figures, strict=True)
+    ]
+    weigh: Callable[[Sequence[float]], float] = median if quiet else min
+    return Sample(APART, median(before for before, _ in rounds), weigh([e for _, e in rounds]))
 
 
 def ranks_of_a_core() -> float:

@@ -141,7 +141,7 @@ class Limits:
 
         With `micro_batches` the graph must be that of one of them.
         """
-        if self._meshless is None or self._meshless.machine is not machine:
+        if self._meshless is None or not self._meshless.holds_on(machine):
             self._meshless = Meshless(self._graph, self._analysis, machine)
         model = CostModel(
             self._graph,

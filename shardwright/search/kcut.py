@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 import numpy as np
@@ -26,6 +27,7 @@ from shardwright.cost.codes import FIRST_ATOM, MOST_AXES, digit
 from shardwright.cost.measure import Measure
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
+from shardwright.cost.skew import skewed, stretch
 from shardwright.cost.soybean import Communication
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Mesh
@@ -93,6 +95,7 @@ class Cutter:
         self.optimizer = optimizer
         self.legal = legal
         self.analysis = analyze(graph)
+        self._stretch = cache(lambda: stretch(graph, self.analysis, machine))
 
     def cut(
         self, mesh: Mesh, at_once: int = 1, progress: Callable[[int], None] | None = None
@@ -136,8 +139,9 @@ class Cutter:
             for name, numbers in cuts.storage.items()
         }
         allowed = Allowed(operators, parameters)
+        machine = skewed(self.machine, self._stretch, mesh.size)
         model = CostModel(
-            self.graph, self.analysis, self.machine, mesh, self.optimizer, allowed, measure
+            self.graph, self.analysis, machine, mesh, self.optimizer, allowed, measure
         )
         return make_space(model, recompute=False)
 

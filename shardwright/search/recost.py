@@ -13,6 +13,7 @@ from shardwright.cost.codes import digit, encode
 from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
+from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
@@ -47,10 +48,11 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     analysis = analyze(graph)
     decisions = read_plan(plan, graph, analysis)
     sized_graph, sized = MicroBook(graph, analysis).analyzed(decisions.micro_batches)
+    parts = plan.mesh.size * decisions.micro_batches
     model = CostModel(
         sized_graph,
         sized,
-        machine,
+        skewed(machine, lambda: stretch(graph, analysis, machine), parts),
         decisions.mesh,
         optimizer,
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),

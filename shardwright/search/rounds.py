@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from shardwright.cost.pipelines import least_step_seconds
+from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
@@ -247,7 +248,7 @@ class Rounds:
         """What a bound on what adds up means for steps."""
         if not self.machine.overlap:
             return bound
-        hidden = most_hidden(self.sources.graph, self.machine, mesh)
+        hidden = most_hidden(self.sources.graph, self._waiting(mesh, 1), mesh)
         at_once = most_at_once(mesh, self.machine.contention)
         settled = partial(
             bound_on_step, overlap=self.machine.overlap, hidden=hidden, at_once=at_once
@@ -266,8 +267,16 @@ class Rounds:
 
     def writer(self, sources: Sources, mesh: Mesh, count: int) -> PlanWriter:
         """What writes the plans of one mesh."""
-        space, short = sources.space(self.machine, mesh, self.optimizer, count)
+        space, short = sources.space(self._waiting(mesh, count), mesh, self.optimizer, count)
         return PlanWriter(space, sources.graph, short, self.optimizer)
+
+    def _waiting(self, mesh: Mesh, count: int) -> Machine:
+        """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
+        return skewed(self.machine, lambda: self._stretch, mesh.size * count)
+
+    @cached_property
+    def _stretch(self) -> Seconds:
+        return stretch(self.sources.graph, self.sources.analysis, self.machine)
 
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""

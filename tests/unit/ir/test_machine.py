@@ -193,6 +193,11 @@ def test_a_wrong_preset_says_what_to_write(text, says):
             "expert_skew = 0.5\n[device]",
             "expert_skew is 0.5; give the rows of the busiest device over the mean, at least 1",
         ),
+        (
+            "[device]",
+            "arrival_skew = 0.1\n[device]",
+            "arrival_skew is 0.1, without a unit; write a text such",
+        ),
         ("[device]", 'backend = "mpi"\n[device]', "backend 'mpi' is not known; choose one of nccl"),
     ],
 )
@@ -218,7 +223,9 @@ def test_curves_and_kinds_survive_the_trip_through_toml():
             matmul=curve, memory=Curve(((4096.0, 1.0), (1e9, 0.7))), functions=curve, pooling=0.125
         ),
     )
-    machine = Machine("curved", device, (Level("pcie", 4, 25e9, 1e-6),))
+    machine = Machine(
+        "curved", device, (Level("pcie", 4, 25e9, 1e-6),), arrival_skew_seconds=3.25e-4
+    )
     assert parse_toml(machine.to_toml()) == machine
     assert '["350MFLOP", 0.62]' in machine.to_toml()
 

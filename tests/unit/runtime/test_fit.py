@@ -5,8 +5,14 @@ import random
 import pytest
 
 from shardwright.ir.curve import Curve, CurveError
-from shardwright.runtime.fit import fit_compute, fit_contention, fit_links, fit_overlap
-from shardwright.runtime.timing import Sample
+from shardwright.runtime.fit import (
+    fit_compute,
+    fit_contention,
+    fit_links,
+    fit_overlap,
+    fit_skew,
+)
+from shardwright.runtime.timing import APART, Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
 DISPATCH, PARAMETER = 25e-6, 40e-6
@@ -159,3 +165,9 @@ def test_two_axes_contend_by_what_both_at_once_take_longer(both, expected):
     samples = [Sample(f"axes {name}", 1.0, seconds) for name, seconds in times.items()]
     assert fit_contention(samples) == pytest.approx(expected)
     assert fit_contention([]) == 1.0  # of a prime number of ranks nothing is known
+
+
+def test_ranks_drift_apart_with_the_root_of_the_time():
+    waits = [Sample(APART, seconds, 4e-4 * (seconds / 10e-3) ** 0.5) for seconds in (1e-3, 4e-3)]
+    assert fit_skew([*waits, Sample("host all_reduce", 4096.0, 1e-3)]) == pytest.approx(4e-4)
+    assert fit_skew([Sample("host all_reduce", 4096.0, 1e-3)]) == 0.0

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from shardwright.runtime import neighbours, timing
 from shardwright.runtime.neighbours import Neighbours
-from shardwright.runtime.timing import Stopwatch, quietest
+from shardwright.runtime.timing import APART, Figures, Sample, Stopwatch, quietest
 
 STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 9 9 9 9\nintr 1 2\n"
 
@@ -51,8 +51,8 @@ def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monk
     ],
 )
 def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monkeypatch):
-    others = [[(9.0, 9.0)], [(5.0, 5.0)], [(4.0, 4.0)]]
-    mine = [[(5.0, 5.0)], [(9.0, 9.0)], [(4.0, 4.0)]]
+    others = [[Figures(9.0, 9.0)], [Figures(5.0, 5.0)], [Figures(4.0, 4.0)]]
+    mine = [[Figures(5.0, 5.0)], [Figures(9.0, 9.0)], [Figures(4.0, 4.0)]]
 
     def gathered(every, own):
         every[:] = [own, (others, own[1])]
@@ -72,15 +72,32 @@ def test_a_step_has_its_share_of_what_is_slow_now_and_then(alone, monkeypatch):
     done = []
     monkeypatch.setattr(dist, "barrier", lambda: None)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    monkeypatch.setattr(watch, "once", lambda run, alone: done.append("run") or next(took))
-    watch.add("sum", 8, torch.zeros, alone=alone, after=lambda: done.append("before"))
-    assert watch._round(watch._probes[0], 3) == (4.0, 1.0)
-    assert done == ["before", "run"] * 3
+    monkeypatch.setattr(watch, "once", lambda run, alone: done.append(alone) or next(took))
+    watch.add("sum", 8, torch.zeros, alone=alone)
+    assert watch._round(watch._probes[0], 3) == Figures(4.0, 1.0)
+    assert done == [alone] * 3
 
 
-def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
-    """The later one hardly waits, and which one it is changes."""
-    mine, others = [[(1.0, 1.0)]] * 3, [[(5.0, 5.0)]] * 3
+def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
+    """It came as last the second time, and waited half a second and three for the other."""
+    took = iter([2.0, 1.0, 4.0, 1.5, 3.0, 4.0])  # before, and what is timed, in turn
+
+    def slowest(x, op):
+        assert op == dist.ReduceOp.MAX
+        x.copy_(torch.maximum(x, torch.tensor([2.5, 2.0, 6.0])))
+
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", slowest)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(watch, "once", lambda run, alone=False: next(took))
+    watch.add("sum", 8, torch.zeros, after=torch.zeros)
+    found = watch._round(watch._probes[0], 3)
+    assert found == Figures((0.5 + 1.5 + 1.0) / 3, 0.5, 3.0, (0.5 + 0.0 + 3.0) / 3)
+
+
+def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
+    mine = [[Figures(1.0, 1.0, 4.0, 0.0)]] * 3
+    others = [[Figures(1.0, 1.0, 3.0, early)] for early in (1.0, 1.5, 8.0)]
 
     def gathered(every, own):
         every[:] = [own, (others, own[1])]
@@ -89,7 +106,22 @@ def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
     monkeypatch.setattr(dist, "all_gather_object", gathered)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    (sample,) = watch._agreed(mine, [0.0] * 3)
+    assert watch._agreed(mine, [0.0] * 3) == [Sample("sum", 8, 1.0), Sample(APART, 3.5, 0.75)]
+    assert watch._agreed(mine, [0.5] * 3)[1] == Sample(APART, 3.5, 0.5)  # noise only adds
+
+
+def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
+    """The later one hardly waits, and which one it is changes."""
+    mine, others = [[Figures(1.0, 1.0)]] * 3, [[Figures(5.0, 5.0)]] * 3
+
+    def gathered(every, own):
+        every[:] = [own, (others, own[1])]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    watch.add("sum", 8, torch.zeros, after=torch.zeros)
+    sample, _ = watch._agreed(mine, [0.0] * 3)
     assert sample.seconds == 3.0
 
 
@@ -117,7 +149,7 @@ def test_ranks_that_are_more_than_cores_have_parts_of_one(others, crowd, monkeyp
 @pytest.mark.parametrize("alone, seconds", [(True, 10.0), (False, 5.0)])
 def test_what_a_thread_computes_takes_longer_where_two_share_its_core(alone, seconds, monkeypatch):
     """Its own clock stands still while the other has the core; a clock on the wall does not."""
-    rounds = [[(5.0, 5.0)], [(9.0, 9.0)], [(4.0, 4.0)]]
+    rounds = [[Figures(5.0, 5.0)], [Figures(9.0, 9.0)], [Figures(4.0, 4.0)]]
 
     def gathered(every, own):
         every[:] = [own] * len(every)

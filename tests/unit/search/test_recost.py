@@ -13,6 +13,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.search.recost import recosted
 
 MACHINE = sw.Machine.preset("4xcpu")
+SKEWED = replace(MACHINE, arrival_skew_seconds=5e-3)
 
 
 class Net(nn.Module):
@@ -56,6 +57,21 @@ def test_plans_of_the_search_cost_what_the_search_said(graph, front):
         assert set(found.transfers) == set(plan.transfers)
         assert [op.splits for op in found.ops] == [op.splits for op in plan.ops]
         assert found.lower_bound_seconds <= found.step_seconds
+
+
+def test_plans_of_a_search_with_skew_cost_what_it_said(graph):
+    found = sw.search(graph, SKEWED, optimizer="adamw", micro_batches=(1, 2))
+    plans = [*found, *found.baselines]
+    assert {plan.micro_batches for plan in plans} == {1, 2}
+    for plan in plans:
+        other = again(plan, graph, found, SKEWED)
+        assert other.step_seconds == pytest.approx(found.settled(plan).step_seconds, rel=1e-9)
+        waits = len([t for t in plan.transfers if any("all_" in c for c in t.collectives)])
+        without = again(plan, graph, found, MACHINE)
+        assert (other.step_seconds > without.step_seconds) == (waits > 0)
+    (kcut,) = sw.search(graph, SKEWED, method="kcut")
+    other = again(kcut, graph, found, SKEWED)
+    assert kcut.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
 
 
 def test_an_edit_by_hand_is_followed(graph, front, tmp_path):
