@@ -37,6 +37,7 @@ from shardwright.runtime.fit import (
 )
 from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
+from shardwright.runtime.senders import have_senders_take_turns, ranks_of_a_host
 from shardwright.runtime.timing import Sample, Stopwatch
 
 
@@ -85,6 +86,8 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
     probes.add_all(watch)
     update_probes.add_all(watch)
     link_probes.add_all(watch, levels)
+    if kind == "cpu":
+        have_senders_take_turns()
     samples = watch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int]] = [(0.0, 0)] * world
@@ -96,8 +99,7 @@ def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
     """The mesh along each level that joins anything, innermost first."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    local = local if local > 0 and world % local == 0 else world
+    local = ranks_of_a_host(world)
     sizes = {"network": world // local, "host": local}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return {name: mesh[name] for name in ("host", "network") if sizes[name] > 1}

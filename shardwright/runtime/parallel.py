@@ -36,6 +36,7 @@ from shardwright.runtime.late import LateSums, early_sums_under_way
 from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.senders import have_senders_take_turns
 from shardwright.runtime.stage import Stages
 from shardwright.runtime.stepping import SteppingModule, arguments
 from shardwright.runtime.weights import weights_named
@@ -54,7 +55,8 @@ def parallelize(
     process group; its parameters are plain tensors then, which cost less than
     DTensors. `seed` is what dropout masks
     are drawn from. Parameters move to `device` (the current accelerator if the
-    process group uses one, else the CPU, whose process keeps freed memory then: `runtime/heap.py`).
+    process group uses one, else the CPU, whose process keeps freed memory then: `runtime/heap.py`;
+    Gloo's threads take turns: `runtime/senders.py`).
     """
     if any(p.is_meta for p in model.parameters()):
         raise PlanError(
@@ -68,21 +70,25 @@ def parallelize(
     device = device or default_device()
     if device.type == "cpu":
         keep_freed_memory()
+    found: ParallelModule | PipelineModule | AsyncPipeline
     if plan.pipeline is not None and plan.pipeline.weights is not None:
-        return _asynchronous(captured, analysis, decisions, plan, model, device, seed)
-    device_mesh = _device_mesh(plan.mesh, device)
-    return build(
-        captured,
-        analysis,
-        decisions,
-        weights=dict(model.named_parameters(remove_duplicate=False)),
-        buffers=dict(model.named_buffers(remove_duplicate=False)),
-        persistent=frozenset(model.state_dict()),
-        device_mesh=device_mesh,
-        device=device,
-        seed=seed,
-        training=model.training,
-    )
+        found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
+    else:
+        found = build(
+            captured,
+            analysis,
+            decisions,
+            weights=dict(model.named_parameters(remove_duplicate=False)),
+            buffers=dict(model.named_buffers(remove_duplicate=False)),
+            persistent=frozenset(model.state_dict()),
+            device_mesh=_device_mesh(plan.mesh, device),
+            device=device,
+            seed=seed,
+            training=model.training,
+        )
+    if device.type == "cpu":
+        have_senders_take_turns()
+    return found
 
 
 def build(

@@ -40,6 +40,19 @@ def test_profile_json_has_the_figures(tmp_path, measured, as_json):
     assert "assumed" in found["provenance"]
 
 
+def test_what_ranks_wait_for_the_last_is_told(tmp_path, measured, monkeypatch, shardwright_command):
+    asked = shardwright_command("profile", "-o", tmp_path / "same.toml", "--devices", "2")
+    assert "for the last one" not in asked.stdout
+
+    def host(devices, seconds, *, tell, anew):
+        return replace(Machine.preset(f"{devices}xcpu"), arrival_skew_seconds=2.5e-4)
+
+    monkeypatch.setattr(measure, "measure_host", host)
+    asked = shardwright_command("profile", "-o", tmp_path / "apart.toml", "--devices", "2")
+    words = " ".join(asked.stdout.split())
+    assert "after computing for 10.0 ms a rank waits 0.25 ms for the last one" in words
+
+
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
     tmp_path, measured, mistake
 ):
