@@ -39,6 +39,7 @@ _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
 # exponentiated, and read to be multiplied, in single precision.
 _SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
+_BY_TERMS = 2.0  # times one fused kernel: maximum, difference, exponential and sum, each by itself
 
 
 def operator_seconds(
@@ -55,11 +56,12 @@ def operator_seconds(
 def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
     if work.form is None:
-        return _forward(work, sizes, device)
-    return timed(
+        return _forward(work, sizes, device) * _by_terms(work, sizes)
+    found = timed(
         lambda at: _forward(work, at, device), work.form, sizes, device.timings,
         lambda at: _as_one(work, at),
     )  # fmt: skip
+    return found * _by_terms(work, sizes)
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -87,6 +89,7 @@ def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
             lambda at: _backward(work, at, device), work.form, sizes, device.timings,
             lambda at: _as_one(work, at), backward=True,
         )  # fmt: skip
+    found = found * _by_terms(work, sizes)
     for result, more in zip(work.results, work.added, strict=False):
         if more:
             moved = _PASSES_OF_SUM * result.local_bytes(sizes)
@@ -123,6 +126,14 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
         else:
             seconds += _kernel(work, nothing, given + own, device)
     return seconds
+
+
+def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
+    """How much longer it takes where devices agree on what is inside of it."""
+    if not work.agreed:
+        return 1.0
+    whole = np.array(work.sizes)[list(work.agreed)]
+    return np.where((sizes[list(work.agreed)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0)
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:

@@ -89,6 +89,7 @@ class Workload:
     form: Form | None = None  # of operators that the device has timings of
     added: tuple[int, ...] = ()
     again: bool = False  # what makes the operator slow is computed in its backward pass, too
+    agreed: tuple[int, ...] = ()  # factors that devices which share them agree on, term by term
 
     @property
     def has_backward(self) -> bool:
@@ -144,6 +145,7 @@ def workload(
         form=form_of(op, rule, graph) if op.target in known else None,
         added=tuple(_added(name, graph) for name in op.outputs),
         again=_FUNCTIONS.get(op.kind, False),
+        agreed=_agreed(rule, index),
     )
 
 
@@ -181,6 +183,15 @@ def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
     if not rule.routes:
         return ()
     return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
+
+
+def _agreed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
+    """Of a cross entropy the classes: what its devices bring together has none of them."""
+    if not rule.agreed:
+        return ()
+    brought = {name for dims in rule.agreed for names in dims for name in names}
+    given = [name for names in rule.operands[0] for name in names]
+    return tuple(index[name] for name in given if name not in brought)
 
 
 def _added(name: str, graph: Graph) -> int:

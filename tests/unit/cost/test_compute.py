@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost import compute
+from shardwright.cost.calls import Form
 from shardwright.cost.layouts import local_sizes
 from shardwright.cost.workload import OperatorClass, workload
-from shardwright.ir.graph import LeafKind
+from shardwright.ir.calls import Timing
+from shardwright.ir.graph import LeafKind, Ref
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Efficiency
 from shardwright.rules.rule import Split
@@ -178,3 +180,33 @@ def test_splitting_never_increases_an_operators_seconds(m, k, n, factor, kind, f
     split = operator_seconds(work, local_sizes(found, (None, Split(factor)), mesh), DEVICE)
     twice = operator_seconds(work, local_sizes(found, (Split(factor),) * 2, mesh), DEVICE)
     assert twice <= split <= whole
+
+
+def cross_entropy():
+    """Logits of 64 samples and 32 classes; the maximum and the sum of a sample are agreed on."""
+    found = replace(
+        rule("n c, n ->", linear=[{0}], n=64, c=32),
+        agreed=((("n",),),) * 2,
+    )
+    leaves = {"w": (PARAMETER, ((64,), (32,))), "t": (INPUT, ((64,),))}
+    work, _ = only(op("loss", "cross_entropy_loss", ["w", "t"], found), **leaves)
+    return work
+
+
+def test_a_cross_entropy_of_split_classes_is_computed_term_by_term():
+    work = cross_entropy()
+    for seconds in (forward_seconds, backward_seconds):
+        halves = seconds(work, (32, 32), DEVICE), seconds(work, (64, 16), DEVICE)
+        whole = seconds(replace(work, agreed=()), (64, 16), DEVICE)
+        assert halves[1] == 2 * whole
+        assert halves[0] < halves[1] < 2.1 * halves[0]
+
+
+def test_a_timing_at_the_size_of_a_tile_of_classes_is_of_the_fused_operator():
+    tensors = ((((0,), (1,)), "float32", True), (((0,),), "int64", False))
+    form = Form("aten.cross_entropy_loss.default", (Ref("0"), Ref("1")), (), tensors)
+    work = replace(cross_entropy(), form=form)
+    tile = str(form.at([64, 16]))
+    known = replace(DEVICE, timings=(Timing(tile, 3.0, 5.0),))
+    assert forward_seconds(work, (64, 16), known) == 2 * 3.0
+    assert backward_seconds(work, (64, 16), known) == 2 * 5.0
