@@ -18,8 +18,10 @@ the others of its model. The machine and the operators that dominate are measure
 and once more after them (`shardwright profile`), as how fast a shared host is changes by the
 minute; the prediction is the mean of both, the drift how far the second is from the first.
 Errors are of the prediction, relative to the measurement; the spread is how far the middle half of
-the steps are apart; computing compares the sum of all operators and updates with the CPU time of a
-rank's main thread. Memory is that of tensors, counted during a step.
+the steps are apart. Where either of these, drift or spread, is more than 12 % on average over a
+model's plans, the model is measured once more, and the quieter time counts, whatever was
+predicted. Computing compares the sum of all operators and updates with the CPU time
+of a rank's main thread. Memory is that of tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that
@@ -68,6 +70,10 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
         f" by the machine before and after the steps are {found['mean_drift']:.1%} apart; other"
         f" programs took {found['mean_busy']:.0%} of the cores."
     )
+    again = {model: times for model, times in found.get("measured_again", {}).items() if times > 1}
+    if again:
+        said = ", ".join(f"{model} {times} times" for model, times in again.items())
+        yield f"* Measured until it was quiet, by steps and drift: {said}."
     if found["mean_spearman"] is not None:
         yield (
             f"* Order of a model's plans: Spearman {found['mean_spearman']:.2f} on average"

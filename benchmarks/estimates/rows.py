@@ -43,6 +43,7 @@ class Row:
     steps: int
     busy: float
     drift: float
+    times: int = 1  # that its model was measured, until it was quiet
 
     @property
     def time_error(self) -> float:
@@ -106,6 +107,11 @@ def row(
     )
 
 
+def unrest(rows: Sequence[Row]) -> float:
+    """How much the machine changed while a model's plans were measured, whatever was predicted."""
+    return statistics.mean(max(one.spread, abs(one.drift)) for one in rows)
+
+
 def _computing(plan: Plan) -> float:
     """Seconds of its operators and updates."""
     return sum(op.seconds for op in plan.ops) + sum(one.seconds for one in plan.parameters)
@@ -142,6 +148,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "mean_spread": statistics.mean(one.spread for one in rows),
         "mean_busy": statistics.mean(one.busy for one in rows),
         "mean_drift": statistics.mean(abs(one.drift) for one in rows),
+        "measured_again": {model: r[0].times for (_, model), r in by_model.items()},
     }
 
 

@@ -1,16 +1,20 @@
 """Parts of the benchmarks that no run on this machine shows: pages, what is kept, what is told."""
 
 import json
+import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import quick
-from benchmarks.estimates.rows import Row, summary
+from benchmarks.estimates import run as estimates
+from benchmarks.estimates.rows import Row, summary, unrest
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
 from benchmarks.tensoropt import run as limits
+from shardwright.ir.machine import Machine
 
 MIB = 2**20
 
@@ -115,3 +119,30 @@ def test_only_pairs_of_plans_that_noise_leaves_apart_are_judged(spread, told, un
     assert (found["pairs"], found["pairs_apart"], found["pairs_apart_in_order"]) == told
     assert found["chosen_within_5_percent"] == 0
     assert found["chosen_within_noise"] == unbeaten
+
+
+@pytest.mark.parametrize(
+    "unrests, kept, times",
+    [((0.05,), 0.05, 1), ((0.3, 0.1), 0.1, 2), ((0.3, 0.2, 0.25), 0.2, 3)],
+)
+def test_a_model_is_measured_until_it_is_quiet_whatever_was_predicted(
+    unrests, kept, times, tmp_path, monkeypatch
+):
+    """The quietest time counts, also where its error is the largest."""
+    made = iter(unrests)
+
+    def rows(place, name, log, before, options):
+        one = next(made)
+        first, second, *_ = (replace(row, model=name) for row in _plan_rows(one))
+        first = replace(first, drift=-one / 2, predicted_seconds=1 / one)
+        return [first, replace(second, spread=0.0, drift=-one)], before
+
+    place = SimpleNamespace(name="here", machine=lambda seconds: Machine.preset("2xcpu"))
+    monkeypatch.setattr(estimates, "_rows", rows)
+    log = estimates.Log(tmp_path / "rows", fresh=True)
+    options = SimpleNamespace(times=3, seconds=1.0, minutes=1.0)
+    estimates.take(place, ["mlp"], log, options, time.monotonic() + 60)
+    assert [one.times for one in log.rows] == [times] * 2
+    assert unrest(log.rows) == pytest.approx(kept)
+    assert log.rows[0].predicted_seconds == 1 / kept
+    assert summary(log.rows)["measured_again"] == {"mlp": times}
