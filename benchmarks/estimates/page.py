@@ -25,7 +25,8 @@ of a rank's main thread. Memory is that of tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that
-take equally long, of which noise alone says which is faster.
+take equally long, of which noise alone says which is faster. Where the chosen plan is one of the
+others, both are one there, with the mean of their times.
 """
 
 

@@ -153,11 +153,18 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def order(rows: Sequence[Row]) -> float:
-    """Spearman's correlation of predicted and measured times; plans that are one plan agree."""
-    predicted = [one.predicted_seconds for one in rows]
+    """Spearman's correlation of predicted and measured times.
+
+    Rows of one and the same plan, as where the chosen one is data parallelism, are one.
+    """
+    by_plan: dict[tuple[str, float, int], list[float]] = {}
+    for one in rows:
+        same = one.mesh, one.predicted_seconds, one.predicted_bytes
+        by_plan.setdefault(same, []).append(one.measured_seconds)
+    predicted = [seconds for _, seconds, _ in by_plan]
     if len(set(predicted)) == 1:
         return 1.0
-    return float(spearmanr(predicted, [one.measured_seconds for one in rows]).statistic)
+    return float(spearmanr(predicted, list(map(statistics.mean, by_plan.values()))).statistic)
 
 
 class Agreement(NamedTuple):

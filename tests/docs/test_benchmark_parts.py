@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import quick
 from benchmarks.estimates import run as estimates
-from benchmarks.estimates.rows import Row, summary, unrest
+from benchmarks.estimates.rows import Row, order, summary, unrest
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
@@ -119,6 +119,16 @@ def test_only_pairs_of_plans_that_noise_leaves_apart_are_judged(spread, told, un
     assert (found["pairs"], found["pairs_apart"], found["pairs_apart_in_order"]) == told
     assert found["chosen_within_5_percent"] == 0
     assert found["chosen_within_noise"] == unbeaten
+
+
+def test_a_plan_that_is_there_twice_is_ranked_once():
+    rows = _plan_rows(0.01)
+    assert order(rows) < 0.7
+    twice = [replace(rows[0], predicted_seconds=1.1, measured_seconds=0.9), *rows[1:]]
+    # By the mean of both, 0.96, the plan comes first; b and c are in the wrong order.
+    assert order(twice) == pytest.approx(0.5)
+    alone = [replace(rows[0], measured_seconds=t) for t in (1.0, 2.0)]
+    assert order(alone) == 1.0
 
 
 @pytest.mark.parametrize(
