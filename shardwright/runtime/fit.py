@@ -177,7 +177,7 @@ def fit_skew(samples: Sequence[Sample]) -> float:
 
 
 def fit_overlap(samples: Sequence[Sample]) -> float:
-    """The part of a sum that hides behind as much computing: 0 none of it, 1 all."""
+    """The part of sums that hides behind computing: 0 none of it, 1 all."""
     hidden = _hidden(samples, "overlap", ("sum", "compute", "both"))
     return 0.0 if hidden is None else hidden
 

@@ -42,6 +42,16 @@ def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monk
     assert Neighbours().taken(1.0) == 0.0
 
 
+def beside(others, monkeypatch):
+    """Another rank, whose figures of all rounds are `others`."""
+
+    def gathered(every, own):
+        every[:] = [own, (others, own[1])]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+
+
 @pytest.mark.parametrize(
     "alone, times, seconds",
     [
@@ -53,12 +63,7 @@ def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monk
 def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monkeypatch):
     others = [[Figures(9.0, 9.0)], [Figures(5.0, 5.0)], [Figures(4.0, 4.0)]]
     mine = [[Figures(5.0, 5.0)], [Figures(9.0, 9.0)], [Figures(4.0, 4.0)]]
-
-    def gathered(every, own):
-        every[:] = [own, (others, own[1])]
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    beside(others, monkeypatch)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("product", 8, torch.zeros, alone=alone, times=times)
     (sample,) = watch._agreed(mine, [0.0] * 3)
@@ -98,12 +103,7 @@ def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
 def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
     mine = [[Figures(1.0, 1.0, 4.0, 0.0)]] * 3
     others = [[Figures(1.0, 1.0, 3.0, early)] for early in (1.0, 1.5, 8.0)]
-
-    def gathered(every, own):
-        every[:] = [own, (others, own[1])]
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    beside(others, monkeypatch)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
     assert watch._agreed(mine, [0.0] * 3) == [Sample("sum", 8, 1.0), Sample(APART, 3.5, 0.75)]
@@ -113,12 +113,7 @@ def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
 def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
     """The later one hardly waits, and which one it is changes."""
     mine, others = [[Figures(1.0, 1.0)]] * 3, [[Figures(5.0, 5.0)]] * 3
-
-    def gathered(every, own):
-        every[:] = [own, (others, own[1])]
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    beside(others, monkeypatch)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
     sample, _ = watch._agreed(mine, [0.0] * 3)
