@@ -37,7 +37,7 @@ from shardwright.runtime.fit import (
 )
 from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
-from shardwright.runtime.senders import have_senders_take_turns, ranks_of_a_host
+from shardwright.runtime.senders import have_senders_take_turns
 from shardwright.runtime.timing import Sample, Stopwatch
 
 
@@ -103,6 +103,15 @@ def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
     sizes = {"network": world // local, "host": local}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return {name: mesh[name] for name in ("host", "network") if sizes[name] > 1}
+
+
+def ranks_of_a_host(world: int) -> int:
+    """How many of `world` ranks are on this host, by torchrun's word; all where that says nothing.
+
+    So they are where hosts do not have equally many.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return local if local > 0 and world % local == 0 else world
 
 
 def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:

@@ -1,4 +1,4 @@
-"""Gloo's threads, which send and receive: on one host they take turns.
+"""Gloo's threads, which send and receive, and which take turns.
 
 The thread that listens to a connection asks for its lock again and again while another one has it
 and is about to send. Where it wakes up on that one's core it takes the core, and asks in vain
@@ -17,25 +17,14 @@ _TASKS = Path("/proc/self/task")  # of Linux
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 
 
-def ranks_of_a_host(world: int) -> int:
-    """How many of `world` ranks are on this host, by torchrun's word; all where that says nothing.
-
-    So they are where hosts do not have equally many.
-    """
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return local if local > 0 and world % local == 0 else world
-
-
 def have_senders_take_turns(tasks: Path = _TASKS) -> int:
     """Have Gloo's threads of this process wait for each other to leave the core; how many do.
 
     They become threads of the kind that takes no core from another as it wakes up
-    (`SCHED_BATCH`). Those of all process groups that are there; again, it changes nothing. Where
-    ranks are on several hosts they stay as they are: what comes from afar while operators run is
-    not to wait for the core. So do all on other systems than Linux, and where a user gave them
-    another kind.
+    (`SCHED_BATCH`). Those of all process groups that are there; again, it changes nothing. On other
+    systems than Linux, and where a user gave them another kind, they stay as they are.
     """
-    if not dist.is_initialized() or ranks_of_a_host(dist.get_world_size()) < dist.get_world_size():
+    if not dist.is_initialized():
         return 0
     found = 0
     for task in tasks.glob("*"):

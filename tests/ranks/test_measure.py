@@ -10,7 +10,7 @@ from shardwright.ir.files import write_whole
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.measured import Measured
 from shardwright.runtime import measure
-from shardwright.runtime.measure import measure_host
+from shardwright.runtime.measure import measure_host, ranks_of_a_host
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -117,6 +117,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: Machine.preset("2xcpu"))
     (tmp_path / "file").touch()
     assert measure_host(2, cache_dir=tmp_path / "file" / "folder").name == "2xcpu"
+
+
+@pytest.mark.parametrize(("said", "found"), [(None, 4), ("2", 2), ("1", 1), ("3", 4), ("0", 4)])
+def test_torchrun_says_how_many_ranks_a_host_has(monkeypatch, said, found):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if said is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+    assert ranks_of_a_host(4) == found
 
 
 def test_no_devices_cannot_be_measured():

@@ -1,4 +1,4 @@
-"""Which threads take turns, and where."""
+"""Which threads take turns."""
 
 import os
 from pathlib import Path
@@ -32,27 +32,15 @@ def threads(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getscheduler", kinds.__getitem__)
     monkeypatch.setattr(os, "sched_setscheduler", put)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return tmp_path, kinds
 
 
-@pytest.mark.parametrize("local", [None, "2", "0"])
-def test_gloos_threads_take_turns_on_one_host(threads, monkeypatch, local):
+def test_gloos_threads_take_turns_and_no_others(threads):
     folder, kinds = threads
-    if local:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     for _ in range(2):
         assert senders.have_senders_take_turns(folder) == 2
     batch, other = os.SCHED_BATCH, os.SCHED_OTHER
     assert kinds == {1: other, 2: batch, 3: batch, 4: os.SCHED_IDLE}  # which somebody chose
-
-
-def test_on_several_hosts_they_stay_as_they_are(threads, monkeypatch):
-    folder, kinds = threads
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert senders.have_senders_take_turns(folder) == 0
-    assert os.SCHED_BATCH not in kinds.values()
 
 
 def test_where_the_system_forbids_it_nothing_happens(threads, monkeypatch):
