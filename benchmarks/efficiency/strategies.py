@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -79,13 +80,18 @@ def llama() -> tuple[nn.Module, Batch]:
     return Llama(), {"inputs": torch.randint(VOCABULARY, (8, 128))}
 
 
-def vgg() -> tuple[nn.Module, Batch]:
-    """Three convolutions."""
-    images = torch.randn(32, 3, 32, 32)
-    return VGG(), {"inputs": images, "classes": torch.randint(16, (32,))}
+def vgg(batch: int = 32) -> tuple[nn.Module, Batch]:
+    """Three convolutions; a step is so short that what does not depend on its size shows."""
+    images = torch.randn(batch, 3, 32, 32)
+    return VGG(), {"inputs": images, "classes": torch.randint(16, (batch,))}
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {"mlp": mlp, "llama": llama, "vgg": vgg}
+MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
+    "mlp": mlp,
+    "llama": llama,
+    "vgg": vgg,
+    "vgg-128": partial(vgg, 128),
+}
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
