@@ -73,16 +73,20 @@ def _computing(watch: Stopwatch) -> Callable[[], None]:
 def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> Callable[[], None]:
     """`once` as often as it takes about `seconds` on rank 0."""
     each = min(watch.once(once) for _ in range(3))
-    times = torch.tensor([max(1, min(10_000, round(seconds / max(each, 1e-7))))])
-    times = times.to(watch.device)
-    dist.broadcast(times, 0)
-    repeats = int(times.item())
+    repeats = _by_rank_0(max(1, min(10_000, round(seconds / max(each, 1e-7)))), watch)
 
     def run() -> None:
         for _ in range(repeats):
             once()
 
     return run
+
+
+def _by_rank_0(number: int, watch: Stopwatch) -> int:
+    """`number` of rank 0, for every rank."""
+    agreed = torch.tensor([number], device=watch.device)
+    dist.broadcast(agreed, 0)
+    return int(agreed.item())
 
 
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
@@ -112,10 +116,8 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     x = torch.randn(256, 256, device=watch.device)
     summed()
     one = min(watch.once(summed) for _ in range(3))
-    count = torch.tensor([max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one)))])
-    count = count.to(watch.device)
-    dist.broadcast(count, 0)
-    buffers += [buffers[0].clone() for _ in range(int(count.item()) - 1)]
+    count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one))), watch)
+    buffers += [buffers[0].clone() for _ in range(count - 1)]
     seconds = len(buffers) * one
     hiding = min(max(seconds, _HIDING_SECONDS), _LONGER * seconds)
     computed = _repeated(watch, lambda: x @ x, hiding)

@@ -32,11 +32,14 @@ def threads(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getscheduler", kinds.__getitem__)
     monkeypatch.setattr(os, "sched_setscheduler", put)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     return tmp_path, kinds
 
 
-def test_gloos_threads_take_turns_and_no_others(threads):
+@pytest.mark.parametrize("ranks_of_a_host", ["1", "2"])
+def test_gloos_threads_take_turns_and_no_others(threads, monkeypatch, ranks_of_a_host):
     folder, kinds = threads
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_of_a_host)
     for _ in range(2):
         assert senders.have_senders_take_turns(folder) == 2
     batch, other = os.SCHED_BATCH, os.SCHED_OTHER
