@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from shardwright.lower.pipeline import StagedGraph
 from shardwright.lower.program import Shape, flat, flat_dim
 from shardwright.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
+
+
+Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long it is
 
 
 class BatchError(ValueError):
@@ -42,7 +46,13 @@ class InputPart:
     def __post_init__(self) -> None:
         assert self.coordinates, "an input has at least one tile"
 
-    @property
+    @cached_property
+    def _cuts(self) -> tuple[tuple[Cut, ...], ...]:
+        """How to cut each tile that is not all others' too."""
+        tiles = self.coordinates if self._cut_along >= 0 else self.coordinates[:1]
+        return tuple(_cuts(self.atoms, self.layout, at) for at in tiles)
+
+    @cached_property
     def _cut_along(self) -> int:
         """The dimension of the atoms' shape along which micro-batches are cut; -1 if none."""
         if len(self.coordinates) == 1:
@@ -52,6 +62,12 @@ class InputPart:
     def _tile(self, number: int) -> Atoms:
         return local_atoms(self.atoms, self.layout, self.coordinates[number])
 
+    @cached_property
+    def whole_shape(self) -> Shape:
+        """Shape of the input in a global batch."""
+        return shape_of(self.atoms)
+
+    @cached_property
     def shape(self) -> Shape:
         """Shape of this rank's part."""
         if self._cut_along < 0:
@@ -66,18 +82,16 @@ class InputPart:
 
     def of(self, given: torch.Tensor) -> torch.Tensor:
         """This rank's part of a global batch; what is that part already stays as it is."""
-        shape = self.shape()
-        if tuple(given.shape) == shape_of(self.atoms):
+        if given.shape == self.whole_shape:
             whole = given.reshape(flat(self.atoms))
-            if self._cut_along < 0:
-                return cut(whole, self.atoms, self.layout, self.coordinates[0]).reshape(shape)
-            tiles = [cut(whole, self.atoms, self.layout, at) for at in self.coordinates]
-            return torch.cat(tiles, self._cut_along).reshape(shape)
-        if tuple(given.shape) == shape:
+            tiles = [_narrowed(whole, cuts) for cuts in self._cuts]
+            part = tiles[0] if len(tiles) == 1 else torch.cat(tiles, self._cut_along)
+            return part.reshape(self.shape)
+        if given.shape == self.shape:
             return given
         raise BatchError(
             f"{self.key} has shape {tuple(given.shape)}; the plan is for a global batch of"
-            f" {shape_of(self.atoms)} (or this rank's part of it, {shape}): pad the batch, or plan"
+            f" {self.whole_shape} (or this rank's part of it, {self.shape}): pad the batch, or plan"
             " for its shape"
         )
 
@@ -133,11 +147,21 @@ def cut(
     whole: torch.Tensor, atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]
 ) -> torch.Tensor:
     """The tile, at `coordinate`, of a tensor in its atoms' shape; a view."""
-    dim = 0
+    return _narrowed(whole, _cuts(atoms, layout, coordinate))
+
+
+def _cuts(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> tuple[Cut, ...]:
+    """Of a tensor in its atoms' shape, the dimensions of which the tile at `coordinate` is less."""
+    found = []
     for d, sizes in enumerate(atoms):
         for a, size in enumerate(sizes):
             held = atom_range(size, (d, a), layout, coordinate)
             if len(held) < size:
-                whole = whole.narrow(dim, held.start, len(held))
-            dim += 1
+                found.append((sum(map(len, atoms[:d])) + a, held.start, len(held)))
+    return tuple(found)
+
+
+def _narrowed(whole: torch.Tensor, cuts: Sequence[Cut]) -> torch.Tensor:
+    for dim, start, length in cuts:
+        whole = whole.narrow(dim, start, length)
     return whole

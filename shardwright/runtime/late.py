@@ -1,7 +1,8 @@
 """Sums of single numbers that are under way while others compute.
 
-The gradient of a loss does not depend on the loss. Where nobody sees it in between, its sum is
-under way while the backward pass runs, and no rank waits between the two for the slowest. What a
+The gradient of a loss does not depend on the loss. Where nobody sees it in between, it is summed
+while the backward pass runs, and no rank waits between the two for the slowest: it rides with a
+sum of gradients where there is one over the same ranks, so that it is no message of its own. What a
 program begins with, as the number of labels, is under way until somebody reads it.
 """
 
@@ -9,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 
+from shardwright.runtime.loading import Reduction
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import Waited, wait_for
+from shardwright.runtime.waiting import Waited, begun_over, wait_for
+
+Groups = tuple[dist.ProcessGroup, ...]  # by axis
 
 
 class LateSums:
@@ -28,6 +34,7 @@ class LateSums:
                 module = program.get_submodule(str(node.target))
                 if isinstance(module, Redistribution) and module.sums_a_number:
                     self._sums.append(module)
+        self._reductions = [one for one in program.modules() if isinstance(one, Reduction)]
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -35,15 +42,28 @@ class LateSums:
         value until the end. After an error nothing is waited for, as other ranks may never come.
         """
         works: list[Waited] = []
+        riders: dict[Groups, list[torch.Tensor]] = {one.groups: [] for one in self._reductions}
+        for reduction in self._reductions:
+            reduction.riders = riders[reduction.groups]
         for one in self._sums:
-            one.works = works
+            rides = one.groups in riders
+            one.later = riders[one.groups].append if rides else partial(_begin, works, one.groups)
         try:
             yield
         finally:
             for one in self._sums:
-                one.works = None
+                one.later = None
+            for reduction in self._reductions:
+                reduction.riders = []
+        for groups, left in riders.items():  # where no gradients were summed together
+            for number in left:
+                _begin(works, groups, number)
         for work in works:
             wait_for(work, "the sum of the loss")
+
+
+def _begin(works: list[Waited], groups: Groups, number: torch.Tensor) -> None:
+    works.append(begun_over(groups, number))
 
 
 class Awaited(nn.Module):
@@ -70,9 +90,10 @@ def early_sums_under_way(program: fx.GraphModule) -> None:
         first = next((other for other in _after(node) if other in node.users), node.next)
         if summing.differentiable or first is node.next or first.op == "output":
             continue
-        summing.works = []
+        works: list[Waited] = []
+        summing.later = partial(_begin, works, summing.groups)
         name = f"{node.target}_awaited"
-        program.add_submodule(name, Awaited(summing.works))
+        program.add_submodule(name, Awaited(works))
         with program.graph.inserting_before(first):
             awaited = program.graph.call_module(name, (node,))
         node.replace_all_uses_with(awaited, lambda user, awaited=awaited: user is not awaited)

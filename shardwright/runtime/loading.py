@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import Waited, begun, reduce_over, wait_for
+from shardwright.runtime.waiting import Waited, begun_over, wait_for
 
 Works = list[Waited]
 
@@ -128,8 +128,9 @@ class Reduction(nn.Module):
     def __init__(self, instruction: Reduce, axes: Mapping[str, DeviceMesh]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(Redistribution(part, axes) for part in instruction.parts)
-        self.axes = [axes[axis] for axis in instruction.axes]
+        self.groups = tuple(axes[axis].get_group() for axis in instruction.axes)
         self.copied = instruction.copied
+        self.riders: list[torch.Tensor] = []  # single numbers to sum along with gradients
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, ...]:
         """The tiles as they are."""
@@ -161,15 +162,38 @@ class _Sum(torch.autograd.Function):
         for i, grad in enumerate(grads):
             if grad is not None:
                 by_dtype.setdefault(grad.dtype, {})[i] = grad
-        for given in by_dtype.values():
-            buffer = _buffer(list(given.values()), ctx.how.copied[min(given)])
-            for axis in ctx.how.axes[:-1]:
-                reduce_over(axis.get_group(), buffer)
-            ctx.works.append(begun(ctx.how.axes[-1].get_group(), buffer))
-            tiles = buffer.flatten().split([grad.numel() for grad in given.values()])
-            for (i, grad), tile in zip(given.items(), tiles, strict=True):
+        for dtype, given in by_dtype.items():
+            # A gradient that is alone is summed where it is, with no room for others.
+            riders = _taken(ctx.how.riders, dtype) if len(given) > 1 else []
+            summed = [*given.values(), *riders]
+            buffer = _buffer(summed, ctx.how.copied[min(given)])
+            work = begun_over(ctx.how.groups, buffer)
+            tiles = buffer.flatten().split([one.numel() for one in summed])
+            for i, grad, tile in zip(given, given.values(), tiles, strict=False):
                 found[i] = tile.view(grad.shape)
+            arrived = zip(riders, tiles[len(given) :], strict=True)
+            ctx.works.append(_WithRiders(work, list(arrived)) if riders else work)
         return (None, None, *found)
+
+
+def _taken(riders: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Those of that dtype, which are gone from `riders` then."""
+    found = [rider for rider in riders if rider.dtype == dtype]
+    riders[:] = [rider for rider in riders if rider.dtype != dtype]
+    return found
+
+
+class _WithRiders:
+    """A sum of gradients in which numbers ride along; pairs of a number and its place in it."""
+
+    def __init__(self, work: Waited, riders: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.work, self.riders = work, riders
+
+    def wait(self) -> None:
+        """Until it is done; then the numbers are sums too."""
+        self.work.wait()
+        for rider, place in self.riders:
+            rider.copy_(place.view(rider.shape))
 
 
 def _buffer(gradients: Sequence[torch.Tensor], copied: bool) -> torch.Tensor:

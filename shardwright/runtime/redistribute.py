@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move, Redistribute
 from shardwright.runtime.collectives import collected
-from shardwright.runtime.waiting import Waited, begun, reduce_over
+from shardwright.runtime.waiting import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
@@ -45,8 +45,9 @@ class Redistribution(nn.Module):
         self.narrow, self.wide = getattr(torch, narrow, None), getattr(torch, wide, None)
         sums = [move.collective is Collective.ALL_REDUCE for move in instruction.forward]
         self.sums_a_number = self.before == () and bool(sums) and all(sums)
-        self.last_axis = axes[instruction.forward[-1].axis] if self.sums_a_number else None
-        self.works: list[Waited] | None = None  # where sums go that are waited for later
+        over = [move.axis for move in instruction.forward] if self.sums_a_number else []
+        self.groups = tuple(axes[axis].get_group() for axis in over)  # of a number's sum
+        self.later: Callable[[torch.Tensor], None] | None = None  # who sums a number in place
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The local tile of `x` in its new layout."""
@@ -58,10 +59,10 @@ class Redistribution(nn.Module):
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same, unseen by autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
-        if torch.compiler.is_compiling() or self.works is None or self.last_axis is None:
+        if torch.compiler.is_compiling() or self.later is None:
             return _run(x, self.forward_moves, self.atoms_before, self.after)
-        x = _run(x, self.forward_moves[:-1], self.atoms_before, self.after).clone()
-        self.works.append(begun(self.last_axis.get_group(), x))
+        x = x.clone()
+        self.later(x)
         return x
 
     def keep(

@@ -72,6 +72,13 @@ def begun(
     return _on_its_way(group, x, dist.all_reduce(x, op, group, async_op=True))
 
 
+def begun_over(groups: Sequence[dist.ProcessGroup], x: torch.Tensor) -> Waited:
+    """The sum over all `groups`, of which the last one's is on its way."""
+    for group in groups[:-1]:
+        reduce_over(group, x)
+    return begun(groups[-1], x)
+
+
 def _on_its_way(group: dist.ProcessGroup, x: torch.Tensor, work: dist.Work | None) -> Waited:
     """`work` on `x`, which is waited for awake where that helps."""
     assert work is not None
