@@ -153,10 +153,7 @@ def _scattered(walk: Walk, one: Gather, came: Sequence[_Gradient], ranks: int) -
     if not more and _as_sent(first.part, ranks):
         given = _alone(walk, first)
     else:
-        copies = [block for g in came for block in _pieces(walk, g.part, g.gradient, dtype, ranks)]
         given = heap.new(size * ranks, Use.COMMUNICATION)
-        for block in copies:
-            heap.drop(block)
     own = heap.new(size, Use.COMMUNICATION)
     if one.summed:
         heap.drop(given)
@@ -179,22 +176,6 @@ def _alone(walk: Walk, one: _Gradient) -> Block:
     if cast is not None:
         heap.drop(cast)
     return given
-
-
-def _pieces(walk: Walk, part: Redistribute, gradient: View, dtype: str, ranks: int) -> list[Block]:
-    """What is made of a gradient before it is sent: its cast, or its tiles and their padding."""
-    heap, item = walk.heap, ITEM_BYTES[dtype]
-    (there,) = part.forward
-    whole = prod(there.whole)
-    made = [heap.new(whole * item)] if dtype != gradient.dtype else []
-    if not gradient.contiguous or prod(there.whole[: there.src]) > 1:
-        tiles = heap.new(whole * item)
-        for block in made:
-            heap.drop(block)
-        made = [tiles]
-    if padding := _room(part, ranks) * ranks - whole:
-        made.append(heap.new(padding * item))
-    return made
 
 
 def _as_sent(part: Redistribute, ranks: int) -> bool:

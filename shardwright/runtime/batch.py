@@ -6,8 +6,7 @@ And of that what each micro-batch reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ class BatchError(ValueError):
     """A batch that is not what the module was captured with."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class InputPart:
     """What a rank takes of the input `key`: the tiles at `coordinates`, one per micro-batch.
 
@@ -42,34 +41,24 @@ class InputPart:
     atoms: Atoms
     layout: Layout
     coordinates: tuple[tuple[int, ...], ...]
+    whole_shape: Shape = field(init=False)  # of the input in a global batch
+    shape: Shape = field(init=False)  # of this rank's part
+    # What every step would find again: where micro-batches are cut, -1 if nowhere, and how each is.
+    _cut_along: int = field(init=False)
+    _cuts: tuple[tuple[Cut, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.coordinates, "an input has at least one tile"
-
-    @cached_property
-    def _cuts(self) -> tuple[tuple[Cut, ...], ...]:
-        """How to cut each tile that is not all others' too."""
+        along = flat_dim(self.atoms, self.layout.placements[0])
+        self._cut_along = along if len(self.coordinates) > 1 else -1
+        self.whole_shape, self.shape = shape_of(self.atoms), self._part_shape()
         tiles = self.coordinates if self._cut_along >= 0 else self.coordinates[:1]
-        return tuple(_cuts(self.atoms, self.layout, at) for at in tiles)
-
-    @cached_property
-    def _cut_along(self) -> int:
-        """The dimension of the atoms' shape along which micro-batches are cut; -1 if none."""
-        if len(self.coordinates) == 1:
-            return -1
-        return flat_dim(self.atoms, self.layout.placements[0])
+        self._cuts = tuple(_cuts(self.atoms, self.layout, at) for at in tiles)
 
     def _tile(self, number: int) -> Atoms:
         return local_atoms(self.atoms, self.layout, self.coordinates[number])
 
-    @cached_property
-    def whole_shape(self) -> Shape:
-        """Shape of the input in a global batch."""
-        return shape_of(self.atoms)
-
-    @cached_property
-    def shape(self) -> Shape:
-        """Shape of this rank's part."""
+    def _part_shape(self) -> Shape:
         if self._cut_along < 0:
             return shape_of(self._tile(0))
         first = self.layout.placements[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from shardwright.runtime.regather import Keep
 from shardwright.runtime.waiting import Waited, begun, reduce_over, wait_for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Part:
     """A parameter that is sharded along dimension `dim` of its atoms, `ranks` ways."""
 
@@ -40,17 +41,17 @@ class _Part:
     narrow: torch.dtype | None  # that it is sent in
     wide: torch.dtype | None  # that its gradient is sent in
 
-    @property
+    @cached_property
     def step(self) -> int:
         """Length of the largest tile along `dim`."""
         return -(-self.whole[self.dim] // self.ranks)
 
-    @property
+    @cached_property
     def inner(self) -> int:
         """Elements of the copy for each index along `dim`."""
         return prod(self.whole) // self.whole[self.dim]
 
-    @property
+    @cached_property
     def room(self) -> int:
         """Elements of the largest tile."""
         return self.step * self.inner
@@ -63,29 +64,55 @@ class _Part:
         """Length of a rank's tile along `dim`."""
         return min(self.step, max(0, self.whole[self.dim] - rank * self.step))
 
-    @property
+    @cached_property
+    def even(self) -> bool:
+        """Whether all ranks' tiles are equally large."""
+        return self.whole[self.dim] % self.ranks == 0
+
+    @cached_property
     def as_sent(self) -> bool:
         """Whether the ranks' tiles, one after the other, are the copy."""
-        return self.whole[self.dim] % self.ranks == 0 and prod(self.whole[: self.dim]) == 1
+        return self.even and prod(self.whole[: self.dim]) == 1
 
-    def copy(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The copy, of each rank's tile with its padding."""
-        tiles = []
-        for rank, row in enumerate(rows):
-            shape = list(self.whole)
-            shape[self.dim] = self.length(rank)
-            tiles.append(row[: prod(shape)].view(shape))
+    @cached_property
+    def _by_rank(self) -> tuple[int, ...]:
+        """Shape of the tiles, one for each rank, where all are equally large."""
+        return (self.ranks, *self.whole[: self.dim], self.step, *self.whole[self.dim + 1 :])
+
+    @cached_property
+    def _ranks_within(self) -> tuple[int, ...]:
+        """Shape of the copy as its atoms, where the ranks' tiles are equally large."""
+        return (*self.whole[: self.dim], self.ranks, self.step, *self.whole[self.dim + 1 :])
+
+    def opened(self, rows: torch.Tensor) -> torch.Tensor:
+        """The copy, of the ranks' tiles with their padding, a row each."""
+        if self.as_sent:
+            return rows.contiguous().view(self.after)
+        if self.even:
+            # Contiguous first, and so in memory of its own: as views tiles of length 1 would do.
+            return rows.view(self._by_rank).movedim(0, self.dim).contiguous().view(self.after)
+        tiles = [self._tile(row, rank) for rank, row in enumerate(rows)]
         return torch.cat(tiles, self.dim).view(self.after)
 
-    def rows(self, grad: torch.Tensor) -> list[list[torch.Tensor]]:
-        """For each rank its tile of the copy's gradient, and padding."""
-        grad = (grad if self.wide is None else grad.to(self.wide)).reshape(self.whole)
-        found = []
-        for rank in range(self.ranks):
-            length = self.length(rank)
-            start = min(rank * self.step, self.whole[self.dim])
-            found.append(_padded(grad.narrow(self.dim, start, length), self.room))
-        return found
+    def closed(self, grad: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the tiles of the copy's gradient, with their padding, into a row for each rank."""
+        if self.as_sent and grad.is_contiguous():
+            rows.copy_(grad.view(self.ranks, self.room))
+        elif self.even:
+            tiles = grad.reshape(self._ranks_within).movedim(self.dim, 0)
+            rows.view(self._by_rank).copy_(tiles)
+        else:
+            grad = grad.reshape(self.whole)
+            for rank, row in enumerate(rows):
+                length, start = self.length(rank), min(rank * self.step, self.whole[self.dim])
+                self._tile(row, rank).copy_(grad.narrow(self.dim, start, length))
+                row[length * self.inner :].zero_()
+
+    def _tile(self, row: torch.Tensor, rank: int) -> torch.Tensor:
+        """A rank's tile in its shape, without padding."""
+        shape = list(self.whole)
+        shape[self.dim] = self.length(rank)
+        return row[: prod(shape)].view(shape)
 
 
 class _Message(NamedTuple):
@@ -186,8 +213,10 @@ class Departure(nn.Module):
         places = own.split([self.parts[number].room for number in numbers])
         for number, place in zip(numbers, places, strict=True):
             tile = tiles[number].reshape(-1)
-            place[: tile.numel()].copy_(tile)
-            place[tile.numel() :].zero_()
+            if not self.parts[number].even:
+                place[tile.numel() :].zero_()
+                place = place[: tile.numel()]
+            place.copy_(tile)
         return _Message(numbers, gather_into(buffer, self.group, self.rank), buffer)
 
     @torch.no_grad()
@@ -196,8 +225,8 @@ class Departure(nn.Module):
         parts = [self.parts[number] for number in numbers]
         if len(parts) == 1 and parts[0].as_sent:
             return [buffer.view(parts[0].after)]
-        rows = [row.split([part.room for part in parts]) for row in buffer.chunk(self.ranks)]
-        return [part.copy(tiles) for part, *tiles in zip(parts, *rows, strict=True)]
+        rows = buffer.view(self.ranks, -1).split([part.room for part in parts], dim=1)
+        return [part.opened(tiles) for part, tiles in zip(parts, rows, strict=True)]
 
     def extra_repr(self) -> str:
         return self.text
@@ -254,8 +283,12 @@ class Arrival(nn.Module):
             whole = (grad if part.wide is None else grad.to(part.wide)).contiguous()
             own = not self.copied[i] or whole.data_ptr() != grad.data_ptr()
             return (whole if own else whole.clone()).view(-1)
-        rows = [self.parts[number].rows(grad) for number, grad in known]
-        return torch.cat([piece for r in range(self.ranks) for row in rows for piece in row[r]])
+        parts = [self.parts[number] for number, _ in known]
+        rooms = [part.room for part in parts]
+        given = grad.new_empty(self.ranks, sum(rooms), dtype=part.wide or grad.dtype)
+        for part, (_, grad), rows in zip(parts, known, given.split(rooms, dim=1), strict=True):
+            part.closed(grad, rows)
+        return given.view(-1)
 
     def _scattered(self, own: torch.Tensor, given: torch.Tensor) -> Waited:
         """The ranks' sum of this rank's part of `given` on its way into `own`."""
@@ -351,8 +384,3 @@ def _messages(
     copies = ((size, part.as_sent) for part, size in zip(parts, sizes, strict=True))
     return gather_messages(copies, on_cpu=dist.get_backend(group) == "gloo")
 
-
-def _padded(tile: torch.Tensor, room: int) -> list[torch.Tensor]:
-    """The elements of a tile, and zeros up to `room` of them."""
-    flat = tile.reshape(-1)
-    return [flat] if flat.numel() == room else [flat, flat.new_zeros(room - flat.numel())]
