@@ -144,4 +144,4 @@ class Agreements:
         """Blocks of these bytes to the next device, hidden behind a `step` as far as can be."""
         hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
         sent = len(sizes) * hop + sum(sizes) / link.bytes_per_s
-        return float(sent - self._machine.overlap * min(sent, step))
+        return float(sent - self._machine.soon_overlap * min(sent, step))

@@ -5,8 +5,9 @@ the operator waits; so do gradients on their way back. What parameters need is o
 while operators run, in buckets: sums of their gradients, which are waited for at the end of the
 backward pass (`lower/buckets.py`); copies of sharded ones, which set out one bucket ahead, and
 their gradients, of which one bucket at a time is under way (`lower/gathers.py`). Meanwhile the
-device is slower by the part of their time that the machine does not hide (`Plan.overlap`), and
-messages along other axes by the part that links are shared (`Plan.contention`).
+device is slower by the part of their time that the machine does not hide (`Plan.overlap` of sums,
+`Plan.gather_overlap` of the rest, which is waited for sooner), and messages along other axes by the
+part that links are shared (`Plan.contention`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from shardwright.cost.together import Sums, flights_of, sums_of
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
 
-_SLOWED = "slowed down by parameters on their way"
+_BY_SUMS = "slowed down by sums of gradients"
+_BY_COPIES = "slowed down by parameters on their way"
 
 
 def timeline(plan: Plan) -> Timeline:
@@ -33,7 +35,7 @@ def settled_seconds(plan: Plan) -> Seconds:
 
     It is that sum less what is hidden, so that nothing hidden changes no digit.
     """
-    if plan.overlap == 0:
+    if not plan.overlap and not plan.gather_overlap:
         return plan.step_seconds
     tasks = _Tasks(plan)
     if not tasks.hides_any:
@@ -64,6 +66,8 @@ class _Tasks:
             name: Track(ranks, Stream.COMMUNICATION, axis)
             for name, axis in zip(plan.mesh.names, axes, strict=True)
         }
+        soon = plan.overlap if plan.gather_overlap is None else plan.gather_overlap
+        self._hidden = {_BY_SUMS: plan.overlap, _BY_COPIES: soon}
         self._last = -1  # number of the last task that computes
         self._waits: list[int] = []  # what the next one waits for
         self._sources = {op.name: op.source.module for op in plan.ops}
@@ -155,7 +159,7 @@ class _Tasks:
         """Send off the buckets that are full now, and after the last one wait for all."""
         for bucket in self._full.get(number, ()):
             name = f"sum gradients of {len(bucket.sums)} parameters"
-            self._summing.append(self._send(name, bucket.sums, "slowed down by sums of gradients"))
+            self._summing.append(self._send(name, bucket.sums, _BY_SUMS))
             if bucket is self._last_sum:
                 self._waits += self._summing
 
@@ -166,7 +170,7 @@ class _Tasks:
         for place in (*first, *(place + 1 for place in landing if place + 1 < len(self._flights))):
             copies = self._flights[place].forward
             name = f"gather {len(copies)} parameters"
-            self._flying[place] = self._send(name, copies, _SLOWED)
+            self._flying[place] = self._send(name, copies, _BY_COPIES)
         self._waits += [self._flying.pop(place) for place in landing]
 
     def _fly_again(self, consumer: str) -> None:
@@ -186,7 +190,7 @@ class _Tasks:
         if not again:
             return
         name = f"gather {len(again)} parameters again"
-        self._flying[place] = self._send(name, again, _SLOWED)
+        self._flying[place] = self._send(name, again, _BY_COPIES)
 
     def _scatter(self, number: int) -> None:
         """Send off the gradients of a flight, when those sent off before have arrived."""
@@ -195,7 +199,7 @@ class _Tasks:
             if gradients:
                 self._waits += self._scattering
                 name = f"scatter gradients of {len(gradients)} parameters"
-                self._scattering = [self._send(name, gradients, _SLOWED)]
+                self._scattering = [self._send(name, gradients, _BY_COPIES)]
 
     def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
         """Something that is on its way while the device goes on, as slow as it makes it."""
@@ -204,7 +208,7 @@ class _Tasks:
         collectives, phase = together[0].collectives, together[0].phase.value
         what = collectives[-1]
         sent = self._message(name, Seconds(seconds), before, phase, what, collectives)
-        lost = Seconds(seconds * (1 - self.plan.overlap))
+        lost = Seconds(seconds * (1 - self._hidden[slowed]))
         self._add(slowed, phase, lost, what, idle=True)
         return sent
 

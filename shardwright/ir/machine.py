@@ -223,7 +223,9 @@ class Machine:
     Rank r is device r; neighbouring ranks are joined by the innermost level.
     `backend` runs the collectives, `collective_launch_seconds` is what each
     costs before its first hop. `overlap` is the part of a collective's time that is hidden where
-    the device has other work meanwhile, `contention` the part of it by which it delays another
+    the device has other work meanwhile, as it is of sums of gradients that are waited for at the
+    end; `gather_overlap` that of what is waited for soon, as copies of sharded parameters (None:
+    as `overlap`); `contention` the part of it by which it delays another
     along another axis that is on its way at the same time: 1 where they share all links, 0 where
     they share none. Where devices hold different experts the busiest is taken
     to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
@@ -239,6 +241,7 @@ class Machine:
     backend: str = "nccl"
     collective_launch_seconds: Seconds = NO_TIME
     overlap: float = 0.0
+    gather_overlap: float | None = None
     contention: float = 1.0
     measured: Measured | None = None
     expert_skew: float = EXPERT_SKEW
@@ -252,8 +255,9 @@ class Machine:
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")
         _require_not_negative("collective_launch", self.collective_launch_seconds, "20us")
         _require_not_negative("arrival_skew", self.arrival_skew_seconds, "300us")
-        for name in ("overlap", "contention"):
-            if not 0 <= (part := getattr(self, name)) <= 1:
+        for name in ("overlap", "gather_overlap", "contention"):
+            part = getattr(self, name)
+            if part is not None and not 0 <= part <= 1:
                 raise MachineError(f"{name} is {part}; give a part, at least 0 and at most 1")
         if not 1 <= self.expert_skew < float("inf"):
             raise MachineError(
@@ -264,6 +268,16 @@ class Machine:
     @property
     def devices(self) -> int:
         return prod(level.size for level in self.levels)
+
+    @property
+    def soon_overlap(self) -> float:
+        """The part that is hidden of what is waited for soon."""
+        return self.overlap if self.gather_overlap is None else self.gather_overlap
+
+    @property
+    def most_overlap(self) -> float:
+        """The part that is hidden of anything, at most."""
+        return max(self.overlap, self.soon_overlap)
 
     @property
     def native_reduce_scatter(self) -> bool:

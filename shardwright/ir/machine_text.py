@@ -102,7 +102,8 @@ def to_toml(machine: Machine) -> str:
         f"provenance = {_quoted(machine.provenance)}",
         f"backend = {_quoted(machine.backend)}",
         f'collective_launch = "{quantity(machine.collective_launch_seconds, DURATION)}"',
-        f"overlap = {machine.overlap!r} # part of a collective that other work hides",
+        f"overlap = {machine.overlap!r} # part of a sum of gradients that other work hides",
+        *_soon_text(machine),
         f"contention = {machine.contention!r}"
         " # part of a collective by which it delays one along another axis",
         f"expert_skew = {machine.expert_skew!r}"
@@ -157,6 +158,12 @@ def _skew_text(machine: Machine) -> list[str]:
     ]
 
 
+def _soon_text(machine: Machine) -> list[str]:
+    if machine.gather_overlap is None:
+        return []
+    return [f"gather_overlap = {machine.gather_overlap!r} # of what is waited for sooner"]
+
+
 def _context_text(device: Device) -> list[str]:
     if not device.context_bytes:
         return []
@@ -195,7 +202,7 @@ def parse_toml(text: str) -> Machine:
         needed=("name", "device", "level"),
         optional=(
             *("provenance", "backend", "collective_launch"),
-            *("overlap", "contention", "expert_skew", "arrival_skew", "measured"),
+            *("overlap", "gather_overlap", "contention", "expert_skew", "arrival_skew", "measured"),
         ),
     )
     levels = _is("level", data["level"], list)
@@ -209,6 +216,9 @@ def parse_toml(text: str) -> Machine:
             parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
         ),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
+        gather_overlap=None
+        if "gather_overlap" not in data
+        else float(_is("gather_overlap", data["gather_overlap"], int | float)),
         contention=float(_is("contention", data.get("contention", 1.0), int | float)),
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
         arrival_skew_seconds=Seconds(

@@ -125,12 +125,14 @@ class Plan:
 
     `step_seconds` is one optimizer step, `peak_bytes` the memory of the worst
     rank, `lower_bound_seconds` a time that no plan of the same cost model
-    within the same memory can beat. `overlap` is the part of what parameters send and receive that
-    the machine hides behind operators, `contention` the part by which messages along two axes delay
-    each other. `expert_skew` is how many more rows than the mean the busiest
-    device is taken to have where devices hold different experts, 0 where none do. `remarks` are
-    on operators whose rule nobody wrote and on those that were taken apart, `habits` what the
-    graph was captured with, `rivals` the plans that it was chosen from.
+    within the same memory can beat. `overlap` is the part of sums of gradients that
+    the machine hides behind operators, `gather_overlap` that of copies of sharded
+    parameters and of their gradients (None: the same), `contention` the part by which
+    messages along two axes delay each other. `expert_skew` is how many more rows than
+    the mean the busiest device is taken to have where devices hold different experts,
+    0 where none do. `remarks` are on operators whose rule nobody wrote and on those
+    that were taken apart, `habits` what the graph was captured with, `rivals` the plans
+    that it was chosen from.
     """
 
     fingerprint: str
@@ -152,6 +154,7 @@ class Plan:
     ways: tuple[Seconds, ...] = ()  # of a micro-batch's values into these, or gradients back
     micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
     overlap: float = 0.0
+    gather_overlap: float | None = None
     contention: float = 1.0
     expert_skew: float = 0.0
     notes: tuple[str, ...] = field(default=())

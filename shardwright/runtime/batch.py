@@ -20,7 +20,6 @@ from shardwright.lower.program import Shape, flat, flat_dim
 from shardwright.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
 
-
 Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long it is
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
@@ -43,13 +43,24 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """One level: `launch + laps * hop + bytes / bandwidth`."""
+    """One level of `ranks` units: `launch + laps * hop + bytes / bandwidth`.
 
+    `native` says whether the library has a reduce_scatter.
+    """
+
+    ranks: int
+    native: bool
     launch_seconds: float
     hop_seconds: float
     bytes_per_s: float
     gather_bytes_per_s: float
     errors: Mapping[str, tuple[float, float]]
+
+    def seconds(self, kind: str, tile: float) -> float:
+        """What a collective takes of local tiles of so many bytes, while nothing else is done."""
+        per_byte = 1 / self.bytes_per_s, 1 / self.gather_bytes_per_s
+        figures = (self.launch_seconds, self.hop_seconds, *per_byte)
+        return float(np.dot(_terms(kind, tile, self.ranks, self.native), figures))
 
 
 def fit_compute(samples: Sequence[Sample]) -> Compute:
@@ -137,34 +148,24 @@ def _kernels(s: Sample) -> int:
 
 
 def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -> Links:
-    """Figures of one level; `native` says whether the library has a reduce_scatter.
+    """Figures of one level.
 
     Bandwidth is what the larger of the two largest messages took more than the other: small
     ones may pass faster than a link carries for long, or lie in the caches. Then come weighted
     least squares of relative errors over sums and gathers of all sizes; what comes out negative is
     zero, and the rest is fitted again.
     """
-    laps = ranks - 1
-    mine = [s for s in samples if s.kind.startswith(f"{level} ")]
-    fitted = [s for s in mine if s.kind.partition(" ")[2] in ("all_reduce", "all_gather")]
-    rows = [_terms(s.kind.partition(" ")[2], s.work, ranks, laps, native) for s in fitted]
-    seconds = [s.seconds for s in fitted]
-    figures = _link_figures(np.array(rows), np.array(seconds))
-    predicted = [
-        (s, float(np.dot(_terms(s.kind.partition(" ")[2], s.work, ranks, laps, native), figures)))
-        for s in mine
-    ]
-    by_kind: defaultdict[str, list[tuple[Sample, float]]] = defaultdict(list)
-    for s, guess in predicted:
-        by_kind[s.kind.partition(" ")[2]].append((s, guess))
+    mine = [(s.kind.partition(" ")[2], s) for s in samples if s.kind.startswith(f"{level} ")]
+    fitted = [(kind, s) for kind, s in mine if kind in ("all_reduce", "all_gather")]
+    rows = [_terms(kind, s.work, ranks, native) for kind, s in fitted]
+    figures = _link_figures(np.array(rows), np.array([s.seconds for _, s in fitted]))
     launch, hop, per_byte, per_gathered = figures.tolist()
-    return Links(
-        _figure(launch),
-        _figure(hop),
-        _figure(1 / per_byte),
-        _figure(1 / per_gathered),
-        {kind: _errors(found) for kind, found in by_kind.items()},
-    )
+    rates = _figure(1 / per_byte), _figure(1 / per_gathered)
+    found = Links(ranks, native, _figure(launch), _figure(hop), *rates, {})
+    by_kind: defaultdict[str, list[tuple[Sample, float]]] = defaultdict(list)
+    for kind, s in mine:
+        by_kind[kind].append((s, found.seconds(kind, s.work)))
+    return replace(found, errors={kind: _errors(pairs) for kind, pairs in by_kind.items()})
 
 
 def fit_skew(samples: Sequence[Sample]) -> float:
@@ -176,32 +177,36 @@ def fit_skew(samples: Sequence[Sample]) -> float:
     return _figure(fmean(apart)) if apart else 0.0
 
 
-def fit_overlap(samples: Sequence[Sample]) -> float:
-    """The part of sums that hides behind computing: 0 none of it, 1 all."""
-    hidden = _hidden(samples, "overlap", ("sum", "compute", "both"))
-    return 0.0 if hidden is None else hidden
+def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float:
+    """The part of collectives that hides behind computing: 0 none of it, 1 all.
+
+    What computing takes longer with them on their way is not hidden of what `links` say that they
+    take alone, as this is what plans are charged.
+    """
+    seconds = defaultdict(list)
+    for s in samples:
+        seconds[s.kind].append(s.seconds)
+    shown = fmean(seconds[f"overlap {kind} both"]) - fmean(seconds[f"overlap {kind} compute"])
+    tile = next(s.work for s in samples if s.kind == f"overlap {kind} both")
+    return float(f"{min(1.0, max(0.0, 1 - shown / links.seconds(kind, tile))):.3g}")
 
 
 def fit_contention(samples: Sequence[Sample]) -> float:
     """The part of a sum by which it delays another along another axis; 1 where none was timed."""
-    hidden = _hidden(samples, "axes", ("outer", "inner", "both"))
-    return 1.0 if hidden is None else float(f"{1 - hidden:.3g}")
-
-
-def _hidden(samples: Sequence[Sample], kind: str, words: tuple[str, str, str]) -> float | None:
-    """What of the shorter of two things is hidden where both are done at once; means count."""
     seconds = defaultdict(list)
     for s in samples:
         seconds[s.kind].append(s.seconds)
-    one, other, both = (fmean(seconds.get(f"{kind} {word}", [0.0])) for word in words)
-    shorter = min(one, other)
+    words = ("outer", "inner", "both")
+    outer, inner, both = (fmean(seconds.get(f"axes {word}", [0.0])) for word in words)
+    shorter = min(outer, inner)
     if shorter <= 0:
-        return None
-    return float(f"{min(1.0, max(0.0, (one + other - both) / shorter)):.3g}")
+        return 1.0
+    return float(f"{min(1.0, max(0.0, 1 - (outer + inner - both) / shorter)):.3g}")
 
 
-def _terms(kind: str, tile: float, n: int, laps: int, native: bool) -> list[float]:
+def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
     """Factors of launch, hop, seconds per byte summed and per byte gathered, for a local tile."""
+    laps = n - 1
     summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
     if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
         return summed

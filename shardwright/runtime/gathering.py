@@ -383,4 +383,3 @@ def _messages(
 ) -> list[list[int]]:
     copies = ((size, part.as_sent) for part, size in zip(parts, sizes, strict=True))
     return gather_messages(copies, on_cpu=dist.get_backend(group) == "gloo")
-

@@ -7,7 +7,7 @@ as in a step, so that one may be later than the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -16,9 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import Move
-from shardwright.runtime.collectives import collected
+from shardwright.runtime.collectives import collected, gather_into
 from shardwright.runtime.timing import Stopwatch
-from shardwright.runtime.waiting import begun
+from shardwright.runtime.waiting import Waited, begun
+
+Compute = Callable[[], None]
+Begin = Callable[[torch.Tensor], Waited]
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
 KIB_ON_GPU = (65536, 262144)
@@ -101,38 +104,48 @@ def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> 
 
 
 def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
-    """Some sums alone, computing alone that takes longer, as in a step, and both at once.
+    """Computing alone, and with collectives on their way meanwhile, as in a step.
 
-    Behind a few milliseconds nothing hides on CPUs: the threads that send get the core only when
-    the scheduler looks.
+    Sums of gradients are all on their way at once and waited for at the end, gathers of parameters
+    one after the other. Behind a few milliseconds nothing hides on CPUs: the threads that
+    send get the core only when the scheduler looks.
     """
-    group = mesh.get_group()
-    buffers = [torch.zeros(_OVERLAP_KIB * 256, device=watch.device)]
-
-    def summed() -> None:
-        for work in [begun(group, buffer) for buffer in buffers]:
-            work.wait()
-
+    group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
     x = torch.randn(256, 256, device=watch.device)
-    summed()
-    one = min(watch.once(summed) for _ in range(3))
-    count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one))), watch)
-    buffers += [buffers[0].clone() for _ in range(count - 1)]
-    seconds = len(buffers) * one
-    hiding = min(max(seconds, _HIDING_SECONDS), _LONGER * seconds)
-    computed = _repeated(watch, lambda: x @ x, hiding)
+    for kind, begin, room, at_once in (
+        (Collective.ALL_REDUCE, partial(begun, group), elements, True),
+        (Collective.ALL_GATHER, partial(_gather, group, rank), mesh.size() * elements, False),
+    ):
+        buffers = [torch.zeros(room, device=watch.device)]
+        alone = partial(_behind, lambda: None, begin, buffers)
+        alone()
+        one = min(watch.once(alone) for _ in range(3))
+        count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one))), watch)
+        buffers += [buffers[0].clone() for _ in range(count - 1)]
+        hiding = min(max(count * one, _HIDING_SECONDS), _LONGER * count * one)
+        groups = [buffers] if at_once else [[buffer] for buffer in buffers]
+        computed = _repeated(watch, lambda: x @ x, hiding / len(groups))
+        for _ in range(_TIMES):
+            for name, beside in (("compute", [[] for _ in groups]), ("both", groups)):
+                run = partial(_each_behind, computed, begin, beside)
+                watch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
 
-    def both() -> None:
-        works = [begun(group, buffer) for buffer in buffers]
-        computed()
-        for work in works:
-            work.wait()
 
-    size = sum(buffer.numel() * 4 for buffer in buffers)
-    for _ in range(_TIMES):
-        watch.add("overlap sum", size, summed)
-        watch.add("overlap compute", 1, computed)
-        watch.add("overlap both", 1, both)
+def _gather(group: dist.ProcessGroup, rank: int, buffer: torch.Tensor) -> Waited:
+    return gather_into(buffer, group, rank)
+
+
+def _each_behind(compute: Compute, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Each group of buffers on its way while this rank computes, one after the other."""
+    for buffers in groups:
+        _behind(compute, begin, buffers)
+
+
+def _behind(compute: Compute, begin: Begin, buffers: Sequence[torch.Tensor]) -> None:
+    works = [begin(buffer) for buffer in buffers]
+    compute()
+    for work in works:
+        work.wait()
 
 
 def _two_axes(watch: Stopwatch) -> None:

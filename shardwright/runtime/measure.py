@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,11 +160,18 @@ def _machine(
         provenance=_provenance(world, gpu),
         backend="nccl" if gpu else "gloo",
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
-        overlap=fit_overlap(samples),
+        overlap=_hidden(samples, links, "all_reduce") or 0.0,
+        gather_overlap=_hidden(samples, links, "all_gather"),
         contention=fit_contention(samples),
         arrival_skew_seconds=Seconds(fit_skew(samples)),
         measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
     )
+
+
+def _hidden(samples: list[Sample], links: Mapping[str, Links], kind: str) -> float | None:
+    """What of collectives hides behind computing, along the outermost level, if there is one."""
+    *_, outermost = (None, *links.values())
+    return None if outermost is None else fit_overlap(samples, outermost, kind)
 
 
 def _now() -> datetime:

@@ -83,6 +83,7 @@ class Candidate:
             step_seconds=seconds,
             lower_bound_seconds=Seconds(min(bound, seconds)),
             overlap=0.0,
+            gather_overlap=None,
             mesh=self.staged.mesh,
             stages=len(names) + 1,
             schedule=self.staged.schedule,
@@ -246,12 +247,12 @@ class Rounds:
 
     def _on_steps(self, bound: Callable[[float], float], mesh: Mesh) -> Callable[[float], float]:
         """What a bound on what adds up means for steps."""
-        if not self.machine.overlap:
+        if not self.machine.most_overlap:
             return bound
         hidden = most_hidden(self.sources.graph, self._waiting(mesh, 1), mesh)
         at_once = most_at_once(mesh, self.machine.contention)
         settled = partial(
-            bound_on_step, overlap=self.machine.overlap, hidden=hidden, at_once=at_once
+            bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
         )
         return lambda memory: settled(bound(memory))
 
@@ -281,7 +282,7 @@ class Rounds:
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
         least = min(at(peak - overhead) for overhead, at in self.bounds)
-        if self.machine.overlap:  # then a well-known plan may be faster than its parts add up to
+        if self.machine.most_overlap:  # a well-known plan may be faster than its parts add up to
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 

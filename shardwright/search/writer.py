@@ -216,10 +216,11 @@ class PlanWriter:
             habits=self.graph.habits,
             micro_batches=self.space.model.micro_batches,
             overlap=self.space.model.machine.overlap,
+            gather_overlap=self.space.model.machine.gather_overlap,
             contention=self.space.model.machine.contention,
             expert_skew=self._skew(ops),
         )
-        if plan.overlap:  # elsewhere plans take what tables say
+        if self.space.model.machine.most_overlap:  # elsewhere plans take what tables say
             model = self.space.model
             plan = with_whole_launches(plan, model.measure, model.buckets)
         seconds = settled_seconds(plan)

@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.ir.curve import Curve, CurveError
 from shardwright.runtime.fit import (
+    Links,
     fit_compute,
     fit_contention,
     fit_links,
@@ -133,12 +134,18 @@ def test_latency_that_only_noise_shows_is_none():
     assert found.bytes_per_s > 0 and found.gather_bytes_per_s > 0
 
 
-@pytest.mark.parametrize("both, part", [(2.0, 0.0), (1.5, 0.5), (1.0, 1.0), (2.5, 0.0), (0.9, 1.0)])
-def test_overlap_is_what_does_not_add_up(both, part):
-    samples = [Sample("overlap sum", 1, 1.0), Sample("overlap compute", 1, 1.0)]
-    every = [*samples, *(Sample("overlap both", 1, both + off) for off in (-0.75, 0.75))]
-    assert fit_overlap(every) == part  # which the mean of several tells
-    assert fit_overlap([]) == 0.0
+@pytest.mark.parametrize("shown, part", [(2.0, 0.0), (1.0, 0.5), (0.0, 1.0), (3.0, 0.0), (-1, 1.0)])
+@pytest.mark.parametrize("kind, tile", [("all_reduce", 2e6), ("all_gather", 1e6)])
+def test_what_computing_takes_longer_is_not_hidden_of_what_plans_are_charged(
+    shown, part, kind, tile
+):
+    links = Links(2, False, 0.5, 0.5, 4e6, 1e6, {})
+    samples = []
+    for off in (-0.75, 0.75):  # which the mean of several tells
+        samples.append(Sample(f"overlap {kind} compute", tile, 5.0 + off))
+        samples.append(Sample(f"overlap {kind} both", tile, 5.0 - off + shown))
+    assert links.seconds(kind, tile) == pytest.approx(2.0)
+    assert fit_overlap(samples, links, kind) == pytest.approx(part)
 
 
 @pytest.mark.parametrize(
