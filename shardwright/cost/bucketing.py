@@ -81,9 +81,9 @@ class Bucketing:
         alone = large & (opened & (home == FIRST_ATOM)).any(axis=2)
         share = np.where(alone, 1.0, np.minimum(1.0, sizes.read / self._sizes.gathers))
         moved = 2 * (sizes.stored[:, None] + sizes.read)
-        packed = np.where(share < 1, self._measure.copies(moved, 1), 0.0)
+        packed = np.where(share < 1, self._measure.packed(moved, 2), 0.0)
         forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
-        joined = np.where(alone, 0.0, self._measure.copies(2 * sizes.read * sizes.wide, 1))
+        joined = np.where(alone, 0.0, self._measure.packed(2 * sizes.read * sizes.wide, 1))
         launches = (opened * self._scatter + summed * self._sum).sum(axis=2)
         backward = launches * (1 - share) - joined
         return Saved(np.where(there, forward, 0.0), np.where(there, backward, 0.0))

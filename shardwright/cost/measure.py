@@ -47,6 +47,12 @@ class Measure(Protocol):
     def copies(self, moved: Ints, times: int) -> Floats:
         """Copies of parameters, `times` a step, each of which moves so many bytes: (K,) -> (K,)."""
 
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Tiles put into messages of many and copies taken out, `handled` in all, once: (K,).
+
+        Together they move so many bytes, (K,).
+        """
+
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
 
@@ -96,6 +102,14 @@ class Duration:
         device = self._machine.device
         streamed = device.bytes_per_s * device.efficiency.streaming
         return times * (device.launch_seconds + moved / streamed)
+
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Seconds of one kernel, or where it was measured of what runs them."""
+        each = self._machine.device.packing_seconds
+        if each is None:
+            return self.copies(moved, 1)
+        launch = self._machine.device.launch_seconds
+        return self.copies(moved, 1) + max(0.0, handled * each - launch)
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds of all steps."""

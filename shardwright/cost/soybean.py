@@ -90,6 +90,10 @@ class Communication:
         """Nothing: no bytes between devices."""
         return np.zeros(moved.shape)
 
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Nothing either."""
+        return np.zeros(moved.shape)
+
     def exchanges(self, axis: int, moved: Ints) -> Floats:
         """Bytes that leave their device, of all: aligned operators have none."""
         parts = self._mesh.shape[axis]

@@ -119,6 +119,8 @@ class Device:
     * `dispatch_seconds`: what one costs on a parameter as it is stored, in an optimizer's update;
       None: the update is one kernel;
     * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back;
+    * `packing_seconds`: what it costs to put a small tile into a message of many, or to take a copy
+      out of one; None: a launch for both;
     * `context_bytes`: what of the memory the driver and its libraries take beside all tensors;
     * `timings`: of single operators at the sizes that plans have; no part of machine files, as
       they are remembered elsewhere (`runtime/remembered.py`).
@@ -132,6 +134,7 @@ class Device:
     efficiency: Efficiency = Efficiency()
     dispatch_seconds: Seconds | None = None
     parameter_seconds: Seconds = NO_TIME
+    packing_seconds: Seconds | None = None
     context_bytes: Bytes = NO_MEMORY
     timings: tuple[Timing, ...] = ()
 
@@ -145,6 +148,7 @@ class Device:
         _require_not_negative("launch", self.launch_seconds, "5us")
         _require_not_negative("dispatch", self.dispatch_seconds or 0.0, "20us")
         _require_not_negative("parameter", self.parameter_seconds, "20us")
+        _require_not_negative("packing", self.packing_seconds or 0.0, "20us")
         _require_not_negative("context", self.context_bytes, "1GB")
         if self.context_bytes >= self.memory_bytes:
             raise MachineError(
@@ -182,6 +186,7 @@ class Device:
             efficiency=self.efficiency.lower(other.efficiency),
             dispatch_seconds=_longer(self.dispatch_seconds, other.dispatch_seconds),
             parameter_seconds=max(self.parameter_seconds, other.parameter_seconds),
+            packing_seconds=_longer(self.packing_seconds, other.packing_seconds),
             context_bytes=context,
         )
 

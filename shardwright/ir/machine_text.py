@@ -117,6 +117,7 @@ def to_toml(machine: Machine) -> str:
         f'memory_bandwidth = "{quantity(device.bytes_per_s, BANDWIDTH)}"',
         f'launch = "{quantity(device.launch_seconds, DURATION)}"',
         *_update_text(device),
+        *_packing_text(device),
         "",
         "[device.compute] # dense",
         *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
@@ -179,6 +180,15 @@ def _update_text(device: Device) -> list[str]:
         " # of an operator of the optimizer's, on a parameter as it is stored",
         f'parameter = "{quantity(device.parameter_seconds, DURATION)}"'
         " # to bring a trained one in and its gradient back",
+    ]
+
+
+def _packing_text(device: Device) -> list[str]:
+    if device.packing_seconds is None:
+        return []
+    return [
+        f'packing = "{quantity(device.packing_seconds, DURATION)}"'
+        " # to put a small tile into a message of many, or to take a copy out of one"
     ]
 
 
@@ -269,8 +279,8 @@ def _part(name: str, value: Any) -> float | Curve:
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
-    _check_keys("device", data, needed, optional=("efficiency", "dispatch", "parameter", "context"))
-    dispatch = data.get("dispatch")
+    optional = ("efficiency", "dispatch", "parameter", "packing", "context")
+    _check_keys("device", data, needed, optional=optional)
     compute = _is("device.compute", data["compute"], dict)
     return Device(
         kind=_is("device.kind", data["kind"], str),
@@ -282,14 +292,20 @@ def _device(data: dict[str, Any]) -> Device:
         bytes_per_s=parse_quantity("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
         launch_seconds=Seconds(parse_quantity("device.launch", data["launch"], DURATION)),
         efficiency=_efficiency(_is("device.efficiency", data.get("efficiency", {}), dict)),
-        dispatch_seconds=None
-        if dispatch is None
-        else Seconds(parse_quantity("device.dispatch", dispatch, DURATION)),
+        dispatch_seconds=_duration("dispatch", data),
         parameter_seconds=Seconds(
             parse_quantity("device.parameter", data.get("parameter", "0s"), DURATION)
         ),
+        packing_seconds=_duration("packing", data),
         context_bytes=Bytes(int(parse_quantity("device.context", data.get("context", "0B"), SIZE))),
     )
+
+
+def _duration(key: str, device: dict[str, Any]) -> Seconds | None:
+    """What a device says of it, if anything."""
+    if key not in device:
+        return None
+    return Seconds(parse_quantity(f"device.{key}", device[key], DURATION))
 
 
 def _level(data: dict[str, Any]) -> Level:

@@ -37,6 +37,7 @@ class Compute:
     launch_seconds: float
     dispatch_seconds: float
     parameter_seconds: float
+    packing_seconds: float
     efficiency: Efficiency
     errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
 
@@ -116,6 +117,7 @@ def fit_compute(samples: Sequence[Sample]) -> Compute:
         _figure(launch),
         _figure(each["dispatch"]),
         _figure(each["parameter"]),
+        _figure(each["packing"]),
         efficiency,
         errors,
     )

@@ -205,6 +205,11 @@ class Departure(nn.Module):
 
     def _message(self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]) -> _Message:
         """Some of them, in one buffer."""
+        buffer = self.packed(tiles, numbers)
+        return _Message(numbers, gather_into(buffer, self.group, self.rank), buffer)
+
+    def packed(self, tiles: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
+        """The buffer of a message, with this rank's tiles."""
         room = sum(self.parts[number].room for number in numbers)
         dtype = self.parts[numbers[0]].narrow or tiles[numbers[0]].dtype
         buffer = tiles[numbers[0]].new_empty(room * self.ranks, dtype=dtype)
@@ -217,7 +222,7 @@ class Departure(nn.Module):
                 place[tile.numel() :].zero_()
                 place = place[: tile.numel()]
             place.copy_(tile)
-        return _Message(numbers, gather_into(buffer, self.group, self.rank), buffer)
+        return buffer
 
     @torch.no_grad()
     def opened(self, buffer: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -267,7 +272,7 @@ class Arrival(nn.Module):
             part.bytes(part.wide or g.dtype) for part, (_, g) in zip(parts, known, strict=True)
         ]
         for places in _messages(parts, sizes, self.group):
-            given = self._joined([known[place] for place in places])
+            given = self.joined([known[place] for place in places])
             own = given.new_empty(given.numel() // self.ranks)
             works.append(self._scattered(own, given))
             rooms = own.split([parts[place].room for place in places])
@@ -276,7 +281,7 @@ class Arrival(nn.Module):
                 found[known[place][0]] = tile[: prod(shape)].view(shape)
         return found
 
-    def _joined(self, known: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    def joined(self, known: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
         """Gradients in one buffer to sum in: one that is alone and nobody else's is that itself."""
         (i, grad), part = known[0], self.parts[known[0][0]]
         if len(known) == 1 and part.as_sent:

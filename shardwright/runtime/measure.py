@@ -154,6 +154,7 @@ def _machine(
             efficiency=compute.efficiency,
             dispatch_seconds=Seconds(compute.dispatch_seconds),
             parameter_seconds=Seconds(compute.parameter_seconds),
+            packing_seconds=Seconds(compute.packing_seconds),
             context_bytes=memory[1],
         ),
         levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing

@@ -60,6 +60,11 @@ class _Probe:
     times: int  # that it does in one run what the sample is of
     after: Callable[[], object] | None  # what runs before, and does not count
 
+    @property
+    def drifts(self) -> bool:
+        """Whether what runs before makes ranks late that wait for each other."""
+        return self.after is not None and not self.alone
+
 
 @final
 class Stopwatch:
@@ -89,8 +94,9 @@ class Stopwatch:
         """Time `run` too, which does the same so many `times`; the sample is of one.
 
         `alone`: it only computes, and waits for no other. It runs `after` something that does not
-        count, which makes one rank later than another. What counts then is the time from when the
-        last one comes, the mean of all ranks; how long they waited for it is a sample `APART`.
+        count. Where it waits for others that makes one rank later than another: what counts then
+        is the time from when the last one comes, the mean of all ranks; how long they waited for it
+        is a sample `APART`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
@@ -143,7 +149,7 @@ class Stopwatch:
                 before.append(self.once(probe.after))
             found.append(self.once(probe.run, alone=probe.alone))
         early = [0.0]
-        if before:
+        if probe.drifts:
             early = self._early(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
         # A step does many things, and of what is slow now and then it has its share: the mean.
@@ -172,7 +178,7 @@ class Stopwatch:
             if self._clock(probe.alone) is time.thread_time:
                 seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
-            if probe.after is not None:
+            if probe.drifts:
                 apart.append(_apart(figures, quiet))
         return [*found, *apart]
 
@@ -203,7 +209,7 @@ def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) 
     values = [[one.usual if quiet else one.low for one in rounds] for rounds in figures]
     if probe.alone:
         return max(weigh(rounds) for rounds in values)
-    of_round = max if probe.after is None else fmean
+    of_round = fmean if probe.drifts else max
     return weigh([of_round(ranks) for ranks in zip(*values, strict=True)])
 
 

@@ -1,12 +1,14 @@
 """What trained parameters cost beside their arithmetic: on their way in, back, and updated.
 
 They are DTensors, and what an operator on one of those takes before it computes anything is many
-times the launch of a kernel.
+times the launch of a kernel. Their way in and back takes Python, which finds the caches of a CPU
+full of what operators left there; so it does here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.lower.program import Fetch, Load
+from shardwright.ir.redistribution import Collective
+from shardwright.lower.program import Fetch, Gather, Load, Move, Prefetch, Redistribute
+from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.timing import Stopwatch
 
@@ -23,15 +27,19 @@ _ALL = 2**22  # elements of parameters that are updated in turn: more than cache
 ELEMENTS_ON_GPU = (2**24,)
 _ROW = 64
 _COUNT = 16  # of the tiny ones
+HANDLED = 3  # times that a gathered one is put into a message or taken out, its gradient's too
+_LEFT = 2**22  # elements that operators leave in the caches
 CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and how often they pass over a parameter
 
 
 def add_all(watch: Stopwatch) -> None:
-    """Probes "dispatch" and "parameter" of tiny parameters, "update" of larger ones."""
+    """Probes "dispatch", "parameter" and "packing" of tiny parameters, "update" of larger ones."""
     mesh = init_device_mesh(watch.device.type, (dist.get_world_size(),))
     tiny = _parameters(mesh, 2 * _ROW, _COUNT)
     watch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
-    watch.add("parameter", _COUNT, _loaded(tiny), alone=True)
+    left = partial(torch.relu, torch.randn(_LEFT, device=watch.device))
+    watch.add("parameter", _COUNT, _loaded(tiny), alone=True, after=left)
+    watch.add("packing", HANDLED * _COUNT, _packed(mesh), alone=True, after=left)
     gpu = watch.device.type == "cuda"
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
         # As in training, each has been left alone since the others were updated.
@@ -67,5 +75,26 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
         torch.autograd.backward(tiles, [torch.ones_like(tile) for tile in tiles])
         for parameter in held:
             parameter.grad = None
+
+    return run
+
+
+def _packed(mesh: DeviceMesh) -> Callable[[], object]:
+    """Tiny sharded ones put into a message, copies taken out, and their gradients put into one."""
+    axes, before = {"all": mesh}, (1, _ROW)
+    whole = (mesh.size(), _ROW)
+    move = Move("all", Collective.ALL_GATHER, whole, 0, -1, 0, whole[0], True)
+    parts = tuple(
+        Redistribute(f"{i}", f"copy {i}", "", before, whole, before, whole, (move,), (), True)
+        for i in range(_COUNT)
+    )
+    departure = Departure(Prefetch(parts, "flight", "", "all"), axes)
+    arrival = Arrival(Gather(parts, "flight", "works", "all", (), (False,) * _COUNT), axes)
+    tiles = [torch.randn(before, device=mesh.device_type) for _ in parts]
+    numbers = range(_COUNT)
+
+    def run() -> None:
+        copies = departure.opened(departure.packed(tiles, numbers), numbers)
+        arrival.joined(list(enumerate(copies)))
 
     return run

@@ -13,10 +13,12 @@ MEASURED = Measured(AT, 0.02, (("matmul", 0.01, 0.2), ("host all_reduce", 0.1, 0
 MACHINE = replace(
     Machine.preset("2xcpu"),
     measured=MEASURED,
+    gather_overlap=0.25,
     device=replace(
         Machine.preset("2xcpu").device,
         dispatch_seconds=2.5e-5,
         parameter_seconds=4e-5,
+        packing_seconds=1e-5,
         efficiency=Efficiency(update=Curve(((1e6, 0.5), (1e8, 0.25)))),
     ),
 )
@@ -59,6 +61,8 @@ def test_its_age_is_told_in_words(later, words):
         ("[0.01, 0.2]", "[0.01]", "measured.errors holds pairs of numbers by kind"),
         ('dispatch = "25us"', "dispatch = 25", "device.dispatch is 25, without a unit"),
         ('parameter = "40us"', 'parameter = "40kB"', "device.parameter is '40kB', which has the"),
+        ('packing = "10us"', 'packing = "-1us"', "device.packing is '-1us'; write a number"),
+        ("gather_overlap = 0.25", "gather_overlap = 1.5", "gather_overlap is 1.5; give a part"),
         ('[["1MB", 0.5]', '[["1MFLOP", 0.5]', "device.efficiency.update is '1MFLOP', which has"),
     ],
 )
@@ -71,7 +75,9 @@ def test_what_is_wrong_is_said_in_one_line(old, new, says):
 
 
 def test_mixed_devices_pay_for_the_slower_update():
-    other = replace(MACHINE.device, dispatch_seconds=None, efficiency=Efficiency(memory=0.125))
+    none = dict.fromkeys(("dispatch_seconds", "packing_seconds"))
+    other = replace(MACHINE.device, **none, efficiency=Efficiency(memory=0.125))
     found = MACHINE.device.slower(other)
     assert found.dispatch_seconds == 2.5e-5 and found.parameter_seconds == 4e-5
+    assert found.packing_seconds == 1e-5
     assert found.efficiency.in_place.at(1e8) == 0.125

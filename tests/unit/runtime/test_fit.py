@@ -16,7 +16,7 @@ from shardwright.runtime.fit import (
 from shardwright.runtime.timing import APART, Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
-DISPATCH, PARAMETER = 25e-6, 40e-6
+DISPATCH, PARAMETER, PACKING = 25e-6, 40e-6, 15e-6
 CURVE = Curve(((1e6, 0.2), (1e8, 0.8), (1e10, 1.0)))
 CACHED = Curve(((1e5, 1.0), (1e8, 0.25)))
 
@@ -36,7 +36,8 @@ def device():
     samples += kernels("pooling", 1, (1e6, 1e8), BANDWIDTH / 16, CACHED)
     samples += [Sample("update", w, 8 * DISPATCH + w / BANDWIDTH) for w in (1e6, 1e8)]
     samples += [Sample("launch", 200, 200 * LAUNCH), Sample("dispatch", 128, 128 * DISPATCH)]
-    return [*samples, Sample("parameter", 16, 16 * PARAMETER)]
+    samples += [Sample("parameter", 16, 16 * PARAMETER), Sample("packing", 48, 48 * PACKING)]
+    return samples
 
 
 def test_a_device_is_found_again():
@@ -45,6 +46,7 @@ def test_a_device_is_found_again():
     assert found.launch_seconds == pytest.approx(LAUNCH)
     assert found.dispatch_seconds == pytest.approx(DISPATCH)
     assert found.parameter_seconds == pytest.approx(PARAMETER)
+    assert found.packing_seconds == pytest.approx(PACKING)
     assert found.efficiency.update.at(1e8) == pytest.approx(1.0, rel=1e-3)
     matmul = found.efficiency.matmul
     for work, part in CURVE.points[1:]:

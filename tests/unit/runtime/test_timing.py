@@ -100,6 +100,17 @@ def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
     assert found == Figures((0.5 + 1.5 + 1.0) / 3, 0.5, 3.0, (0.5 + 0.0 + 3.0) / 3)
 
 
+def test_what_only_computes_is_late_for_nobody(monkeypatch):
+    took = iter([2.0, 1.0, 4.0, 3.0])  # before, and what is timed, in turn
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    beside([[Figures(1.0, 1.0)]] * 3, monkeypatch)
+    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(watch, "once", lambda run, alone=False: next(took))
+    watch.add("parameter", 2, torch.zeros, alone=True, after=torch.zeros)
+    rounds = [[watch._round(watch._probes[0], 2)]] * 3
+    assert watch._agreed(rounds, [0.0] * 3) == [Sample("parameter", 2, 2.0)]
+
+
 def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
     mine = [[Figures(1.0, 1.0, 4.0, 0.0)]] * 3
     others = [[Figures(1.0, 1.0, 3.0, early)] for early in (1.0, 1.5, 8.0)]
