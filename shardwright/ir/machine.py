@@ -285,6 +285,14 @@ class Machine:
         return max(self.overlap, self.soon_overlap)
 
     @property
+    def settles(self) -> bool:
+        """Whether times of finished plans are more than sums: measured, or something is hidden.
+
+        Presets hide nothing, and their plans take what adds up, to the last digit.
+        """
+        return self.measured is not None or self.most_overlap > 0
+
+    @property
     def native_reduce_scatter(self) -> bool:
         """Whether reduce_scatter is one collective; Gloo runs it as all_reduce and a slice."""
         return self.backend != "gloo"

@@ -177,7 +177,7 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     plans, yardsticks = _plans(kept, write), _plans(shown, write)
     sources = rounds.sources
     memories = Memories(sources.graph, rounds.machine, rounds.optimizer, sources.analysis)
-    if rounds.machine.most_overlap:  # then times do not just add up
+    if rounds.machine.settles:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
         thinned = thin(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)

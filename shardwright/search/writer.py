@@ -220,7 +220,7 @@ class PlanWriter:
             contention=self.space.model.machine.contention,
             expert_skew=self._skew(ops),
         )
-        if self.space.model.machine.most_overlap:  # elsewhere plans take what tables say
+        if self.space.model.machine.settles:  # elsewhere plans take what tables say
             model = self.space.model
             plan = with_whole_launches(plan, model.measure, model.buckets)
         seconds = settled_seconds(plan)

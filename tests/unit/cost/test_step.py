@@ -139,6 +139,16 @@ def test_copies_set_out_one_bucket_ahead_and_gradients_leave_one_at_a_time():
     assert ms(sharded(overlap=0.5)) > ms(plan)
 
 
+def test_what_is_waited_for_soon_hides_by_its_own_part():
+    plan = sharded(overlap=1.0)
+    assert ms(replace(plan, gather_overlap=0.5)) == pytest.approx(ms(sharded(overlap=0.5)))
+    assert ms(replace(plan, gather_overlap=0.0)) == pytest.approx(9 + 15 + 1.5)
+    some = replace(sharded(), gather_overlap=0.5)
+    assert settled_seconds(some) == settled_seconds(sharded(overlap=0.5))
+    sums = layers(overlap=0.5)
+    assert ms(replace(sums, gather_overlap=0.0)) == ms(sums)
+
+
 def test_small_copies_share_a_bucket_and_those_that_are_kept_come_once():
     plan = sharded(overlap=1.0, mib=0.25, again=False)
     assert [len(flight.forward) for flight in flights_of(plan)] == [3]

@@ -1,6 +1,7 @@
 """Of a finished plan every bucket pays for its messages as they are, full or not."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import shardwright as sw
 from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.together import flights_of, sums_of
 from shardwright.ir.layout import Mesh, Seconds
+from shardwright.ir.measured import Measured
 
 LAUNCH = 1e-3
+MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
 
 
 class Net(nn.Module):
@@ -28,22 +31,26 @@ class Net(nn.Module):
         return sum(layer(x).square().mean() for layer in self.narrow)
 
 
-def machine(overlap):
+def machine(overlap, measured=None):
     """On which nothing takes time but to begin a message."""
     cpu = sw.Machine.preset("2xcpu")
     (level,) = cpu.levels
     fast = replace(level, bytes_per_s=1e18, latency_seconds=Seconds(0.0), gather_bytes_per_s=1e18)
     device = replace(cpu.device, bytes_per_s=1e18, launch_seconds=Seconds(0.0))
-    launch = Seconds(LAUNCH)
     return replace(
-        cpu, levels=(fast,), device=device, overlap=overlap, collective_launch_seconds=launch
+        cpu,
+        levels=(fast,),
+        device=device,
+        overlap=overlap,
+        collective_launch_seconds=Seconds(LAUNCH),
+        measured=measured,
     )
 
 
-def plans(overlap):
+def plans(overlap, measured=None):
     torch.manual_seed(0)
     graph = sw.capture(Net(), (), {"x": torch.randn(8, 600)})
-    found = sw.search(graph, machine(overlap), meshes=[Mesh.parse("dp=2")])
+    found = sw.search(graph, machine(overlap, measured), meshes=[Mesh.parse("dp=2")])
     return {plan.name: plan for plan in found.baselines}, bucket_sizes(graph).sums
 
 
@@ -51,8 +58,10 @@ def spent(message):
     return sum(t.seconds for t in message)
 
 
-def test_every_message_of_a_bucket_has_its_launch():
-    known, limit = plans(overlap=0.5)
+@pytest.mark.parametrize("how", [(0.5,), (0.0, MEASURED)])
+def test_every_message_of_a_bucket_has_its_launch(how):
+    """Where something hides, and on a measured machine also where nothing does."""
+    known, limit = plans(*how)
     fills = []
     for bucket in sums_of(known["data parallel"]):
         fills.append(sum(min(1.0, t.bytes / limit) for t in bucket.sums))
