@@ -5,8 +5,8 @@
 
 On two local processes of one thread each, and for three models on two hosts that a link of
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
-turn. A row's time is the median of the slower rank's steps, its memory the larger of the ranks',
-each the median of three steps'.
+turn, in an order that changes. A row's time is the median of the slower rank's steps, its memory
+the larger of the ranks', each the median of three steps'.
 
 How fast a shared host is changes by the minute, which no estimate can know. So the machine and the
 operators that dominate are measured before the steps of each model and once more after them, and

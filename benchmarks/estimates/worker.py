@@ -1,5 +1,7 @@
 """One of the ranks that take the steps: all plans of a model in turn, so that noise hits all.
 
+Their order changes from round to round.
+
 torchrun starts it; rank 0 writes what was measured, in the order of the plans.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -72,10 +75,13 @@ def _measured(name: str, plans: list[sw.Plan], rounds: int, limit: float) -> lis
     wall: list[list[float]] = [[] for _ in subjects]
     thread: list[list[float]] = [[] for _ in subjects]
     watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + limit
+    shuffled = random.Random(SEED)  # the same on every rank
     for number in range(rounds):
         if number >= LEAST_ROUNDS and _late(end):
             break
-        for place, (module, optimizer) in enumerate(subjects):
+        # What ran before leaves caches and heap as it does; no plan always follows the same one.
+        for place in shuffled.sample(range(len(subjects)), len(subjects)):
+            module, optimizer = subjects[place]
             dist.barrier()
             start, computed = time.perf_counter(), time.thread_time()
             module.train_step(optimizer, batch).item()

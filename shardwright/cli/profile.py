@@ -96,6 +96,7 @@ def content(machine: Machine, output: str | None) -> dict[str, object]:
         "memory_bytes": device.memory_bytes,
         "context_bytes": device.context_bytes,
         "overlap": machine.overlap,
+        "gather_overlap": machine.soon_overlap,
         "contention": machine.contention,
         "levels": [
             {"name": level.name, "size": level.size, "bytes_per_s": level.bytes_per_s}
@@ -124,8 +125,9 @@ def in_words(machine: Machine) -> list[str]:
     ]
     if machine.devices > 1:
         lines.append(
-            f"{machine.overlap:.0%} of a gradient sum hides behind computing; collectives along"
-            f" two axes at once delay each other by {machine.contention:.0%}"
+            f"{machine.overlap:.0%} of a gradient sum hides behind computing,"
+            f" {machine.soon_overlap:.0%} of a gather; collectives along two axes at once delay each"
+            f" other by {machine.contention:.0%}"
         )
     if machine.arrival_skew_seconds:
         lines.append(

@@ -1,9 +1,12 @@
-"""The number of labels is summed while the layers compute, also after a step that failed."""
+"""Single numbers are summed on the way: of labels while the layers compute, also after a step that
+failed, of the loss along with gradients.
+"""
 
 import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
@@ -70,3 +73,67 @@ def test_labels_are_counted_while_layers_compute():
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
     plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
     run_ranks(2, _step, plan.to_json())
+
+
+class Scaled(nn.Module):
+    """One parameter, whose gradient is summed where it is, with no room for others."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def forward(self, x):
+        return (x * self.scale).square().mean()
+
+
+def _scaled():
+    return Scaled(), {"x": torch.arange(48.0, dtype=torch.float64).view(8, 6)}
+
+
+def _messages(make, text):
+    """How many elements each sum of a step has, and the gradients of a step with a broken one."""
+    model, batch = make()
+    expected = copy.deepcopy(model)
+    loss = expected(**batch)
+    loss.backward()
+    module = sw.parallelize(model, sw.Plan.from_json(text))
+    sent, send = [], dist.all_reduce
+
+    def summed(x, *args, **kwargs):
+        sent.append(x.numel())
+        return send(x, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "all_reduce", summed)
+        found = module.forward_backward(batch)
+        alone, sent[:] = list(sent), []
+        torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=0)
+        module.zero_grad()
+        hook = module._sw_program.register_forward_hook(_stop)  # before anything rides
+        with pytest.raises(StopError):
+            module.forward_backward(batch)
+        hook.remove()
+        sent.clear()
+        torch.testing.assert_close(
+            module.forward_backward(batch), loss.detach(), rtol=1e-12, atol=0
+        )
+    assert sent == alone
+    for name, parameter in expected.named_parameters():
+        gradient = module.get_parameter(name).grad.full_tensor()
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-12, atol=1e-15)
+    return alone
+
+
+@pytest.mark.parametrize(
+    "make, messages",
+    [
+        # Labels, then all four gradients and the loss.
+        pytest.param(_example, [1, 10 * 6 + 10 + 4 * 10 + 4 + 1], id="rides"),
+        pytest.param(_scaled, [6, 1], id="alone"),
+    ],
+)
+def test_the_loss_rides_with_gradients_where_some_are_summed_together(make, messages):
+    model, batch = make()
+    frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
+    plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
+    assert run_ranks(2, _messages, make, plan.to_json()) == [messages] * 2
