@@ -17,11 +17,11 @@ What the cost model predicts, and what two ranks measured: every plan's steps ar
 the others of its model, in an order that changes. The machine and the operators that dominate are
 measured before these steps and once more after them (`shardwright profile`), as how fast a shared
 host is changes by the minute; the prediction is the mean of both, the drift how far the second is
-from the first. Errors are of the prediction, relative to the measurement; the spread is how far the middle half of
-the steps are apart. Where either of these, drift or spread, is more than 12 % on average over a
-model's plans, the model is measured once more, and the quieter time counts, whatever was
-predicted. Computing compares the sum of all operators and updates with the CPU time
-of a rank's main thread. Memory is that of tensors, counted during a step.
+from the first. Errors are of the prediction, relative to the measurement; the spread is how far the
+middle half of the steps are apart. Where either of these, drift or spread, is more than 12 % on
+average over a model's plans, the model is measured once more, and the quieter time counts, whatever
+was predicted. Computing compares the sum of all operators and updates with the CPU time of a rank's
+main thread. Memory is that of tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,8 +76,13 @@ class Local:
             if status:
                 said.seek(0)
                 lines = said.read().decode(errors="replace").strip().splitlines()
-                last = next((line for line in reversed(lines) if "Error" in line), lines[-1:])
-                raise RuntimeError(f"{arguments[1]} ended with status {status}: {last}")
+                raise RuntimeError(f"{arguments[1]} ended with status {status}: {_reason(lines)}")
+
+
+def _reason(lines: list[str]) -> str:
+    """What went wrong, of what a program said: a rank's own words rather than torchrun's."""
+    ranks = [line for line in lines if re.match(r"\[rank\d+\]: \S*Error", line)]
+    return next((line for line in [*ranks, *reversed(lines)] if "Error" in line), lines[-1])
 
 
 @dataclass(frozen=True)
