@@ -13,15 +13,16 @@ from typing import Any
 
 _HEAD = """# Estimates
 
-What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn with
-the others of its model, in an order that changes. The machine and the operators that dominate are
-measured before these steps and once more after them (`shardwright profile`), as how fast a shared
-host is changes by the minute; the prediction is the mean of both, the drift how far the second is
-from the first. Errors are of the prediction, relative to the measurement; the spread is how far the
-middle half of the steps are apart. Where either of these, drift or spread, is more than 12 % on
-average over a model's plans, the model is measured once more, and the quieter time counts, whatever
-was predicted. Computing compares the sum of all operators and updates with the CPU time of a rank's
-main thread. Memory is that of tensors, counted during a step.
+What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn
+with the others of its model, in an order that changes, half of them by ranks that start anew. The
+machine and the operators that dominate are measured before these steps and once more after them
+(`shardwright profile`), as how fast a shared host is changes by the minute; the prediction is the
+mean of both, the drift how far the second is from the first. Errors are of the prediction,
+relative to the measurement; the spread is how far the middle half of the steps are apart. Where
+either of these, drift or spread, is more than 12 % on average over a model's plans, the model is
+measured once more, and the quieter time counts, whatever was predicted. Computing compares the
+sum of all operators and updates with the CPU time of a rank's main thread. Memory is that of
+tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that
@@ -78,7 +79,7 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
     if found["mean_spearman"] is not None:
         yield (
             f"* Order of a model's plans: Spearman {found['mean_spearman']:.2f} on average"
-            " (asked: 0.9)."
+            f" (asked: 0.9){_against_itself(found)}."
         )
     yield (
         f"* In spite of noise {found['pairs_apart']} of {found['pairs']} pairs of a model's plans"
@@ -96,6 +97,11 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
         f" {found['chosen_within_noise']} no plan is faster by more than that and by more than"
         " noise."
     )
+
+
+def _against_itself(found: dict[str, Any]) -> str:
+    runs = found.get("mean_spearman_of_runs")
+    return "" if runs is None else f"; of one run of ranks with the other {runs:.2f}"
 
 
 def _part(some: int, every: int) -> str:

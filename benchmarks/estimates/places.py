@@ -82,7 +82,8 @@ class Local:
 def _reason(lines: list[str]) -> str:
     """What went wrong, of what a program said: a rank's own words rather than torchrun's."""
     ranks = [line for line in lines if re.match(r"\[rank\d+\]: \S*Error", line)]
-    return next((line for line in [*ranks, *reversed(lines)] if "Error" in line), lines[-1])
+    said = [*ranks, *(line for line in reversed(lines) if "Error" in line), *lines[-1:]]
+    return said[0] if said else "it said nothing"
 
 
 @dataclass(frozen=True)

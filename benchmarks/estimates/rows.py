@@ -43,6 +43,7 @@ class Row:
     steps: int
     busy: float
     drift: float
+    of_runs: tuple[float, ...] = ()  # seconds in each run of ranks, which start anew
     times: int = 1  # that its model was measured, until it was quiet
 
     @property
@@ -83,12 +84,14 @@ def row(
     model: str,
     name: str,
     plans: tuple[Plan, Plan],
-    ranks: Sequence[Mapping[str, Any]],
+    runs: Sequence[Sequence[Mapping[str, Any]]],
 ) -> Row:
-    """A plan, costed before and after, against its ranks: of every step the slower one counts."""
+    """A plan, costed before and after, against the ranks of each run: the slower one counts."""
     before, after = plans
-    seconds = [max(step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    steps = [[max(step) for step in zip(*(r["seconds"] for r in run), strict=True)] for run in runs]
+    seconds = [step for run in steps for step in run]
     low, middle, high = statistics.quantiles(seconds, n=4)
+    ranks = [rank for run in runs for rank in run]
     return Row(
         place=place,
         model=model,
@@ -104,6 +107,7 @@ def row(
         steps=len(seconds),
         busy=max(rank["busy"] for rank in ranks),
         drift=after.step_seconds / before.step_seconds - 1,
+        of_runs=tuple(statistics.median(run) for run in steps),
     )
 
 
@@ -125,6 +129,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     times = [abs(one.time_error) for one in rows]
     memory = [abs(one.memory_error) for one in rows]
     orders = [order(found) for found in by_model.values() if len(found) > 1]
+    alike = [order_of_runs(found) for found in by_model.values() if len(found) > 1]
+    known = [one for one in alike if one is not None]
     agreements = [agreement(found) for found in by_model.values()]
     chosen = [found for found in by_model.values() if found[0].plan == "chosen"]
     fastest = {
@@ -137,6 +143,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "worst_time_error": max(times),
         "mean_compute_error": statistics.mean(abs(one.compute_error) for one in rows),
         "mean_spearman": statistics.mean(orders) if orders else None,
+        "mean_spearman_of_runs": statistics.mean(known) if known else None,
         "mean_memory_error": statistics.mean(memory),
         "worst_memory_error": max(memory),
         "chosen_over_fastest": fastest,
@@ -165,6 +172,18 @@ def order(rows: Sequence[Row]) -> float:
     if len(set(predicted)) == 1:
         return 1.0
     return float(spearmanr(predicted, list(map(statistics.mean, by_plan.values()))).statistic)
+
+
+def order_of_runs(rows: Sequence[Row]) -> float | None:
+    """Spearman's correlation of the first run of ranks with the second, which no estimate beats.
+
+    Rows of one and the same plan are one; None where there was one run, or one plan.
+    """
+    by_plan = {(one.mesh, one.predicted_seconds, one.predicted_bytes): one.of_runs for one in rows}
+    runs = list(by_plan.values())
+    if len(runs) < 2 or min(map(len, runs)) < 2:
+        return None
+    return float(spearmanr([run[0] for run in runs], [run[1] for run in runs]).statistic)
 
 
 class Agreement(NamedTuple):

@@ -5,8 +5,9 @@
 
 On two local processes of one thread each, and for three models on two hosts that a link of
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
-turn, in an order that changes. A row's time is the median of the slower rank's steps, its memory
-the larger of the ranks', each the median of three steps'.
+turn, in an order that changes, half of them by ranks that start anew: how a process lies in memory
+makes a plan some percent faster or slower as long as it runs. A row's time is the median of the
+slower rank's steps, its memory the largest of the ranks', each the median of three steps'.
 
 How fast a shared host is changes by the minute, which no estimate can know. So the machine and the
 operators that dominate are measured before the steps of each model and once more after them, and
@@ -60,6 +61,7 @@ BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
 REMOTE_SECONDS = 110.0  # for each of them
 UNREST = 0.12
+RUNS = 2
 QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
@@ -145,16 +147,19 @@ def _timed(machine: Machine, calls: Sequence[Call], seconds: float) -> Machine:
 
 
 def stepped(place: Place, one: Subject, options: argparse.Namespace) -> list[Any]:
-    """What the ranks measured of each plan, in their order."""
-    rounds, seconds = options.rounds, options.steps_seconds
+    """What the ranks measured of each plan, in their order, in each of `RUNS`."""
+    rounds, seconds = -(-options.rounds // RUNS), options.steps_seconds / RUNS
+    runs = []
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
         given.write_text(json.dumps([plan.to_json() for plan in one.plans.values()]))
         arguments = ["--model", one.name, "--plans", str(given), "--out", str(out)]
         arguments += ["--rounds", str(rounds), "--seconds", str(seconds)]
-        place.run("benchmarks.estimates.worker", *arguments, seconds=4 * seconds)
-        ranks = json.loads(out.read_text())
-    return [[rank[number] for rank in ranks] for number in range(len(one.plans))]
+        for number in range(RUNS):
+            order = ["--order", str(number)]
+            place.run("benchmarks.estimates.worker", *arguments, *order, seconds=4 * seconds)
+            runs.append(json.loads(out.read_text()))
+    return [[[rank[plan] for rank in run] for run in runs] for plan in range(len(one.plans))]
 
 
 def take(
@@ -196,12 +201,12 @@ def _rows(
 ) -> tuple[list[Row], Machine]:
     """One model's, by the machine `before` its steps and by that after them, which comes second."""
     one = subject(name, before, options.operators_seconds)
-    ranks = stepped(place, one, options)
+    runs = stepped(place, one, options)
     after = _measured(place, log, options.seconds)
     if after is None:
         raise RuntimeError("the machine could not be measured after the steps")
     again = one.again(after, options.operators_seconds)
-    plans = zip(one.plans.items(), ranks, strict=True)
+    plans = zip(one.plans.items(), runs, strict=True)
     rows = [row(place.name, name, title, (p, again[title]), took) for (title, p), took in plans]
     return rows, after
 

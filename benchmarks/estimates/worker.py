@@ -52,7 +52,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     try:
         plans = [sw.Plan.from_json(text) for text in json.loads(options.plans.read_text())]
-        mine = _measured(options.model, plans, options.rounds, options.seconds)
+        mine = _measured(plans, options)
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, [asdict(one) for one in mine])
         if dist.get_rank() == 0:
@@ -62,21 +62,21 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _measured(name: str, plans: list[sw.Plan], rounds: int, limit: float) -> list[Measured]:
+def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measured]:
     torch.manual_seed(SEED)
-    model, batch = MODELS[name]()
-    subjects = []
-    for plan in plans:
-        module = sw.parallelize(model, plan)
+    model, batch = MODELS[options.model]()
+    shuffled = random.Random(options.order)  # the same on every rank
+    subjects: list[Any] = [None] * len(plans)
+    for place in shuffled.sample(range(len(plans)), len(plans)):
+        module = sw.parallelize(model, plans[place])
         optimizer = torch.optim.AdamW(module.parameters())
         module.train_step(optimizer, batch)  # makes the optimizer's state
-        subjects.append((module, optimizer))
+        subjects[place] = module, optimizer
     held = [_metered(*subject, batch) for subject in subjects]
     wall: list[list[float]] = [[] for _ in subjects]
     thread: list[list[float]] = [[] for _ in subjects]
-    watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + limit
-    shuffled = random.Random(SEED)  # the same on every rank
-    for number in range(rounds):
+    watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + options.seconds
+    for number in range(options.rounds):
         if number >= LEAST_ROUNDS and _late(end):
             break
         # What ran before leaves caches and heap as it does; no plan always follows the same one.
@@ -118,6 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--plans", type=Path, required=True, help="JSON list of plans' texts")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="for all steps")
+    parser.add_argument("--order", type=int, default=0, help="seed of the order in each round")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

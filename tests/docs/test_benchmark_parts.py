@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import quick
+from benchmarks.estimates import places
 from benchmarks.estimates import run as estimates
-from benchmarks.estimates.rows import Row, order, summary, unrest
+from benchmarks.estimates.rows import Row, order, order_of_runs, summary, unrest
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
@@ -121,6 +122,16 @@ def test_only_pairs_of_plans_that_noise_leaves_apart_are_judged(spread, told, un
     assert found["chosen_within_noise"] == unbeaten
 
 
+def test_runs_of_ranks_are_held_against_each_other():
+    rows = _plan_rows(0.01)
+    assert order_of_runs(rows) is None
+    runs = [(1.0, 1.0), (2.0, 2.0), (3.0, 4.0), (4.0, 3.0)]
+    rows = [replace(one, of_runs=both) for one, both in zip(rows, runs, strict=True)]
+    assert order_of_runs(rows) == pytest.approx(0.8)
+    assert summary(rows)["mean_spearman_of_runs"] == pytest.approx(0.8)
+    assert order_of_runs([rows[0], rows[0]]) is None  # one and the same
+
+
 def test_a_plan_that_is_there_twice_is_ranked_once():
     rows = _plan_rows(0.01)
     assert order(rows) < 0.7
@@ -129,6 +140,19 @@ def test_a_plan_that_is_there_twice_is_ranked_once():
     assert order(twice) == pytest.approx(0.5)
     alone = [replace(rows[0], measured_seconds=t) for t in (1.0, 2.0)]
     assert order(alone) == 1.0
+
+
+@pytest.mark.parametrize(
+    "lines, reason",
+    [
+        (["[rank1]: ValueError: odd", "torch.distributed...ChildFailedError: "], "odd"),
+        (["[rank0]:   in f", "DistNetworkError: in use", "and more"], "in use"),
+        (["killed"], "killed"),
+        ([], "said nothing"),
+    ],
+)
+def test_a_rank_says_why_it_failed(lines, reason):
+    assert places._reason(lines).endswith(reason)
 
 
 @pytest.mark.parametrize(
