@@ -15,7 +15,8 @@ TARGET=${TARGET:-examples/bytes_gpt.py:job}
 PLAN=${PLAN:-plan.json}          # shardwright plan $TARGET --machine 2x8xH100 -o plan.json
 RUN=${RUN:-runs/$SLURM_JOB_NAME} # on a file system that all hosts see
 STEPS=${STEPS:-1000}
-head_host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head_host=${hosts%%$'\n'*} # no pipe to head, which ends scontrol by SIGPIPE now and then
 mkdir -p "$RUN"
 # Ranks that are started again must not find the addresses of those before them.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1

@@ -125,9 +125,9 @@ def in_words(machine: Machine) -> list[str]:
     ]
     if machine.devices > 1:
         lines.append(
-            f"{machine.overlap:.0%} of a gradient sum hides behind computing,"
-            f" {machine.soon_overlap:.0%} of a gather; collectives along two axes at once delay each"
-            f" other by {machine.contention:.0%}"
+            f"{machine.overlap:.0%} of a gradient sum hides behind computing, and"
+            f" {machine.soon_overlap:.0%} of a gather; collectives along two axes at once delay"
+            f" each other by {machine.contention:.0%}"
         )
     if machine.arrival_skew_seconds:
         lines.append(

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.runtime.loading import Reduction
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import Waited, begun_over, wait_for
+from shardwright.runtime.waiting import Waited, begun_along, wait_for
 
-Groups = tuple[dist.ProcessGroup, ...]  # by axis
+Axes = tuple[DeviceMesh, ...]  # of one dimension each
 
 
 class LateSums:
@@ -42,12 +42,12 @@ class LateSums:
         value until the end. After an error nothing is waited for, as other ranks may never come.
         """
         works: list[Waited] = []
-        riders: dict[Groups, list[torch.Tensor]] = {one.groups: [] for one in self._reductions}
+        riders: dict[Axes, list[torch.Tensor]] = {one.axes: [] for one in self._reductions}
         for reduction in self._reductions:
-            reduction.riders = riders[reduction.groups]
+            reduction.riders = riders[reduction.axes]
         for one in self._sums:
-            rides = one.groups in riders
-            one.later = riders[one.groups].append if rides else partial(_begin, works, one.groups)
+            rides = one.axes in riders
+            one.later = riders[one.axes].append if rides else partial(_begin, works, one.axes)
         try:
             yield
         finally:
@@ -55,15 +55,15 @@ class LateSums:
                 one.later = None
             for reduction in self._reductions:
                 reduction.riders = []
-        for groups, left in riders.items():  # where no gradients were summed together
+        for axes, left in riders.items():  # where no gradients were summed together
             for number in left:
-                _begin(works, groups, number)
+                _begin(works, axes, number)
         for work in works:
             wait_for(work, "the sum of the loss")
 
 
-def _begin(works: list[Waited], groups: Groups, number: torch.Tensor) -> None:
-    works.append(begun_over(groups, number))
+def _begin(works: list[Waited], axes: Axes, number: torch.Tensor) -> None:
+    works.append(begun_along(axes, number))
 
 
 class Awaited(nn.Module):
@@ -91,7 +91,7 @@ def early_sums_under_way(program: fx.GraphModule) -> None:
         if summing.differentiable or first is node.next or first.op == "output":
             continue
         works: list[Waited] = []
-        summing.later = partial(_begin, works, summing.groups)
+        summing.later = partial(_begin, works, summing.axes)
         name = f"{node.target}_awaited"
         program.add_submodule(name, Awaited(works))
         with program.graph.inserting_before(first):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
 from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import Waited, begun_over, wait_for
+from shardwright.runtime.waiting import Waited, begun_along, wait_for
 
 Works = list[Waited]
 
@@ -128,7 +128,7 @@ class Reduction(nn.Module):
     def __init__(self, instruction: Reduce, axes: Mapping[str, DeviceMesh]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(Redistribution(part, axes) for part in instruction.parts)
-        self.groups = tuple(axes[axis].get_group() for axis in instruction.axes)
+        self.axes = tuple(axes[axis] for axis in instruction.axes)
         self.copied = instruction.copied
         self.riders: list[torch.Tensor] = []  # single numbers to sum along with gradients
 
@@ -167,7 +167,7 @@ class _Sum(torch.autograd.Function):
             riders = _taken(ctx.how.riders, dtype) if len(given) > 1 else []
             summed = [*given.values(), *riders]
             buffer = _buffer(summed, ctx.how.copied[min(given)])
-            work = begun_over(ctx.how.groups, buffer)
+            work = begun_along(ctx.how.axes, buffer)
             tiles = buffer.flatten().split([one.numel() for one in summed])
             for i, grad, tile in zip(given, given.values(), tiles, strict=False):
                 found[i] = tile.view(grad.shape)

@@ -46,7 +46,7 @@ class Redistribution(nn.Module):
         sums = [move.collective is Collective.ALL_REDUCE for move in instruction.forward]
         self.sums_a_number = self.before == () and bool(sums) and all(sums)
         over = [move.axis for move in instruction.forward] if self.sums_a_number else []
-        self.groups = tuple(axes[axis].get_group() for axis in over)  # of a number's sum
+        self.axes = tuple(axes[axis] for axis in over)  # of a number's sum
         self.later: Callable[[torch.Tensor], None] | None = None  # who sums a number in place
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

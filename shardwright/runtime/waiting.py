@@ -15,6 +15,7 @@ from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 _YIELDS = 50  # between two looks at the clocks
 _LOOKS = 400  # together some 10 ms, if nobody else wants the core; longer waits sleep
@@ -72,11 +73,12 @@ def begun(
     return _on_its_way(group, x, dist.all_reduce(x, op, group, async_op=True))
 
 
-def begun_over(groups: Sequence[dist.ProcessGroup], x: torch.Tensor) -> Waited:
-    """The sum over all `groups`, of which the last one's is on its way."""
-    for group in groups[:-1]:
-        reduce_over(group, x)
-    return begun(groups[-1], x)
+def begun_along(axes: Sequence[DeviceMesh], x: torch.Tensor) -> Waited:
+    """The sum along all `axes`, of which the last one's is on its way."""
+    *others, last = axes
+    for axis in others:
+        reduce_over(axis.get_group(), x)
+    return begun(last.get_group(), x)
 
 
 def _on_its_way(group: dist.ProcessGroup, x: torch.Tensor, work: dist.Work | None) -> Waited:
