@@ -21,6 +21,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+_ALIKE = 0.01  # of calls that compute equally much, how far what the formula says differs at most
+_NOISE = 0.04  # of one call's timing from process to process, on CPUs
 _DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime has its own
 
 
@@ -94,25 +96,69 @@ def timed(
     """Seconds by timings where there are some, and by the `formula` as far as they bear it out.
 
     `sizes` are of the factors, (factors, K). `same` says at which the operator is this call, and
-    no other that knows its place.
+    no other that knows its place. Timings of calls that compute equally much are told apart only
+    where they differ by more than noise does (ADR 0069).
     """
     by_formula, known = formula(sizes), by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]
     there = np.array([timing is not None for timing in found]) & same(sizes)
     measured = np.array([0.0 if t is None else _seconds(t, backward) for t in found])
-    off = _off(formula, form, sizes, timings, same, backward)
-    return np.where(there, measured, by_formula * off)
+    others = _others(formula, form, sizes, timings, same, backward)
+    for k in np.flatnonzero(there & (measured > 0) & (by_formula > 0)):
+        measured[k] = by_formula[k] * np.exp(others.steadied(measured[k], by_formula[k]))
+    return np.where(there, measured, by_formula * np.exp(others.nearest(sizes)))
 
 
-def _off(
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Timings of a form: sizes, (factors, M), what the formula says, and what is measured over it.
+
+    The last as logarithms, (M,).
+    """
+
+    sizes: Ints
+    said: Floats
+    off: Floats
+
+    def steadied(self, measured: float, said: float) -> float:
+        """How far a timing is off, with what is no more than noise taken out.
+
+        Of calls for which the formula says the same, as tilings of one product, timings differ
+        mostly by noise; each moves towards their mean by the part of their variance that noise
+        explains (James and Stein 1961, with the noise known).
+        """
+        off = float(np.log(measured / said))
+        alike = self.off[np.abs(np.log(self.said / said)) < _ALIKE]
+        if len(alike) < 2:
+            return off
+        mean, variance = float(alike.mean()), float(alike.var(ddof=1))
+        kept = max(0.0, 1 - _NOISE**2 / variance) if variance > 0 else 0.0
+        return mean + kept * (off - mean)
+
+    def nearest(self, sizes: Ints) -> Floats | float:
+        """How far those at the most similar sizes are off, (K,)."""
+        if not len(self.off):
+            return 0.0
+        apart = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(self.sizes)[:, None])
+        distances = apart.sum(axis=0)
+        nearest = distances == distances.min(axis=1, keepdims=True)
+        steady = [
+            self.steadied(said * np.exp(off), said)
+            for said, off in zip(self.said, self.off, strict=True)
+        ]
+        found: Floats = (nearest * np.array(steady)).sum(axis=1) / nearest.sum(axis=1)
+        return found
+
+
+def _others(
     formula: Callable[[Ints], Floats],
     form: Form,
     sizes: Ints,
     timings: tuple[Timing, ...],
     same: Callable[[Ints], Bools],
     backward: bool,
-) -> Floats | float:
-    """What is measured over what the formula says, by the timings at the most similar sizes."""
+) -> _Others:
+    """What is known of the form at other sizes than `sizes`, too."""
     alike: list[list[int]] = []
     measured: list[float] = []
     default = sizes[:, 0].tolist()
@@ -121,19 +167,13 @@ def _off(
         if at is not None and seconds > 0:
             alike.append(at)
             measured.append(seconds)
+    columns = np.array(alike, dtype=np.int64).reshape(len(alike), len(sizes)).T
+    took = np.array(measured)
     if not alike:
-        return 1.0
-    columns, took = np.array(alike).T, np.array(measured)
+        return _Others(columns, took, took)
     said = formula(columns)
     count = same(columns) & (said > 0)
-    if not count.any():
-        return 1.0
-    apart = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(columns[:, count])[:, None])
-    distances = apart.sum(axis=0)
-    nearest = distances == distances.min(axis=1, keepdims=True)
-    ratios = np.log(took[count] / said[count])
-    off: Floats = np.exp((nearest * ratios).sum(axis=1) / nearest.sum(axis=1))
-    return off
+    return _Others(columns[:, count], said[count], np.log(took[count] / said[count]))
 
 
 def _logarithms(sizes: Ints) -> Floats:

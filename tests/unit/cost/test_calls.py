@@ -93,6 +93,46 @@ def test_timings_hold_where_they_were_made_and_scale_the_formula_elsewhere(graph
         assert seconds.tolist() == pytest.approx([off * size / 64])
 
 
+@pytest.mark.parametrize(
+    "took, expected",
+    [
+        ((8.0, 8.2), (8.1, 8.1)),  # less apart than noise: both are their mean
+        ((8.0, 16.0), (8.02, 15.95)),  # far more: told apart
+        ((8.0, 8.8), (8.135, 8.654)),  # 9.5 % apart: noise explains a part
+    ],
+)
+def test_calls_that_compute_equally_much_are_told_apart_as_far_as_noise_lets_them(
+    graph, took, expected
+):
+    found = form(graph, "linear")
+    rule = analyze(graph).rules["linear"]
+    names = [factor.name for factor in rule.factors]
+    whole = [factor.size for factor in rule.factors]
+    tall, wide, small = list(whole), list(whole), list(whole)
+    first, second = (names.index(name) for name in (names[0], "n"))
+    tall[first], wide[second] = whole[first] // 2, whole[second] // 2
+    small[first], small[second] = tall[first], wide[second]
+    calls = [str(found.at(sizes)) for sizes in (tall, wide, small)]
+    timings = tuple(Timing(call, s, s / 2) for call, s in zip(calls, (*took, 1.0), strict=True))
+
+    def formula(at):
+        return at[first] * at[second] / (whole[first] * whole[second] / 8.0)
+
+    def every(at):
+        return np.ones(at.shape[1], bool)
+
+    sizes = np.array([tall, wide, small]).T
+    seconds = timed(formula, found, sizes, timings, every)
+    assert seconds.tolist() == pytest.approx([*expected, 1.0], rel=2e-3)
+    back = timed(formula, found, sizes, timings, every, backward=True)
+    assert back.tolist() == pytest.approx([t / 2 for t in (*expected, 1.0)], rel=2e-3)
+    # What was not timed is as far off as what is nearest to it, with the noise taken out there.
+    taller = list(tall)
+    taller[first] //= 2
+    (elsewhere,) = timed(formula, found, np.array([taller]).T, timings[:2], every)
+    assert elsewhere == pytest.approx(expected[0] / 2, rel=2e-3)
+
+
 def test_a_timing_says_how_far_the_formula_is_off_of_the_same_operator_elsewhere(graph):
     """Of an operator none of whose own sizes was timed: layers of a network grow."""
     analysis = analyze(graph)
