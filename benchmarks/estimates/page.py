@@ -14,15 +14,14 @@ from typing import Any
 _HEAD = """# Estimates
 
 What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn
-with the others of its model, in an order that changes, half of them by ranks that start anew. The
-machine and the operators that dominate are measured before these steps and once more after them
-(`shardwright profile`), as how fast a shared host is changes by the minute; the prediction is the
-mean of both, the drift how far the second is from the first. Errors are of the prediction,
-relative to the measurement; the spread is how far the middle half of the steps are apart. Where
-either of these, drift or spread, is more than 12 % on average over a model's plans, the model is
-measured once more, and the quieter time counts, whatever was predicted. Computing compares the
-sum of all operators and updates with the CPU time of a rank's main thread. Memory is that of
-tensors, counted during a step.
+with the others of its model{how}. The machine and the operators that dominate are measured before
+these steps and once more after them (`shardwright profile`), as how fast a shared host is changes
+by the minute; the prediction is the mean of both, the drift how far the second is from the first.
+Errors are of the prediction, relative to the measurement; the spread is how far the middle half
+of the steps are apart. Where either of these, drift or spread, is more than 12 % on average over
+a model's plans, the model is measured once more, and the quieter time counts, whatever was
+predicted. Computing compares the sum of all operators and updates with the CPU time of a rank's
+main thread. Memory is that of tensors, counted during a step.
 
 Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
 of the difference. Spearman's correlation counts all pairs, also those of plans that
@@ -31,11 +30,16 @@ others, both are one there, with the mean of their times.
 """
 
 
+# Of results since there are two runs.
+_RUNS = ", in an order that changes, half of them by ranks that start anew"
+
+
 def written(result: Path) -> str:
     """The page, in Markdown."""
     data: dict[str, Any] = json.loads(result.read_text())
     host = data["machine"]
-    lines = [_HEAD]
+    anew = any(row.get("of_runs") for row in data["rows"])
+    lines = [_HEAD.format(how=_RUNS if anew else "")]
     for place, found in data["summary"].items():
         rows = [row for row in data["rows"] if row["place"] == place]
         lines += [f"## On {place}", "", *_summary(found), "", *_table(rows), ""]
