@@ -72,7 +72,7 @@ def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measure
         optimizer = torch.optim.AdamW(module.parameters())
         module.train_step(optimizer, batch)  # makes the optimizer's state
         subjects[place] = module, optimizer
-    held = [_metered(*subject, batch) for subject in subjects]
+    held = [_metered(module, optimizer, batch) for module, optimizer in subjects]
     wall: list[list[float]] = [[] for _ in subjects]
     thread: list[list[float]] = [[] for _ in subjects]
     watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + options.seconds
