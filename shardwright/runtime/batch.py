@@ -42,6 +42,7 @@ class InputPart:
     coordinates: tuple[tuple[int, ...], ...]
     whole_shape: Shape = field(init=False)  # of the input in a global batch
     shape: Shape = field(init=False)  # of this rank's part
+    _flat: Shape = field(init=False)  # of the input, each atom a dimension
     # What every step would find again: where micro-batches are cut, -1 if nowhere, and how each is.
     _cut_along: int = field(init=False)
     _cuts: tuple[tuple[Cut, ...], ...] = field(init=False)
@@ -51,6 +52,7 @@ class InputPart:
         along = flat_dim(self.atoms, self.layout.placements[0])
         self._cut_along = along if len(self.coordinates) > 1 else -1
         self.whole_shape, self.shape = shape_of(self.atoms), self._part_shape()
+        self._flat = flat(self.atoms)
         tiles = self.coordinates if self._cut_along >= 0 else self.coordinates[:1]
         self._cuts = tuple(_cuts(self.atoms, self.layout, at) for at in tiles)
 
@@ -71,10 +73,10 @@ class InputPart:
     def of(self, given: torch.Tensor) -> torch.Tensor:
         """This rank's part of a global batch; what is that part already stays as it is."""
         if given.shape == self.whole_shape:
-            whole = given.reshape(flat(self.atoms))
+            whole = given if given.shape == self._flat else given.reshape(self._flat)
             tiles = [_narrowed(whole, cuts) for cuts in self._cuts]
             part = tiles[0] if len(tiles) == 1 else torch.cat(tiles, self._cut_along)
-            return part.reshape(self.shape)
+            return part if part.shape == self.shape else part.reshape(self.shape)
         if given.shape == self.shape:
             return given
         raise BatchError(

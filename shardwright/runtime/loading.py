@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.lower.program import Fetch, Reduce
+from shardwright.runtime.placed import Placed
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.waiting import Waited, begun_along, wait_for
 
@@ -32,6 +33,7 @@ class Loading(nn.Module):
         self.shapes = [part.shape for part in instruction.parts]
         self.copied = instruction.copied
         self.names = [part.leaf for part in instruction.parts]
+        self._places: dict[int, Placed] = {}  # of parameters, by number
 
     def forward(self, *parameters: torch.Tensor) -> tuple[torch.Tensor | Works, ...]:
         """This rank's tiles in the shapes operators take them in, and an empty list of works."""
@@ -52,10 +54,20 @@ class Loading(nn.Module):
         if trained:
             shapes = [self.shapes[i] for i in trained]
             copied = [self.copied[i] for i in trained]
-            given = (parameters[i] for i in trained)
-            tiles = _Load.apply(works, shapes, copied, *given)  # type: ignore[no-untyped-call]
+            given = [parameters[i] for i in trained]
+            places = [self._place(i, parameters[i]) for i in trained]
+            tiles = _Load.apply(works, shapes, copied, places, *given)  # type: ignore[no-untyped-call]
             found.update(zip(trained, tiles, strict=True))
         return (*(found[i] for i in range(len(parameters))), works)
+
+    def _place(self, number: int, parameter: torch.Tensor) -> Placed | None:
+        """Where a parameter lies, found out once; None where it is no DTensor."""
+        if not isinstance(parameter, DTensor):
+            return None
+        known = self._places.get(number)
+        if known is None or not known.suits(parameter):
+            known = self._places[number] = Placed(parameter)
+        return known
 
     def extra_repr(self) -> str:
         return ", ".join(self.names)
@@ -75,15 +87,13 @@ class _Load(torch.autograd.Function):
         works: Works,
         shapes: list[tuple[int, ...]],
         copied: list[bool],
+        places: list[Placed | None],
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.works, ctx.copied = works, copied
         tiles = [local(p) for p in parameters]
-        ctx.stored = [
-            (tile.shape, _Placed(p) if isinstance(p, DTensor) else None)
-            for tile, p in zip(tiles, parameters, strict=True)
-        ]
+        ctx.stored = [(tile.shape, place) for tile, place in zip(tiles, places, strict=True)]
         return tuple(tile.view(shape) for tile, shape in zip(tiles, shapes, strict=True))
 
     @staticmethod
@@ -101,25 +111,7 @@ class _Load(torch.autograd.Function):
             if copied and tile.data_ptr() == grad.data_ptr():
                 tile = tile.clone()
             found.append(tile if placed is None else placed.whole(tile))
-        return (None, None, None, *found)
-
-
-class _Placed:
-    """Where a DTensor lies, without the tensor."""
-
-    def __init__(self, tensor: DTensor) -> None:
-        self.mesh, self.placements = tensor.device_mesh, tensor.placements
-        self.shape, self.stride = tensor.shape, tensor.stride()
-
-    def whole(self, tile: torch.Tensor) -> DTensor:
-        return DTensor.from_local(
-            tile,
-            self.mesh,
-            self.placements,
-            run_check=False,
-            shape=self.shape,
-            stride=self.stride,
-        )
+        return (None, None, None, None, *found)
 
 
 class Reduction(nn.Module):

@@ -30,6 +30,7 @@ from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline_stage import StagePart
+from shardwright.runtime.placed import Placed
 from shardwright.runtime.stepping import SteppingModule, arguments
 
 _SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
@@ -120,14 +121,7 @@ class PipelineModule(SteppingModule):
         for name, gradient in self._sw_gradients().items():
             parameter = self._sw_holds.held(name)
             assert isinstance(parameter, DTensor)
-            whole = DTensor.from_local(
-                gradient,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
+            whole = Placed(parameter).whole(gradient)
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
         return loss
 

@@ -32,6 +32,7 @@ from shardwright.runtime.dropout import random_state
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.loading import local
 from shardwright.runtime.modules import module_maker
+from shardwright.runtime.placed import Placed
 from shardwright.runtime.stepping import LastingModule, arguments
 from shardwright.runtime.swap import Swap
 
@@ -178,7 +179,7 @@ class StageModule(LastingModule):
             gradient, tile.grad = tile.grad, None
             if gradient is not None and name in self._sw_reductions:
                 gradient = self._sw_reductions[name](gradient)
-            parameter.grad = None if gradient is None else _lying_like(parameter, gradient)
+            parameter.grad = None if gradient is None else Placed(parameter).whole(gradient)
 
     def run(
         self,
@@ -227,14 +228,3 @@ def _tile(parameter: nn.Parameter) -> nn.Parameter:
     if not isinstance(parameter, DTensor):
         return parameter
     return nn.Parameter(local(parameter).detach())
-
-
-def _lying_like(parameter: DTensor, tile: torch.Tensor) -> DTensor:
-    return DTensor.from_local(
-        tile,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -163,12 +163,30 @@ def _new_values(serial, module):
 
 
 def _other_precision(serial, module):
+    loss_of(module, ids()).backward()  # where they lie is known before
+    module.zero_grad()
     for one in (serial, module):
         loss_of(one.float(), ids()).backward()
     assert module.get_parameter("first").grad.dtype == torch.float32
     same_gradients(serial, module, rtol=1e-4, atol=1e-5)
     mixed = module.get_parameter("layers.2.bias")
     assert isinstance(mixed, DTensor)
+
+
+def _lie_like_parameters(serial, module):
+    del serial
+    loss_of(module, ids()).backward()
+    for key, p in module.named_parameters():
+        alike = DTensor.from_local(
+            p.grad.to_local(), p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
+        )
+        told = [
+            (type(one), one.shape, one.stride(), one.dtype, one.placements, one.requires_grad,
+             one.is_leaf, one.device_mesh == p.device_mesh, one.to_local().shape)
+            for one in (p.grad, alike)
+        ]  # fmt: skip
+        assert told[0] == told[1], key
+        assert torch.equal(p.grad.full_tensor(), alike.full_tensor()), key
 
 
 def _no_gradients(serial, module):
@@ -219,6 +237,7 @@ CHECKS = (
     _frozen,
     _new_values,
     _other_precision,
+    _lie_like_parameters,
     _no_gradients,
     _copied,
     _optimizers,
