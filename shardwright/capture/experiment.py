@@ -64,41 +64,70 @@ def discover(op: Op, graph: Graph) -> str | None:
 
 
 def _in_a_process(seconds: float, *trial: Any) -> str | CaptureError | None:
-    """What `_answer` sends; None if the process died or took too long."""
+    """What `_answer` finds; None if the process died or took too long."""
     context = multiprocessing.get_context("fork")  # which knows the user's operators
     answer, ask = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(ask, *trial), daemon=True)
+    child = context.Process(target=_send_answer, args=(ask, *trial), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it does not use
         child.start()
     ask.close()
+    found: str | CaptureError | None
     try:
-        found: str | CaptureError | None = answer.recv() if answer.poll(max(0, seconds)) else None
+        found, gradients_left = answer.recv() if answer.poll(max(0, seconds)) else (None, False)
     except EOFError:  # it died
-        found = None
+        found, gradients_left = None, False
     child.kill()
     child.join()
-    return found
+    if not gradients_left:
+        return found
+    # All calls were made there and did no harm, so they and their gradients may be made here.
+    with torch.random.fork_rng(devices=()):
+        return _answer(*trial, differentiates=True)
+
+
+def _send_answer(ask: Any, *trial: Any) -> None:
+    """Send what `_answer` finds, and whether gradients are still to be compared."""
+    torch.set_num_threads(1)  # those of the parent are not there
+    faulthandler.disable()  # a crash here is an answer
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # last words
+        differentiates = _differentiates()
+        found = _answer(*trial, differentiates=differentiates)
+        ask.send((found, isinstance(found, str) and not differentiates))
+
+
+def _differentiates() -> bool:
+    """Whether autograd works in this process, forked off another.
+
+    Where there are accelerators it has threads for them, of which the parent's are not here.
+    """
+    if torch.accelerator.is_available():
+        return False
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            (torch.zeros(1, requires_grad=True) * 1).backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _answer(
-    ask: Any,
     op: Op,
     described: Mapping[str, Tensor],
     sizes: Mapping[int, int],
     wide: torch.dtype,
     dims: Sequence[int],
-) -> None:
-    """Send the notation, empty if nothing can be split, or None if the call does not run."""
-    torch.set_num_threads(1)  # those of the parent are not there
-    faulthandler.disable()  # a crash here is an answer
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # last words
-        try:
-            trial = _Trial(op, described, sizes, wide)
-            ask.send((trial.notation() or "") if trial.runs(dims) else None)
-        except CaptureError as e:
-            ask.send(e)
+    *,
+    differentiates: bool,
+) -> str | CaptureError | None:
+    """The notation, empty if nothing can be split, or None if the call does not run."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+            trial = _Trial(op, described, sizes, wide, differentiates)
+            return (trial.notation() or "") if trial.runs(dims) else None
+    except CaptureError as e:
+        return e
 
 
 def _trials(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
@@ -128,17 +157,25 @@ class _Split:
 
 
 class _Trial:
-    """One call at certain sizes and in one precision."""
+    """One call at certain sizes and in one precision.
+
+    Without autograd all calls are made, and no split recombines for certain.
+    """
 
     def __init__(
-        self, op: Op, described: Mapping[str, Tensor], sizes: Mapping[int, int], wide: torch.dtype
+        self,
+        op: Op,
+        described: Mapping[str, Tensor],
+        sizes: Mapping[int, int],
+        wide: torch.dtype,
+        differentiates: bool,
     ) -> None:
         self.op = replace(
             op,
             args=tuple(_resized(a, sizes) for a in op.args),
             kwargs=tuple((key, _resized(value, sizes)) for key, value in op.kwargs),
         )
-        self.wide = wide
+        self.wide, self.differentiates = wide, differentiates
         self.described = described
         self.shapes = {
             name: tuple(sizes.get(size, size) for size in tensor.shape)
@@ -251,6 +288,8 @@ class _Trial:
             if verdict == "neither":
                 return None
             found.append(None if isinstance(verdict, str) else verdict)
+        if not self.differentiates:
+            return None
         # What the results are weighed with: each element differently, on tiles as on the whole.
         weights = [torch.linspace(0.5, 1.5, w.numel()).view(w.shape).to(w.dtype) for w in whole]
         halves = [

@@ -52,6 +52,19 @@ def test_the_rule_is_found(target, args, shapes, results, notation):
     assert _found(target, *args, shapes=shapes, results=results) == notation
 
 
+@pytest.fixture(params=["here", "in the parent", "without gradients"])
+def differentiated(request, monkeypatch):
+    """Autograd works in forked processes, or in the parent alone; or the caller wants none."""
+    works = request.param != "in the parent"
+    monkeypatch.setitem(discover.__globals__, "_differentiates", lambda: works)
+    if request.param != "without gradients":
+        yield
+    else:
+        with torch.inference_mode():
+            yield
+
+
+@pytest.mark.usefixtures("differentiated")
 def test_gradients_count():
     """Scaling gradients by how often a row is looked up needs all look-ups together."""
     weight, places = Tensor("x0", (50, 6), "float32", True), Tensor("x1", (9,), "int64")
