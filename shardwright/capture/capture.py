@@ -29,10 +29,11 @@ def capture_call(
     The model may live on any device, the meta device too; its mode (train or
     eval) is captured as it is. A sub-module that cannot be followed is kept
     whole, as one operator. Raises `CaptureError`, naming the user's line, for
-    what no fixed graph can express.
+    what no fixed graph can express. Captured is what training runs, also where
+    the caller wants no gradients.
     """
     tensors, constants = split_call(args, kwargs or {})
-    with computing_in(model, habits):
+    with torch.inference_mode(False), torch.enable_grad(), computing_in(model, habits):
         return _captured(model, tensors, constants, habits)
 
 

@@ -56,6 +56,29 @@ def test_the_graph_is_the_same_on_meta_and_on_cpu_and_the_model_is_left_alone(na
     assert captured(model, **batch).fingerprint == graph.fingerprint
 
 
+class Detached(nn.Module):
+    """What is detached is lost where nothing is differentiated."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        y = self.norm(self.layer(x))
+        with torch.no_grad():
+            scale = y.square().mean()
+        return (y / scale).sum() + y.detach().sum()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_is_captured_where_the_caller_wants_no_gradients(mode):
+    model, x = Detached(), torch.randn(3, 4)
+    with mode():
+        found = captured(model, x)
+    assert str(found) == str(captured(model, x))
+    assert sum(op.target == "aten.detach.default" for op in found.ops) >= 2
+
+
 def test_other_shapes_modes_and_constants_are_other_graphs():
     model, batch = models.cnn()
     graphs = [
