@@ -23,7 +23,18 @@ LIMIT_SECONDS = 240.0  # of one comparison; idle, none takes a quarter of it
 _DATA = ("--strategies", "data parallel")
 # By folder. The result's file is added; a comparison without `-o` writes none of so few steps.
 QUICK: dict[str, tuple[str, ...]] = {
-    "efficiency": (*_DATA, "--models", "mlp", "vgg", "--rounds", "10", "--no-compiled", "-o"),
+    "efficiency": (
+        *_DATA,
+        "--models",
+        "mlp",
+        "vgg",
+        "--rounds",
+        "10",
+        "--seconds",
+        "0",
+        "--no-compiled",
+        "-o",
+    ),
     "tensoropt": ("--quick", "-o"),
     "soybean": ("--quick", "--fresh", "-o"),
     "soybean_cuts": ("--models", "MLP of 4 x 8192, batch 512", "-o"),

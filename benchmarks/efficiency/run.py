@@ -66,12 +66,15 @@ class Pair:
     strategy: str
     compiled: bool
     rounds: int
+    seconds: float
     plan: str
 
 
-def compare(model: str, strategy: str, rounds: int, *, compiled: bool = False) -> dict[str, Any]:
-    """Medians and quartiles of both and of their ratio."""
-    pair = Pair(model, strategy, compiled, rounds, plan_of(model, strategy).to_json())
+def compare(
+    model: str, strategy: str, rounds: int, seconds: float = 0, *, compiled: bool = False
+) -> dict[str, Any]:
+    """Medians and quartiles of both and of their ratio: of so many rounds, or for so long."""
+    pair = Pair(model, strategy, compiled, rounds, seconds, plan_of(model, strategy).to_json())
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         spawn(_rank, (str(store), pair), nprocs=RANKS)
@@ -80,7 +83,7 @@ def compare(model: str, strategy: str, rounds: int, *, compiled: bool = False) -
         "model": model,
         "strategy": strategy,
         "compiled": compiled,
-        "rounds": rounds,
+        "rounds": len(found["wall"][0]),
         **{clock: _summary(*found[clock]) for clock in ("wall", "cpu")},
     }
 
@@ -114,12 +117,18 @@ def _rank(rank: int, store: str, pair: Pair) -> None:
         by_hand = step_by_hand(pair.strategy, *_made(pair.model), compiled=pair.compiled)
         for _ in range(3):
             _compare(ours(), by_hand())
-        measured = _measured((ours, by_hand), pair.rounds)
+        measured = _measured((ours, by_hand), _rounds((ours, by_hand), pair))
         if rank == 0:
             torch.save(measured, Path(store).with_suffix(".measured"))
         dist.barrier()  # none leaves while another still sends
     finally:
         dist.destroy_process_group()
+
+
+def _rounds(steps: Sequence[Callable[[], Tensor]], pair: Pair) -> int:
+    """As many as are asked for, or as fit into the time where those are more."""
+    once = torch.tensor(_measured(steps, 3)["wall"], dtype=torch.float64).sum(0).median()
+    return max(pair.rounds, int(pair.seconds / once.item()))
 
 
 def _measured(steps: Sequence[Callable[[], Tensor]], rounds: int) -> dict[str, list[list[float]]]:
@@ -163,7 +172,8 @@ def main() -> None:
     """Measure all pairs, print a line each, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=40, help="of both, at least")
+    parser.add_argument("--seconds", type=float, default=25, help="for a row, if rounds are short")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--strategies", nargs="+", choices=BY_HAND, default=list(BY_HAND))
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
@@ -172,7 +182,9 @@ def main() -> None:
     for compiled, pairs in ((False, PAIRS), (True, COMPILED if options.compiled else ())):
         for model, strategy in pairs:
             if model in options.models and strategy in options.strategies:
-                rows.append(compare(model, strategy, options.rounds, compiled=compiled))
+                rows.append(
+                    compare(model, strategy, options.rounds, options.seconds, compiled=compiled)
+                )
                 print(_line(rows[-1]), flush=True)
     record.write({"target": TARGET, "rows": rows}, options.output, SEED)
 
