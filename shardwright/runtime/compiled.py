@@ -4,7 +4,8 @@ A graph that is compiled whole sends every parameter and sums every gradient by 
 backward pass gives all gradients at its end. So buckets of parameters and of gradients stay as they
 are, on their way while others compute, and what lies between them is compiled: what DDP does to a
 module that is compiled (torch's `DDPOptimizer`). A piece has the operators of several buckets, as
-each costs what the compiler cannot fuse, or has to save, across its ends.
+each costs what the compiler cannot fuse, or has to save, across its ends. Sums of single numbers
+that are under way while others compute stay outside, too: compiled they are waited for.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from torch.fx.passes.split_module import split_module
 from shardwright.capture.operators import OVERLOAD, operator_of
 from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.runtime.gathering import Arrival, Departure
+from shardwright.runtime.late import Awaited, is_under_way
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.regather import Regathering
 
 FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first
-_EAGER = (Loading, Reduction, Departure, Arrival, Regathering)
+_EAGER = (Loading, Reduction, Departure, Arrival, Regathering, Awaited)
 
 
 def compiled(program: fx.GraphModule) -> fx.GraphModule:
@@ -35,11 +37,17 @@ def compiled(program: fx.GraphModule) -> fx.GraphModule:
         return program
     _out_of_place(program)
     _end_at_products(program, parts, eager)
+    stays = {f"submod_{number}" for number in eager}
     pieces: fx.GraphModule = split_module(program, program, lambda node: parts[node])
     for name, piece in pieces.named_children():
-        if isinstance(piece, fx.GraphModule) and int(name.rpartition("_")[2]) not in eager:
+        if isinstance(piece, fx.GraphModule) and name not in stays and _fuses(piece):
             piece.compile()
     return pieces
+
+
+def _fuses(piece: fx.GraphModule) -> bool:
+    """Whether there is something to fuse: looking up compiled code costs more than one operator."""
+    return sum(node.op not in ("placeholder", "output") for node in piece.graph.nodes) > 1
 
 
 def _parts(
@@ -47,7 +55,8 @@ def _parts(
 ) -> tuple[dict[fx.Node, int], set[int]]:
     """The number of the part that each node belongs to, and which parts are not compiled.
 
-    What brings parameters in, and sends nothing then, is done for several buckets at once.
+    What brings parameters in, and sends nothing then, is done for several buckets at once; what is
+    waited for is not waited for sooner.
     """
     parts: dict[fx.Node, int] = {}
     eager: set[int] = set()
@@ -57,7 +66,8 @@ def _parts(
         if node.op in ("placeholder", "output"):
             continue
         wanted, size = _is_eager(node, modules), _bytes(node, modules)
-        if wanted and node is not last and _given_early(node, parts, early) and size <= room:
+        fixed = node is last or _is_wait(node, modules)
+        if wanted and not fixed and _given_early(node, parts, early) and size <= room:
             room -= size
             parts[node] = early
             continue
@@ -124,9 +134,15 @@ def _bytes(node: fx.Node, modules: Mapping[str, nn.Module]) -> int:
     return sum(4 * prod(shape) for shape in module.shapes) if isinstance(module, Loading) else 0
 
 
+def _is_wait(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    return node.op == "call_module" and isinstance(modules[str(node.target)], Awaited)
+
+
 def _is_eager(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a node is no computation, or takes one's result apart."""
     if node.op == "call_function" and node.name.startswith("getitem"):
         given = node.args[0]
         return isinstance(given, fx.Node) and _is_eager(given, modules)
-    return node.op == "call_module" and isinstance(modules[str(node.target)], _EAGER)
+    if node.op != "call_module":
+        return False
+    return isinstance(modules[str(node.target)], _EAGER) or is_under_way(node, modules)

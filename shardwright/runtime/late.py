@@ -8,7 +8,7 @@ program begins with, as the number of labels, is under way until somebody reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,13 +27,12 @@ class LateSums:
     """Sums of single numbers that a program returns and reads nowhere else."""
 
     def __init__(self, program: fx.GraphModule) -> None:
-        (returned,) = (node for node in program.graph.nodes if node.op == "output")
-        self._sums: list[Redistribution] = []
-        for node in program.graph.nodes:
-            if node.op == "call_module" and set(node.users) == {returned}:
-                module = program.get_submodule(str(node.target))
-                if isinstance(module, Redistribution) and module.sums_a_number:
-                    self._sums.append(module)
+        modules = dict(program.named_modules())
+        self._sums = [
+            module
+            for node in program.graph.nodes
+            if (module := _returned_sum(node, modules)) is not None
+        ]
         self._reductions = [one for one in program.modules() if isinstance(one, Reduction)]
 
     @contextmanager
@@ -60,6 +59,21 @@ class LateSums:
                 _begin(works, axes, number)
         for work in works:
             wait_for(work, "the sum of the loss")
+
+
+def is_under_way(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a node of a program is a sum that is begun there, and waited for elsewhere."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    begun = isinstance(module, Redistribution) and module.later is not None
+    return begun or _returned_sum(node, modules) is not None
+
+
+def _returned_sum(node: fx.Node, modules: Mapping[str, nn.Module]) -> Redistribution | None:
+    """The module of a node that sums a number which the program returns and reads nowhere else."""
+    if node.op != "call_module" or {user.op for user in node.users} != {"output"}:
+        return None
+    module = modules[str(node.target)]
+    return module if isinstance(module, Redistribution) and module.sums_a_number else None
 
 
 def _begin(works: list[Waited], axes: Axes, number: torch.Tensor) -> None:

@@ -3,6 +3,7 @@ failed, of the loss along with gradients.
 """
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -90,13 +91,17 @@ def _scaled():
     return Scaled(), {"x": torch.arange(48.0, dtype=torch.float64).view(8, 6)}
 
 
-def _messages(make, text):
+def _messages(make, text, compiled):
     """How many elements each sum of a step has, and the gradients of a step with a broken one."""
     model, batch = make()
     expected = copy.deepcopy(model)
     loss = expected(**batch)
     loss.backward()
     module = sw.parallelize(model, sw.Plan.from_json(text))
+    if compiled:
+        module.compile_programs()
+        module.forward_backward(batch)
+        module.zero_grad()
     sent, send = [], dist.all_reduce
 
     def summed(x, *args, **kwargs):
@@ -124,6 +129,17 @@ def _messages(make, text):
     return alone
 
 
+has_compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler")),
+    ],
+    ids=["eager", "compiled"],
+)
 @pytest.mark.parametrize(
     "make, messages",
     [
@@ -132,8 +148,8 @@ def _messages(make, text):
         pytest.param(_scaled, [6, 1], id="alone"),
     ],
 )
-def test_the_loss_rides_with_gradients_where_some_are_summed_together(make, messages):
+def test_the_loss_rides_with_gradients_where_some_are_summed_together(make, messages, compiled):
     model, batch = make()
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
     plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
-    assert run_ranks(2, _messages, make, plan.to_json()) == [messages] * 2
+    assert run_ranks(2, _messages, make, plan.to_json(), compiled) == [messages] * 2
