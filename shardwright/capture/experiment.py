@@ -83,7 +83,10 @@ def _in_a_process(seconds: float, *trial: Any) -> str | CaptureError | None:
         return found
     # All calls were made there and did no harm, so they and their gradients may be made here.
     with torch.random.fork_rng(devices=()):
-        return _answer(*trial, differentiates=True)
+        try:
+            return _answer(*trial, differentiates=True)
+        except Exception:  # a user's backward pass, which would have ended the process there
+            return None
 
 
 def _send_answer(ask: Any, *trial: Any) -> None:

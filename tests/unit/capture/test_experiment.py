@@ -78,6 +78,22 @@ def test_gradients_count():
         assert discover(op, Graph(leaves, (op,), ("y",), values)) == notation
 
 
+@torch.library.custom_op("shardwright_tests::fails_back", mutates_args=())
+def fails_back(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@fails_back.register_autograd
+def _fail(ctx, grad):
+    raise ValueError("only of eight")
+
+
+@pytest.mark.usefixtures("differentiated")
+def test_an_operator_whose_backward_pass_fails_has_no_rule():
+    name = "shardwright_tests.fails_back.default"
+    assert _found(name, X0, shapes=[(8,)], results=[(8,)]) is None
+
+
 @torch.library.custom_op("shardwright_tests::noisy", mutates_args=())
 def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(x.shape, dtype=x.dtype)
