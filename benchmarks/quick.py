@@ -25,15 +25,7 @@ _DATA = ("--strategies", "data parallel")
 QUICK: dict[str, tuple[str, ...]] = {
     "efficiency": (
         *_DATA,
-        "--models",
-        "mlp",
-        "vgg",
-        "--rounds",
-        "10",
-        "--seconds",
-        "0",
-        "--no-compiled",
-        "-o",
+        *["--models", "mlp", "vgg", "--rounds", "10", "--seconds", "0", "--no-compiled", "-o"],
     ),
     "tensoropt": ("--quick", "-o"),
     "soybean": ("--quick", "--fresh", "-o"),

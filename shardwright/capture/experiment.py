@@ -103,7 +103,7 @@ def _send_answer(ask: Any, *trial: Any) -> None:
 def _differentiates() -> bool:
     """Whether autograd works in this process, forked off another.
 
-    Where there are accelerators it has threads for them, of which the parent's are not here.
+    Where there are accelerators it has threads for them, and torch refuses it without the parent's.
     """
     if torch.accelerator.is_available():
         return False

@@ -14,6 +14,7 @@ import shardwright as sw
 from shardwright.lower import passes
 from shardwright.lower.buckets import bucketed
 from shardwright.lower.inplace import in_place
+from shardwright.runtime.placed import Placed
 from tests.ranks.harness import run_ranks, whole
 
 WORDS, WIDTH = 11, 6
@@ -163,11 +164,13 @@ def _new_values(serial, module):
 
 
 def _other_precision(serial, module):
+    known = Placed(module.get_parameter("first"))
     loss_of(module, ids()).backward()  # where they lie is known before
     module.zero_grad()
     for one in (serial, module):
         loss_of(one.float(), ids()).backward()
     assert module.get_parameter("first").grad.dtype == torch.float32
+    assert not known.suits(module.get_parameter("first"))
     same_gradients(serial, module, rtol=1e-4, atol=1e-5)
     mixed = module.get_parameter("layers.2.bias")
     assert isinstance(mixed, DTensor)
