@@ -26,7 +26,7 @@ from shardwright.search.fast import fast_frontier
 from shardwright.search.permitted import broken
 from shardwright.search.pipelines import Pipelines, Staged, schedule_of
 from shardwright.search.problem import Point
-from shardwright.search.settle import bound_on_step, most_at_once, most_hidden
+from shardwright.search.settle import bound_on_step, most_at_once, most_hidden, most_shared
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
 from shardwright.search.stage_costs import Offer, most_updates
@@ -247,14 +247,15 @@ class Rounds:
 
     def _on_steps(self, bound: Callable[[float], float], mesh: Mesh) -> Callable[[float], float]:
         """What a bound on what adds up means for steps."""
-        if not self.machine.most_overlap:
+        if not self.machine.settles:
             return bound
-        hidden = most_hidden(self.sources.graph, self._waiting(mesh, 1), mesh)
+        given = self.sources.graph, self._waiting(mesh, 1), mesh
+        hidden, shared = most_hidden(*given), most_shared(*given)
         at_once = most_at_once(mesh, self.machine.contention)
         settled = partial(
             bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
         )
-        return lambda memory: settled(bound(memory))
+        return lambda memory: settled(max(0.0, bound(memory) - shared))
 
     def refuse(self, error: ConstraintError) -> None:
         """Remember why a mesh has no plan."""
@@ -282,7 +283,7 @@ class Rounds:
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
         least = min(at(peak - overhead) for overhead, at in self.bounds)
-        if self.machine.most_overlap:  # a well-known plan may be faster than its parts add up to
+        if self.machine.settles:  # a well-known plan may be faster than its parts add up to
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 

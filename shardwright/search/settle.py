@@ -5,17 +5,20 @@ and their gradients on their way, make a step shorter than that. Of the additive
 those of such messages and o the part of them that the machine hides, a step takes T >= A - o H; and
 as they follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives one on T. Where
 messages along different axes may pass k at once, T >= H / k and T >= A / (1 + k o).
+
+What several operators read of a parameter in the same way is brought once, and tables have each of
+them pay: of A, up to `most_shared` seconds are not there (ADR 0071).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from shardwright.cost.collectives import collective_seconds
 from shardwright.cost.topology import links
-from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.masters import stored_bytes
@@ -33,19 +36,33 @@ def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
     """
     device, total = machine.device, 0.0
     streamed = device.bytes_per_s * device.efficiency.streaming
+    for leaf, seconds in _moved(graph, machine, mesh):
+        # Twice joined with others and cut out, the gradient joined (`cost/bucketing.py`).
+        joined = 3 * device.launch_seconds + 10 * stored_bytes(graph, leaf.name) / streamed
+        total += seconds + joined
+    return Seconds(total)
+
+
+def most_shared(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
+    """Seconds that no plan on `mesh` exceeds with what tables have more than one reader pay."""
+    moved = _moved(graph, machine, mesh)
+    total = sum((len(graph.consumers[leaf.name]) - 1) * seconds for leaf, seconds in moved)
+    return Seconds(max(0.0, total))
+
+
+def _moved(graph: Graph, machine: Machine, mesh: Mesh) -> Iterator[tuple[Leaf, float]]:
+    """Every parameter, and at most how long it and its gradient are on their way for one reader."""
     seconds = partial(collective_seconds, machine=machine)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         trained = graph.tensor[leaf.name].requires_grad
-        size = Bytes(stored_bytes(graph, leaf.name))
+        size, total = Bytes(stored_bytes(graph, leaf.name)), 0.0
         for link in links(machine, mesh):
             tile = Bytes(-(-size // link.ranks))
             summed = seconds(Collective.ALL_REDUCE, link, size, size)
             gathered = seconds(Collective.ALL_GATHER, link, tile, size)
             scattered = seconds(Collective.REDUCE_SCATTER, link, size, tile)
             total += max(summed * trained, 2 * gathered + scattered * trained)
-        # Twice joined with others and cut out, the gradient joined (`cost/bucketing.py`).
-        total += 3 * device.launch_seconds + 10 * size / streamed
-    return Seconds(total)
+        yield leaf, total
 
 
 def most_at_once(mesh: Mesh, contention: float) -> float:

@@ -25,10 +25,25 @@ Lies = tuple[int, bool]  # the code of a layout; whether a copy is dropped and g
 ANYWHERE: Lies = (0, False)  # where inputs and constants lie
 
 
+class Brought(NamedTuple):
+    """What brings a value into the layout that an operator wants, and its gradient back from one.
+
+    `wanted` are the codes of both.
+    """
+
+    value: str
+    wanted: tuple[int, int]
+    transfers: tuple[Transfer, ...]
+
+
 class Step(NamedTuple):
-    """What one operator does: itself, what is brought for it, and where its results lie."""
+    """What one operator does: itself, what is brought for it, and where its results lie.
+
+    `transfers` are all others: what is returned, and what devices bring together as it runs.
+    """
 
     op: PlannedOp
+    brought: tuple[Brought, ...]
     transfers: tuple[Transfer, ...]
     lies: dict[str, Lies]
 
@@ -51,7 +66,7 @@ class _Pattern(NamedTuple):
     """What all operators of a form do by an option: transfers have the place of their value."""
 
     op: PlannedOp
-    brought: tuple[tuple[int, Transfer], ...]  # by the place in `Given.brings`
+    brought: tuple[tuple[int, Brought], ...]  # by the place in `Given.brings`
     returned: tuple[tuple[int, Transfer], ...]  # by the number of the output
     agreed: tuple[Transfer, ...]
     results: tuple[Lies, ...]
@@ -112,25 +127,31 @@ class Steps:
         if pattern is None:
             pattern = self._patterns[key] = self._pattern(given, k, piece > 0, sources)
         op = given.op
-        transfers = [_of(t, given.brings[place], op.name) for place, t in pattern.brought]
-        transfers += [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
+        brought = []
+        for place, one in pattern.brought:
+            value = given.brings[place]
+            moved = tuple(_of(t, value, op.name) for t in one.transfers)
+            brought.append(Brought(value, one.wanted, moved))
+        transfers = [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
         transfers += [_of(t, op.outputs[0], op.name) for t in pattern.agreed]
         reads = tuple(dict.fromkeys(op.operands))
         planned = replace(pattern.op, name=op.name, source=op.source, piece=piece, reads=reads)
-        return Step(planned, tuple(transfers), dict(zip(op.outputs, pattern.results, strict=True)))
+        lies = dict(zip(op.outputs, pattern.results, strict=True))
+        return Step(planned, tuple(brought), tuple(transfers), lies)
 
     def _pattern(self, given: Given, k: int, again: bool, sources: tuple[Lies, ...]) -> _Pattern:
         """What operators of one form do by an option, given where what they bring lies."""
         model, like, (reads, out) = self.space.model, given.like, given.form
         options = model.options(like)
-        brought: list[tuple[int, Transfer]] = []
+        brought: list[tuple[int, Brought]] = []
         for place, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
             wants = dict.fromkeys(
                 (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
             )
             for want in wants:
                 moved = self._moved(like, rep, (code, again, regathered), want)
-                brought += [(place, t) for t in moved]
+                if moved:
+                    brought.append((place, Brought(rep, want, tuple(moved))))
         codes = [int(result[k]) for result in options.results]
         returned = [(i, t) for i in out for t in model.returned(like.outputs[i], codes[i])]
         agreed = tuple(model.agreements(like, k, again))

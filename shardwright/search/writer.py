@@ -18,7 +18,7 @@ from shardwright.cost.step import settled_seconds
 from shardwright.cost.whole_launches import with_whole_launches
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.plan import InputSpec, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.remarks import Remark
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.remarks import remarks
@@ -194,7 +194,7 @@ class PlanWriter:
         self, point: Point, peak: Bytes, bound: float, name: str, notes: tuple[str, ...]
     ) -> Plan:
         """The plan of a point; nothing within its memory is faster than `bound` seconds."""
-        ops, transfers = self._operators(point.choice)
+        ops, transfers, spared = self._operators(point.choice)
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         plan = Plan(
@@ -202,7 +202,7 @@ class PlanWriter:
             machine=self.space.model.machine.name,
             mesh=self.space.model.mesh,
             optimizer=self.optimizer,
-            step_seconds=Seconds(point.time),
+            step_seconds=Seconds(point.time - spared),
             peak_bytes=peak,
             lower_bound_seconds=Seconds(0.0),
             inputs=tuple(InputSpec(key, t.shape, t.dtype) for key, t in tensors),
@@ -237,10 +237,21 @@ class PlanWriter:
         )
         return model.machine.expert_skew if split else 0.0
 
-    def _operators(self, choice: tuple[int, ...]) -> tuple[list[PlannedOp], list[Transfer]]:
+    def _operators(
+        self, choice: tuple[int, ...]
+    ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
+        """Operators and transfers, and seconds of those that tables have and programs have not.
+
+        Operators that read a parameter in the same way read one copy, and what its gradient is
+        summed up of comes back as one; in tables every reader pays (ADR 0071).
+        """
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
+        model, spared = self.space.model, 0.0
+        shares = model.machine.settles and model.measure.brings_once
+        copies: set[tuple[str, tuple[int, int], int]] = set()
         lies = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
+        weights = frozenset(lies)
         pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
         for given in self._steps.given:
             chosen, switch = self._chosen(given.op.name, choice)
@@ -249,8 +260,17 @@ class PlanWriter:
             step = self._steps.of(given, given.options[chosen], piece, sources)
             lies.update(step.lies)
             ops.append(step.op)
+            for value, wanted, moved in step.brought:
+                made_there = any(t.phase is not Phase.BACKWARD for t in moved)
+                copy = value, wanted, piece if made_there else 0  # as in `lower/lower.py`
+                if shares and copy in copies:
+                    spared += sum(t.seconds for t in moved)
+                    continue
+                if value in weights:
+                    copies.add(copy)
+                transfers += moved
             transfers += step.transfers
-        return ops, transfers
+        return ops, transfers, Seconds(spared)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""

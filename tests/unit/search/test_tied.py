@@ -1,0 +1,121 @@
+"""Who reads a parameter in the same way reads one copy: plans have it once, as programs do."""
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.ir.layout import Mesh
+from shardwright.ir.measured import Measured
+from shardwright.lower.lower import lower
+from shardwright.lower.program import Redistribute
+from shardwright.lower.reading import read_plan
+from shardwright.rules.analysis import analyze
+from shardwright.rules.placing import tiling_text, tilings
+from shardwright.search.recost import recosted
+from shardwright.search.settle import most_shared
+
+MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
+TABLE = "table.weight"
+
+
+class Tied(nn.Module):
+    """One table embeds two sequences and makes scores of what becomes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(64, 32)
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, first, second):
+        given = torch.tanh(self.inner(self.table(first) + self.table(second)))
+        scores = nn.functional.linear(given, self.table.weight)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), second.flatten())
+
+
+def graph():
+    torch.manual_seed(0)
+    tokens = torch.randint(64, (2, 8, 4))
+    return sw.capture(Tied(), (), {"first": tokens[0], "second": tokens[1]})
+
+
+def found(measured, **options):
+    machine = replace(sw.Machine.preset("2xcpu"), measured=measured)
+    given = graph()
+    return given, machine, sw.search(given, machine, meshes=[Mesh.parse("dp=2")], **options)
+
+
+def named(frontier, name):
+    return next(plan for plan in frontier.baselines if plan.name == name)
+
+
+def movers(plan):
+    """The operators for which the table is moved, or its gradient."""
+    return {t.consumer for t in plan.transfers if t.value == TABLE}
+
+
+def retiled(plan, tilings):
+    ops = (replace(op, tiling=tilings.get(op.name, op.tiling)) for op in plan.ops)
+    return replace(plan, ops=tuple(ops))
+
+
+def total(plan):
+    parts = (plan.ops, plan.transfers, plan.parameters)
+    return sum(one.seconds for part in parts for one in part)
+
+
+def test_three_readers_of_one_table_sum_its_gradient_once():
+    _, _, frontier = found(MEASURED)
+    for name in ("data parallel", "ZeRO-2", "fully sharded"):
+        assert movers(named(frontier, name)) == {"embedding"}
+
+
+def test_micro_batches_sum_it_once_too():
+    _, _, frontier = found(MEASURED, micro_batches=[2])
+    assert movers(named(frontier, "data parallel")) == {"embedding"}
+
+
+def test_plans_move_a_table_as_often_as_programs_do():
+    """Under all tilings of its readers, wherever it is stored."""
+    given, machine, frontier = found(MEASURED)
+    analysis, often = analyze(given), Counter()
+    readers = [op.name for op in given.consumers[TABLE]]
+    mesh = Mesh.parse("dp=2")
+    choices = [
+        [tiling_text(tiling) for tiling, _ in tilings(analysis.rules[name], mesh)]
+        for name in readers
+    ]
+    for start in ("data parallel", "fully sharded"):
+        for chosen in product(*choices):
+            plan = retiled(named(frontier, start), dict(zip(readers, chosen, strict=True)))
+            plan = recosted(plan, given, machine, plan.optimizer, frontier)
+            program = lower(given, analysis, read_plan(plan, given, analysis), 0)
+            written = [
+                one
+                for one in program.instructions
+                if isinstance(one, Redistribute) and one.result.startswith(f"{TABLE}/")
+            ]
+            assert len(movers(plan)) == len(written), chosen
+            assert plan.step_seconds == pytest.approx(total(plan), rel=1e-9)
+            often[len(written)] += 1
+    assert {1, 2, 3} <= set(often)
+
+
+def test_what_is_shared_is_no_part_of_the_step():
+    given, machine, frontier = found(MEASURED)
+    _, _, adding = found(None)
+    before, after = (named(every, "data parallel") for every in (adding, frontier))
+    assert len(movers(before)) == 3  # tables have each reader pay, and presets take what they say
+    spared = before.step_seconds - after.step_seconds
+    assert 0 < spared <= most_shared(given, machine, Mesh.parse("dp=2"))
+
+
+def test_nothing_is_shared_where_every_parameter_has_one_reader():
+    machine = sw.Machine.preset("2xcpu")
+    given = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.randn(4, 8),))
+    assert most_shared(given, machine, Mesh.parse("dp=2")) == 0
