@@ -73,7 +73,8 @@ class Candidate:
 
     def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
         """The plan; nothing within its memory is faster than `bound` seconds."""
-        found = self.writer.plan(self.point, self.peak, bound, self.name, (*self.notes, *notes))
+        staged, notes = self.staged is not None, (*self.notes, *notes)
+        found = self.writer.plan(self.point, self.peak, bound, self.name, notes, staged=staged)
         if self.staged is None:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)

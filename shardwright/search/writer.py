@@ -191,15 +191,27 @@ class PlanWriter:
         return fixed_bytes(self.graph) + self._peaks.least
 
     def plan(
-        self, point: Point, peak: Bytes, bound: float, name: str, notes: tuple[str, ...]
+        self,
+        point: Point,
+        peak: Bytes,
+        bound: float,
+        name: str,
+        notes: tuple[str, ...],
+        *,
+        staged: bool = False,
     ) -> Plan:
-        """The plan of a point; nothing within its memory is faster than `bound` seconds."""
-        ops, transfers, spared = self._operators(point.choice)
+        """The plan of a point; nothing within its memory is faster than `bound` seconds.
+
+        What is `staged` has copies of a parameter for each stage.
+        """
+        machine, measure = self.space.model.machine, self.space.model.measure
+        shares = machine.settles and measure.brings_once and not staged
+        ops, transfers, spared = self._operators(point.choice, shares=shares)
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         plan = Plan(
             fingerprint=self.graph.fingerprint,
-            machine=self.space.model.machine.name,
+            machine=machine.name,
             mesh=self.space.model.mesh,
             optimizer=self.optimizer,
             step_seconds=Seconds(point.time - spared),
@@ -215,14 +227,13 @@ class PlanWriter:
             remarks=self._remarks,
             habits=self.graph.habits,
             micro_batches=self.space.model.micro_batches,
-            overlap=self.space.model.machine.overlap,
-            gather_overlap=self.space.model.machine.gather_overlap,
-            contention=self.space.model.machine.contention,
+            overlap=machine.overlap,
+            gather_overlap=machine.gather_overlap,
+            contention=machine.contention,
             expert_skew=self._skew(ops),
         )
-        if self.space.model.machine.settles:  # elsewhere plans take what tables say
-            model = self.space.model
-            plan = with_whole_launches(plan, model.measure, model.buckets)
+        if machine.settles:  # elsewhere plans take what tables say
+            plan = with_whole_launches(plan, measure, self.space.model.buckets)
         seconds = settled_seconds(plan)
         least = Seconds(min(bound, seconds))
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
@@ -238,17 +249,16 @@ class PlanWriter:
         return model.machine.expert_skew if split else 0.0
 
     def _operators(
-        self, choice: tuple[int, ...]
+        self, choice: tuple[int, ...], *, shares: bool
     ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
         """Operators and transfers, and seconds of those that tables have and programs have not.
 
-        Operators that read a parameter in the same way read one copy, and what its gradient is
-        summed up of comes back as one; in tables every reader pays (ADR 0071).
+        If it `shares`, operators that read a parameter in the same way read one copy, and what its
+        gradient is summed up of comes back as one; in tables every reader pays (ADR 0071).
         """
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
-        model, spared = self.space.model, 0.0
-        shares = model.machine.settles and model.measure.brings_once
+        spared = 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
         lies = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
         weights = frozenset(lies)

@@ -50,6 +50,10 @@ def found(measured, **options):
     return given, machine, sw.search(given, machine, meshes=[Mesh.parse("dp=2")], **options)
 
 
+def readers(given):
+    return [op.name for op in given.consumers[TABLE]]
+
+
 def named(frontier, name):
     return next(plan for plan in frontier.baselines if plan.name == name)
 
@@ -80,19 +84,24 @@ def test_micro_batches_sum_it_once_too():
     assert movers(named(frontier, "data parallel")) == {"embedding"}
 
 
+def test_stages_have_copies_of_their_own():
+    machine, given = replace(sw.Machine.preset("4xcpu"), measured=MEASURED), graph()
+    frontier = sw.search(given, machine, stages=[2], micro_batches=[2])
+    assert movers(named(frontier, "even pipeline")) == set(readers(given))
+
+
 def test_plans_move_a_table_as_often_as_programs_do():
     """Under all tilings of its readers, wherever it is stored."""
     given, machine, frontier = found(MEASURED)
     analysis, often = analyze(given), Counter()
-    readers = [op.name for op in given.consumers[TABLE]]
     mesh = Mesh.parse("dp=2")
     choices = [
         [tiling_text(tiling) for tiling, _ in tilings(analysis.rules[name], mesh)]
-        for name in readers
+        for name in readers(given)
     ]
     for start in ("data parallel", "fully sharded"):
         for chosen in product(*choices):
-            plan = retiled(named(frontier, start), dict(zip(readers, chosen, strict=True)))
+            plan = retiled(named(frontier, start), dict(zip(readers(given), chosen, strict=True)))
             plan = recosted(plan, given, machine, plan.optimizer, frontier)
             program = lower(given, analysis, read_plan(plan, given, analysis), 0)
             written = [
@@ -110,7 +119,9 @@ def test_what_is_shared_is_no_part_of_the_step():
     given, machine, frontier = found(MEASURED)
     _, _, adding = found(None)
     before, after = (named(every, "data parallel") for every in (adding, frontier))
-    assert len(movers(before)) == 3  # tables have each reader pay, and presets take what they say
+    assert movers(before) == set(
+        readers(given)
+    )  # tables have each reader pay, and presets take what they say
     spared = before.step_seconds - after.step_seconds
     assert 0 < spared <= most_shared(given, machine, Mesh.parse("dp=2"))
 
