@@ -162,7 +162,7 @@ class Rounds:
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
-        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh)))
+        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
             for point, peak in zip(points, writer.peaks(points), strict=True)
@@ -246,12 +246,14 @@ class Rounds:
         )
         return _Group(Offer(writer, points), alone, notes, most_updates(writer))
 
-    def _on_steps(self, bound: Callable[[float], float], mesh: Mesh) -> Callable[[float], float]:
+    def _on_steps(
+        self, bound: Callable[[float], float], mesh: Mesh, count: int
+    ) -> Callable[[float], float]:
         """What a bound on what adds up means for steps."""
         if not self.machine.settles:
             return bound
         given = self.sources.graph, self._waiting(mesh, 1), mesh
-        hidden, shared = most_hidden(*given), most_shared(*given)
+        hidden, shared = most_hidden(*given), most_shared(*given, count)
         at_once = most_at_once(mesh, self.machine.contention)
         settled = partial(
             bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once

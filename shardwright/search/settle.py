@@ -12,6 +12,7 @@ them pay: of A, up to `most_shared` seconds are not there (ADR 0071).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -43,11 +44,15 @@ def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
     return Seconds(total)
 
 
-def most_shared(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
-    """Seconds that no plan on `mesh` exceeds with what tables have more than one reader pay."""
+def most_shared(graph: Graph, machine: Machine, mesh: Mesh, micro_batches: int) -> Seconds:
+    """Seconds that no plan on `mesh` exceeds with what tables have more than one reader pay.
+
+    Every micro-batch brings anew what its operators read.
+    """
+    reads = Counter(value for op in graph.ops for value in op.operands)
     moved = _moved(graph, machine, mesh)
-    total = sum((len(graph.consumers[leaf.name]) - 1) * seconds for leaf, seconds in moved)
-    return Seconds(max(0.0, total))
+    once = sum(max(0, reads[leaf.name] - 1) * seconds for leaf, seconds in moved)
+    return Seconds(micro_batches * once)
 
 
 def _moved(graph: Graph, machine: Machine, mesh: Mesh) -> Iterator[tuple[Leaf, float]]:

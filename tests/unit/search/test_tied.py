@@ -63,6 +63,10 @@ def movers(plan):
     return {t.consumer for t in plan.transfers if t.value == TABLE}
 
 
+def spent_on_table(plan):
+    return sum(t.seconds for t in plan.transfers if t.value == TABLE)
+
+
 def retiled(plan, tilings):
     ops = (replace(op, tiling=tilings.get(op.name, op.tiling)) for op in plan.ops)
     return replace(plan, ops=tuple(ops))
@@ -115,18 +119,22 @@ def test_plans_move_a_table_as_often_as_programs_do():
     assert {1, 2, 3} <= set(often)
 
 
-def test_what_is_shared_is_no_part_of_the_step():
-    given, machine, frontier = found(MEASURED)
-    _, _, adding = found(None)
-    before, after = (named(every, "data parallel") for every in (adding, frontier))
-    assert movers(before) == set(
-        readers(given)
-    )  # tables have each reader pay, and presets take what they say
-    spared = before.step_seconds - after.step_seconds
-    assert 0 < spared <= most_shared(given, machine, Mesh.parse("dp=2"))
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_plan_spares_more_than_bounds_leave_room_for(count):
+    given, machine, frontier = found(MEASURED, micro_batches=[count])
+    _, _, adding = found(None, micro_batches=[count])  # presets take what tables say
+    most, spared = most_shared(given, machine, Mesh.parse("dp=2"), count), []
+    for name in ("data parallel", "ZeRO-2", "fully sharded"):
+        before, after = (named(every, name) for every in (adding, frontier))
+        assert movers(before) == set(readers(given))
+        spared.append(spent_on_table(before) - spent_on_table(after))
+        assert 0 < spared[-1] <= most
+        bound = max(0.0, adding.bound(before.peak_bytes) - most)
+        assert frontier.bound(before.peak_bytes) == pytest.approx(bound)
+    assert max(spared) > most / 2  # so it is no room for anything
 
 
 def test_nothing_is_shared_where_every_parameter_has_one_reader():
     machine = sw.Machine.preset("2xcpu")
     given = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.randn(4, 8),))
-    assert most_shared(given, machine, Mesh.parse("dp=2")) == 0
+    assert most_shared(given, machine, Mesh.parse("dp=2"), 4) == 0
