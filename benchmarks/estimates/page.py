@@ -30,8 +30,10 @@ others, both are one there, with the mean of their times.
 """
 
 
-# Of results since there are two runs.
-_RUNS = ", in an order that changes, half of them by ranks that start anew"
+# Of results since there are several runs, and since steps are compared within rounds.
+_RUNS = ", in an order that changes, by ranks that start anew now and then"
+_PACED = """. Each step is taken beside the others of
+its round, so that what makes the host slow for some seconds does not count as the plan's"""
 
 
 def written(result: Path) -> str:
@@ -39,7 +41,8 @@ def written(result: Path) -> str:
     data: dict[str, Any] = json.loads(result.read_text())
     host = data["machine"]
     anew = any(row.get("of_runs") for row in data["rows"])
-    lines = [_HEAD.format(how=_RUNS if anew else "")]
+    paced = any(row.get("paced_spread") for row in data["rows"])
+    lines = [_HEAD.format(how=(_RUNS if anew else "") + (_PACED if paced else ""))]
     for place, found in data["summary"].items():
         rows = [row for row in data["rows"] if row["place"] == place]
         lines += [f"## On {place}", "", *_summary(found), "", *_table(rows), ""]
@@ -105,7 +108,7 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
 
 def _against_itself(found: dict[str, Any]) -> str:
     runs = found.get("mean_spearman_of_runs")
-    return "" if runs is None else f"; of one run of ranks with the other {runs:.2f}"
+    return "" if runs is None else f"; of one run of ranks with another {runs:.2f}"
 
 
 def _part(some: int, every: int) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import truediv
 from typing import Any, NamedTuple
 
 from scipy.stats import spearmanr
@@ -18,15 +19,19 @@ from shardwright.ir.plan import Plan
 _OF_MEDIAN = 1.253 / 1.349
 _APART = 2.0  # times the uncertainty of a difference
 
+Runs = list[list[float]]  # seconds of a plan's steps, in each run of ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One plan of one model at one place.
 
     Predictions are means of those by the machine as it was before the steps and as it was after
-    them; `drift` is how far these are apart, of the first. `spread` is how far the middle half of
-    the steps are apart; `compute` is what of the step the slower rank computes (measured: CPU time
-    of its main thread), and `busy` the part of the cores that other programs took.
+    them; `drift` is how far these are apart, of the first. Measured is the median of the steps as
+    they would be at the usual pace (`paced`). `spread` is how far the middle half of the steps are
+    apart as they were, `paced_spread` that of what is left of it; `compute` is what of the step
+    the slower rank computes (measured: CPU time of its main thread), and `busy` the part of the
+    cores that other programs took.
     """
 
     place: str
@@ -45,6 +50,7 @@ class Row:
     drift: float
     of_runs: tuple[float, ...] = ()  # seconds in each run of ranks, which start anew
     times: int = 1  # that its model was measured, until it was quiet
+    paced_spread: float | None = None  # None: of steps that were taken as they came
 
     @property
     def time_error(self) -> float:
@@ -60,8 +66,9 @@ class Row:
 
     @property
     def noise(self) -> float:
-        """How uncertain the median of the steps is, in seconds."""
-        return _OF_MEDIAN * self.spread * self.measured_seconds / math.sqrt(self.steps)
+        """How uncertain the median of the steps is beside those of other plans, in seconds."""
+        spread = self.spread if self.paced_spread is None else self.paced_spread
+        return _OF_MEDIAN * spread * self.measured_seconds / math.sqrt(self.steps)
 
     def apart(self, other: Row) -> bool:
         """Whether the measurement tells the two plans apart: noise alone would hardly do so."""
@@ -79,18 +86,41 @@ class Row:
         )
 
 
+def slower(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Runs:
+    """What the slower rank took, of what every rank of each run says."""
+    return [[max(step) for step in zip(*(r["seconds"] for r in run), strict=True)] for run in runs]
+
+
+def paced(plans: Sequence[Runs]) -> list[Runs]:
+    """The steps as they would be if every round had the same pace.
+
+    In a round every plan has a step; its pace is the median, over the plans, of the step beside
+    all of that plan. What makes a shared host slow for some seconds makes a round slow, and plans
+    are compared within rounds.
+    """
+    every = [[step for run in runs for step in run] for runs in plans]
+    usual = [statistics.median(steps) for steps in every]
+    rounds = zip(*every, strict=True)
+    paces = [statistics.median(map(truediv, steps, usual)) for steps in rounds]
+    found = []
+    for runs in plans:
+        left = iter(paces)
+        found.append([[step / next(left) for step in run] for run in runs])
+    return found
+
+
 def row(
     place: str,
     model: str,
     name: str,
     plans: tuple[Plan, Plan],
     runs: Sequence[Sequence[Mapping[str, Any]]],
+    steps: Runs,
 ) -> Row:
-    """A plan, costed before and after, against the ranks of each run: the slower one counts."""
+    """A plan, costed before and after, against the ranks of each run and the paced `steps`."""
     before, after = plans
-    steps = [[max(step) for step in zip(*(r["seconds"] for r in run), strict=True)] for run in runs]
-    seconds = [step for run in steps for step in run]
-    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high = statistics.quantiles([s for run in slower(runs) for s in run], n=4)
+    least, usual, most = statistics.quantiles([s for run in steps for s in run], n=4)
     ranks = [rank for run in runs for rank in run]
     return Row(
         place=place,
@@ -98,16 +128,17 @@ def row(
         plan=name,
         mesh=str(before.mesh),
         predicted_seconds=statistics.mean(plan.step_seconds for plan in plans),
-        measured_seconds=middle,
+        measured_seconds=usual,
         spread=(high - low) / middle,
         predicted_compute=statistics.mean(map(_computing, plans)),
         measured_compute=max(statistics.median(rank["thread_seconds"]) for rank in ranks),
         predicted_bytes=before.peak_bytes,
         measured_bytes=max(rank["bytes"] for rank in ranks),
-        steps=len(seconds),
+        steps=sum(map(len, steps)),
         busy=max(rank["busy"] for rank in ranks),
         drift=after.step_seconds / before.step_seconds - 1,
         of_runs=tuple(statistics.median(run) for run in steps),
+        paced_spread=(most - least) / usual,
     )
 
 
@@ -175,15 +206,15 @@ def order(rows: Sequence[Row]) -> float:
 
 
 def order_of_runs(rows: Sequence[Row]) -> float | None:
-    """Spearman's correlation of the first run of ranks with the second, which no estimate beats.
+    """Spearman's correlation of a run of ranks with another, on average over all pairs of runs.
 
     Rows of one and the same plan are one; None where there was one run, or one plan.
     """
     by_plan = {(one.mesh, one.predicted_seconds, one.predicted_bytes): one.of_runs for one in rows}
-    runs = list(by_plan.values())
-    if len(runs) < 2 or min(map(len, runs)) < 2:
+    if len(by_plan) < 2 or min(map(len, by_plan.values())) < 2:
         return None
-    return float(spearmanr([run[0] for run in runs], [run[1] for run in runs]).statistic)
+    pairs = combinations(zip(*by_plan.values(), strict=True), 2)
+    return statistics.mean(float(spearmanr(one, other).statistic) for one, other in pairs)
 
 
 class Agreement(NamedTuple):

@@ -5,9 +5,10 @@
 
 On two local processes of one thread each, and for three models on two hosts that a link of
 1 Gbit/s joins (where hosts can be made: `benchmarks/hosts`). Steps of a model's plans are taken in
-turn, in an order that changes, half of them by ranks that start anew: how a process lies in memory
+turn, in an order that changes, by ranks that start anew now and then: how a process lies in memory
 makes a plan some percent faster or slower as long as it runs. A row's time is the median of the
-slower rank's steps, its memory the largest of the ranks', each the median of three steps'.
+slower rank's steps, each relative to the others of its round, its memory the largest of the ranks',
+each the median of three steps'. Where the chosen plan is one of the others, it runs once for both.
 
 How fast a shared host is changes by the minute, which no estimate can know. So the machine and the
 operators that dominate are measured before the steps of each model and once more after them, and
@@ -31,6 +32,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,14 @@ from benchmarks import record
 from benchmarks.estimates import page
 from benchmarks.estimates.models import MODELS
 from benchmarks.estimates.places import Local, Place, two_hosts
-from benchmarks.estimates.rows import Row, row, summary, unrest
+from benchmarks.estimates.rows import Row, paced, row, slower, summary, unrest
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
 from shardwright.cost.dominating import dominating
 from shardwright.ir.calls import Call
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Machine
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.plan import Plan
@@ -61,7 +64,7 @@ BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
 REMOTE_SECONDS = 110.0  # for each of them
 UNREST = 0.12
-RUNS = 2
+RUNS = 3
 QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
@@ -102,6 +105,12 @@ class Log:
         return [parse_toml(found["machine"]) for found in self._found if found.get("at") == place]
 
 
+def _program(plan: Plan) -> Plan:
+    """`plan` without what is only said of it."""
+    none = Seconds(0.0)
+    return replace(plan, name="", notes=(), step_seconds=none, lower_bound_seconds=none)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model with the plans that are compared, and the calls that are timed for them."""
@@ -111,6 +120,11 @@ class Subject:
     frontier: Frontier
     plans: dict[str, Plan]
     calls: tuple[Call, ...]
+
+    @cached_property
+    def programs(self) -> dict[str, str]:
+        """Of every plan the text of the program that runs: equal plans have one."""
+        return {title: _program(plan).to_json() for title, plan in self.plans.items()}
 
     def again(self, machine: Machine, seconds: float) -> dict[str, Plan]:
         """The same plans by what a machine is now, its operators timed anew."""
@@ -146,20 +160,25 @@ def _timed(machine: Machine, calls: Sequence[Call], seconds: float) -> Machine:
         return with_timings(machine, calls, seconds, known, silent) if seconds else machine
 
 
-def stepped(place: Place, one: Subject, options: argparse.Namespace) -> list[Any]:
-    """What the ranks measured of each plan, in their order, in each of `RUNS`."""
+def stepped(
+    place: Place, one: Subject, options: argparse.Namespace
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """What the ranks measured of each program, by its text, in each of `RUNS`."""
     rounds, seconds = -(-options.rounds // RUNS), options.steps_seconds / RUNS
+    programs = list(dict.fromkeys(one.programs.values()))
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
-        given.write_text(json.dumps([plan.to_json() for plan in one.plans.values()]))
+        given.write_text(json.dumps(programs))
         arguments = ["--model", one.name, "--plans", str(given), "--out", str(out)]
         arguments += ["--rounds", str(rounds), "--seconds", str(seconds)]
         for number in range(RUNS):
             order = ["--order", str(number)]
             place.run("benchmarks.estimates.worker", *arguments, *order, seconds=4 * seconds)
             runs.append(json.loads(out.read_text()))
-    return [[[rank[plan] for rank in run] for run in runs] for plan in range(len(one.plans))]
+    return {
+        program: [[rank[i] for rank in run] for run in runs] for i, program in enumerate(programs)
+    }
 
 
 def take(
@@ -206,8 +225,12 @@ def _rows(
     if after is None:
         raise RuntimeError("the machine could not be measured after the steps")
     again = one.again(after, options.operators_seconds)
-    plans = zip(one.plans.items(), runs, strict=True)
-    rows = [row(place.name, name, title, (p, again[title]), took) for (title, p), took in plans]
+    steps = dict(zip(runs, paced([slower(run) for run in runs.values()]), strict=True))
+    rows = []
+    for title, plan in one.plans.items():
+        program = one.programs[title]
+        both = plan, again[title]
+        rows.append(row(place.name, name, title, both, runs[program], steps[program]))
     return rows, after
 
 
@@ -277,9 +300,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--page", type=Path, help="also write the table as Markdown")
     parser.add_argument("--models", nargs="+", choices=MODELS)
-    parser.add_argument("--rounds", type=int, default=25, help="steps of each plan, at most")
+    parser.add_argument("--rounds", type=int, default=60, help="steps of each plan, at most")
     parser.add_argument("--seconds", type=float, default=12.0, help="to measure a machine")
-    parser.add_argument("--steps-seconds", type=float, default=18.0, help="for a model's steps")
+    parser.add_argument("--steps-seconds", type=float, default=36.0, help="for a model's steps")
     parser.add_argument(
         "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
     )

@@ -6,15 +6,19 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
+import shardwright as sw
 from benchmarks import quick
 from benchmarks.estimates import places
 from benchmarks.estimates import run as estimates
-from benchmarks.estimates.rows import Row, order, order_of_runs, summary, unrest
+from benchmarks.estimates.rows import Row, order, order_of_runs, paced, row, slower, summary, unrest
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
 from benchmarks.tensoropt import run as limits
+from shardwright.ir.layout import Seconds
 from shardwright.ir.machine import Machine
 
 MIB = 2**20
@@ -130,6 +134,47 @@ def test_runs_of_ranks_are_held_against_each_other():
     assert order_of_runs(rows) == pytest.approx(0.8)
     assert summary(rows)["mean_spearman_of_runs"] == pytest.approx(0.8)
     assert order_of_runs([rows[0], rows[0]]) is None  # one and the same
+
+
+def test_steps_are_compared_within_rounds():
+    """A round in which the host is slow says nothing of the plan that took most of it."""
+    usual, pace = (1.0, 1.5, 3.0), [1.0, 2.0, 1.0, 1.25, 0.5]
+    plans = [[[took * p for p in pace[:2]], [took * p for p in pace[2:]]] for took in usual]
+    for took, runs in zip(usual, paced(plans), strict=True):
+        assert [len(run) for run in runs] == [2, 3]
+        assert runs == [pytest.approx([took] * len(run)) for run in runs]
+    plans[1][1][0] *= 1.25  # what one plan takes longer stays its own
+    (first, _), (_, second), (third, _) = paced(plans)
+    assert first == pytest.approx([1.0, 1.0]) and third == pytest.approx([3.0, 3.0])
+    assert second == pytest.approx([1.5 * 1.25, 1.5, 1.5])
+
+
+def test_a_row_is_what_the_slower_rank_took_at_the_usual_pace():
+    took = [[1.0, 4.0, 1.0], [2.0, 2.0, 2.0]]
+    ranks = [
+        {"seconds": seconds, "thread_seconds": seconds, "bytes": 7 + i, "busy": 0.1 * i}
+        for i, seconds in enumerate(took)
+    ]
+    assert slower([ranks, ranks]) == [[2.0, 4.0, 2.0]] * 2
+    plan = SimpleNamespace(mesh="dp=2", step_seconds=1.5, ops=(), parameters=(), peak_bytes=8)
+    again = SimpleNamespace(step_seconds=3.0, ops=(), parameters=())
+    found = row("here", "toy", "a", (plan, again), [ranks], [[2.0, 2.5, 2.0]])
+    assert (found.measured_seconds, found.predicted_seconds, found.drift) == (2.0, 2.25, 1.0)
+    assert (found.spread, found.paced_spread) == pytest.approx((1.0, 0.25))
+    assert (found.measured_bytes, found.steps, found.of_runs) == (8, 3, (2.0,))
+    assert found.noise < replace(found, paced_spread=None).noise
+
+
+def test_a_plan_that_is_chosen_and_known_runs_once():
+    graph = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.ones(4, 8),))
+    frontier = sw.search(graph, Machine.preset("2xcpu"))
+    (plan,) = (p for p in frontier.baselines if p.name == "data parallel")
+    other = next(p for p in frontier.baselines if p.name != "data parallel")
+    same = replace(plan, name="pareto-0", notes=("fast",), lower_bound_seconds=Seconds(0.0))
+    plans = {"chosen": same, "data parallel": plan, "other": other}
+    programs = estimates.Subject("toy", graph, frontier, plans, ()).programs
+    assert programs["chosen"] == programs["data parallel"] != programs["other"]
+    assert sw.Plan.from_json(programs["chosen"]).ops == plan.ops
 
 
 def test_a_plan_that_is_there_twice_is_ranked_once():
