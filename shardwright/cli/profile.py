@@ -132,7 +132,8 @@ def in_words(machine: Machine) -> list[str]:
     if machine.arrival_skew_seconds:
         lines.append(
             f"after computing for {milliseconds(SKEWED_SECONDS)} a rank waits"
-            f" {milliseconds(machine.arrival_skew_seconds)} for the last one"
+            f" {milliseconds(machine.arrival_skew_seconds)} for the last one; that grows with the"
+            f" time to the power {machine.arrival_skew_power:g}"
         )
     return [*lines, *_origin(machine)]
 

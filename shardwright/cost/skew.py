@@ -2,24 +2,31 @@
 
 Ranks that do the same take turns at being late, and whoever waits, waits for the last (Faraj,
 Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008).
-Lateness adds up from independent disturbances, so it grows with the root of the time between two
-waits. A wait costs what is usual for the model: plans differ in how many they have, and tables
-that add up cannot know how far apart those of a plan are.
+How late grows with the time since they last met: with its root where disturbances are short and
+independent, nearly with the time itself where one rank is slower for a while (`Machine`).
+
+Tables that add up cannot know how far apart the waits of a plan are. There each costs what one more
+costs among as many as is usual for the model; a finished plan pays for each of its own what is
+missing of it (`with_whole_waits`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from math import exp
 
 import numpy as np
 
 from shardwright.cost.compute import operator_seconds
+from shardwright.cost.step import waits_of
 from shardwright.cost.workload import OperatorClass, workload
 from shardwright.ir.calls import by_target
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import NO_TIME, SKEWED_SECONDS, Machine
+from shardwright.ir.machine import SKEWED_SECONDS, Machine
+from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import Analysis
 
 _CONTRACTIONS = frozenset(
@@ -50,13 +57,56 @@ def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
     return Seconds(seconds / max(1, passes))
 
 
-def skewed(machine: Machine, between: Callable[[], Seconds], parts: int) -> Machine:
-    """`machine`, every collective of which waits for ranks that computed for a part of `between`.
+def skewed(
+    machine: Machine, between: Callable[[], Seconds], parts: int, *, whole: bool = False
+) -> Machine:
+    """`machine`, every launch of which has its part of waiting for ranks that computed for a while.
 
-    That is asked for only where ranks are apart at all.
+    That is a part of `between`, which is asked for only where ranks are apart at all. n waits in
+    time t cost n (t / n)^power, so that one more costs 1 - power of what each does; or the `whole`
+    of it, where nothing adds what is missing: in pipelines, and on machines that settle nothing.
+    """
+    if not machine.arrival_skew_seconds or machine.charged_skew_seconds:
+        return machine
+    part = 1.0 if whole or not machine.settles else 1 - machine.arrival_skew_power
+    charged = Seconds(part * late(machine, between() / parts))
+    launch = Seconds(machine.collective_launch_seconds + charged)
+    return replace(machine, collective_launch_seconds=launch, charged_skew_seconds=charged)
+
+
+def late(machine: Machine, seconds: float) -> float:
+    """How long a rank waits for the last one, on average, when all have computed for `seconds`."""
+    grown = (seconds / SKEWED_SECONDS) ** machine.arrival_skew_power
+    return machine.arrival_skew_seconds * float(grown)
+
+
+def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
+    """`plan` whose transfers take what is missing of their waits on a `skewed` machine.
+
+    What is waited for later than it is sent finds ranks apart by so much less, and leaves them so.
     """
     if not machine.arrival_skew_seconds:
-        return machine
-    waiting = machine.arrival_skew_seconds * (between() / parts / SKEWED_SECONDS) ** 0.5
-    launch = Seconds(machine.collective_launch_seconds + waiting)
-    return replace(machine, collective_launch_seconds=launch, arrival_skew_seconds=NO_TIME)
+        return plan
+    more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
+    since = float(sum(one.seconds for one in plan.parameters))  # since the step before met last
+    for wait in waits_of(plan):
+        since += wait.computed
+        apart = late(machine, max(0.0, since - wait.slack))
+        if not apart:
+            continue
+        lost = apart * exp(-wait.slack / (2 * apart))
+        since = wait.slack + _after(machine, apart - lost)
+        more[id(wait.first)] += max(0.0, lost - machine.charged_skew_seconds)
+    transfers = tuple(
+        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if more.get(id(t)) else t
+        for t in plan.transfers
+    )
+    return replace(
+        plan, transfers=transfers, step_seconds=Seconds(plan.step_seconds + sum(more.values()))
+    )
+
+
+def _after(machine: Machine, apart: float) -> float:
+    """Seconds after which ranks are so far `apart`, the inverse of `late`."""
+    grown = apart / machine.arrival_skew_seconds
+    return SKEWED_SECONDS * float(grown ** (1 / machine.arrival_skew_power))

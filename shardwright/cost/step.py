@@ -13,16 +13,18 @@ part that links are shared (`Plan.contention`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, final
 
 from shardwright.cost.timeline import Stream, Task, Timeline, Track, schedule
 from shardwright.cost.together import Sums, flights_of, sums_of
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
+from shardwright.ir.redistribution import Collective
 
 _BY_SUMS = "slowed down by sums of gradients"
 _BY_COPIES = "slowed down by parameters on their way"
+_LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
 
 
 def timeline(plan: Plan) -> Timeline:
@@ -52,6 +54,38 @@ def tasks_of(plan: Plan) -> tuple[Task, ...]:
     return tuple(_Tasks(plan).of_a_step())
 
 
+class Wait(NamedTuple):
+    """Ranks wait for each other: what they computed since the wait before, and why they wait.
+
+    `first` of what they wait for was sent when they had `slack` seconds of computing left.
+    """
+
+    computed: Seconds
+    first: Transfer
+    slack: Seconds
+
+
+def waits_of(plan: Plan) -> Iterator[Wait]:
+    """The waits of one step, in their order; the last one comes before all gradients are there."""
+    tasks = _Tasks(plan)
+    tasks.of_a_step()
+    total = last = 0.0
+    sent: dict[int, float] = {}  # message under way -> what was computed before it
+    for number, task in enumerate((*tasks.tasks, None)):
+        if number in tasks.carried:
+            sent[number] = total
+        elif task is None or (task.track.stream is Stream.COMPUTE and not task.idle):
+            over = [n for n in sent if task is None or n in task.after]
+            if over:  # what was sent last is there last
+                yield Wait(
+                    Seconds(total - last), tasks.carried[over[-1]], Seconds(total - sent[over[-1]])
+                )
+                last = total
+            for n in over:
+                del sent[n]
+            total += task.seconds if task else 0.0
+
+
 @final
 class _Tasks:
     """The tasks of the ranks while they are written."""
@@ -59,6 +93,7 @@ class _Tasks:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tasks: list[Task] = []
+        self.carried: dict[int, Transfer] = {}  # of each message between ranks the first part
         ranks = f"each of {plan.devices} ranks"
         self._here = Track(ranks, Stream.COMPUTE)
         axes = plan.mesh.names if plan.contention < 1 else ("",) * len(plan.mesh.names)
@@ -208,6 +243,7 @@ class _Tasks:
         collectives, phase = together[0].collectives, together[0].phase.value
         what = collectives[-1]
         sent = self._message(name, Seconds(seconds), before, phase, what, collectives)
+        self.carried[sent] = together[0]
         lost = Seconds(seconds * (1 - self._hidden[slowed]))
         self._add(slowed, phase, lost, what, idle=True)
         return sent
@@ -220,6 +256,8 @@ class _Tasks:
             name = f"{collectives}: {'gradient of ' * (t.phase is Phase.BACKWARD)}{t.value}"
             where = self._sources.get(t.consumer, "")
             sent = self._message(name, seconds, after, t.phase.value, where, t.collectives)
+            if any(one.split(" ")[0] not in _LOCAL for one in t.collectives):
+                self.carried[sent] = t
             self._waits.append(sent)
 
     def _message(

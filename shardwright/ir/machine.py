@@ -219,6 +219,7 @@ class Level:
 
 EXPERT_SKEW = 1.25
 SKEWED_SECONDS = 10e-3
+INDEPENDENT = 0.5  # `Machine.arrival_skew_power`
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +236,11 @@ class Machine:
     they share none. Where devices hold different experts the busiest is taken
     to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
     losses that balance routers leave, by default. `arrival_skew_seconds` is how long a rank waits
-    on average until the last one comes, having computed for `SKEWED_SECONDS`. `provenance` says
-    where the figures come from: specified, assumed or measured, and `measured` when and how well.
+    on average until the last one comes, having computed for `SKEWED_SECONDS`; it grows with that
+    time to the power `arrival_skew_power`: 0.5 where what disturbs ranks is over at once, 1 where
+    one of them is slower all the time. `charged_skew_seconds` of every launch are for waiting (made
+    by `cost/skew.py`; no part of machine files). `provenance` says where the figures come from:
+    specified, assumed or measured, and `measured` when and how well.
     """
 
     name: str
@@ -251,6 +255,8 @@ class Machine:
     measured: Measured | None = None
     expert_skew: float = EXPERT_SKEW
     arrival_skew_seconds: Seconds = NO_TIME
+    arrival_skew_power: float = INDEPENDENT
+    charged_skew_seconds: Seconds = NO_TIME
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -264,6 +270,10 @@ class Machine:
             part = getattr(self, name)
             if part is not None and not 0 <= part <= 1:
                 raise MachineError(f"{name} is {part}; give a part, at least 0 and at most 1")
+        if not 0 < self.arrival_skew_power <= 1:
+            raise MachineError(
+                f"arrival_skew_power is {self.arrival_skew_power}; give more than 0 and at most 1"
+            )
         if not 1 <= self.expert_skew < float("inf"):
             raise MachineError(
                 f"expert_skew is {self.expert_skew}; give the rows of the busiest device over the"

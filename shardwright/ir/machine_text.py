@@ -15,6 +15,7 @@ from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import (
     EXPERT_SKEW,
+    INDEPENDENT,
     SKEWED_SECONDS,
     Device,
     Efficiency,
@@ -154,8 +155,8 @@ def _skew_text(machine: Machine) -> list[str]:
     skew = quantity(machine.arrival_skew_seconds, DURATION)
     after = quantity(SKEWED_SECONDS, DURATION)
     return [
-        f'arrival_skew = "{skew}" # until the last rank comes, having computed for {after}; it'
-        " grows with the root of that"
+        f'arrival_skew = "{skew}" # until the last rank comes, having computed for {after}',
+        f"arrival_skew_power = {machine.arrival_skew_power!r} # of that time, by which it grows",
     ]
 
 
@@ -212,7 +213,8 @@ def parse_toml(text: str) -> Machine:
         needed=("name", "device", "level"),
         optional=(
             *("provenance", "backend", "collective_launch"),
-            *("overlap", "gather_overlap", "contention", "expert_skew", "arrival_skew", "measured"),
+            *("overlap", "gather_overlap", "contention", "expert_skew", "arrival_skew"),
+            *("arrival_skew_power", "measured"),
         ),
     )
     levels = _is("level", data["level"], list)
@@ -233,6 +235,9 @@ def parse_toml(text: str) -> Machine:
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
         arrival_skew_seconds=Seconds(
             parse_quantity("arrival_skew", data.get("arrival_skew", "0s"), DURATION)
+        ),
+        arrival_skew_power=float(
+            _is("arrival_skew_power", data.get("arrival_skew_power", INDEPENDENT), int | float)
         ),
         measured=None
         if "measured" not in data

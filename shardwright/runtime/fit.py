@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from statistics import fmean, median
 
 import numpy as np
 
 from shardwright.ir.curve import Curve, monotone
-from shardwright.ir.machine import SKEWED_SECONDS, Efficiency
+from shardwright.ir.machine import INDEPENDENT, SKEWED_SECONDS, Efficiency
 from shardwright.runtime.timing import APART, Sample
 from shardwright.runtime.update_probes import CALLS
 
@@ -170,13 +171,21 @@ def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -
     return replace(found, errors={kind: _errors(pairs) for kind, pairs in by_kind.items()})
 
 
-def fit_skew(samples: Sequence[Sample]) -> float:
+def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
     """What a rank waits for the last one after `SKEWED_SECONDS` of computing; 0 where unknown.
 
-    Ranks drift apart as what disturbs them adds up: with the root of the time.
+    And the power of the time by which that grows, between independent disturbances, whose root adds
+    up, and one rank that is slower all the time.
     """
-    apart = [s.seconds * (SKEWED_SECONDS / s.work) ** 0.5 for s in samples if s.kind == APART]
-    return _figure(fmean(apart)) if apart else 0.0
+    apart = [s for s in samples if s.kind == APART and s.seconds > 0]
+    if not apart:
+        return 0.0, INDEPENDENT
+    times = np.log([s.work / SKEWED_SECONDS for s in apart])
+    waits = np.log([s.seconds for s in apart])
+    power = INDEPENDENT
+    if len(apart) > 1:
+        power = float(np.clip(np.polyfit(times, waits, 1)[0], INDEPENDENT, 1.0))
+    return _figure(exp(float(np.mean(waits - power * times)))), float(f"{power:.3g}")
 
 
 def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float:

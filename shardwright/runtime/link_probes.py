@@ -20,7 +20,7 @@ from shardwright.runtime.collectives import collected, gather_into
 from shardwright.runtime.timing import Stopwatch
 from shardwright.runtime.waiting import Waited, begun
 
-Compute = Callable[[], None]
+Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]
 
 KIB = (4, 64, 1024, 8192)  # of the local tile
@@ -28,7 +28,7 @@ KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
 _TIMES = 4  # that a difference of two times is measured, of which the mean counts
-_IN_FLIGHT, _FLIGHT_SECONDS = 4, 10e-3  # sums that are on their way beside computing, at most
+_IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # sums that are on their way beside computing, at most
 _HIDING_SECONDS = 40e-3  # of computing that they hide behind, unless they take longer
 _LONGER = 4  # times as long as they take, at most
 _BETWEEN_SECONDS = 4e-3  # of computing, between two collectives
@@ -108,16 +108,22 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
 
     Sums of gradients are all on their way at once and waited for at the end, gathers of parameters
     one after the other. Behind a few milliseconds nothing hides on CPUs: the threads that
-    send get the core only when the scheduler looks.
+    send get the core only when the scheduler looks. Ranks meet after both, so that waiting for the
+    last one is no part of the difference.
     """
     group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
     x = torch.randn(256, 256, device=watch.device)
+    mark = torch.zeros(1, device=watch.device)
+
+    def meet() -> None:
+        begun(group, mark).wait()
+
     for kind, begin, room, at_once in (
         (Collective.ALL_REDUCE, partial(begun, group), elements, True),
         (Collective.ALL_GATHER, partial(_gather, group, rank), mesh.size() * elements, False),
     ):
         buffers = [torch.zeros(room, device=watch.device)]
-        alone = partial(_behind, lambda: None, begin, buffers)
+        alone = partial(_behind, lambda: None, lambda: None, begin, buffers)
         alone()
         one = min(watch.once(alone) for _ in range(3))
         count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one))), watch)
@@ -127,7 +133,7 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         computed = _repeated(watch, lambda: x @ x, hiding / len(groups))
         for _ in range(_TIMES):
             for name, beside in (("compute", [[] for _ in groups]), ("both", groups)):
-                run = partial(_each_behind, computed, begin, beside)
+                run = partial(_each_behind, computed, meet, begin, beside)
                 watch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
 
 
@@ -135,17 +141,20 @@ def _gather(group: dist.ProcessGroup, rank: int, buffer: torch.Tensor) -> Waited
     return gather_into(buffer, group, rank)
 
 
-def _each_behind(compute: Compute, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+def _each_behind(
+    compute: Run, meet: Run, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]
+) -> None:
     """Each group of buffers on its way while this rank computes, one after the other."""
     for buffers in groups:
-        _behind(compute, begin, buffers)
+        _behind(compute, meet, begin, buffers)
 
 
-def _behind(compute: Compute, begin: Begin, buffers: Sequence[torch.Tensor]) -> None:
+def _behind(compute: Run, meet: Run, begin: Begin, buffers: Sequence[torch.Tensor]) -> None:
     works = [begin(buffer) for buffer in buffers]
     compute()
     for work in works:
         work.wait()
+    meet()
 
 
 def _two_axes(watch: Stopwatch) -> None:

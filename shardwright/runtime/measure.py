@@ -142,6 +142,7 @@ def _machine(
         for name, link in links.items()
     ]
     launches = [link.launch_seconds for link in links.values()]
+    skew, power = fit_skew(samples)
     shape = "x".join(str(size) for size in reversed(sizes.values())) or "1"
     return Machine(
         name=f"{shape}x{kind} of {socket.gethostname()}",
@@ -164,7 +165,8 @@ def _machine(
         overlap=_hidden(samples, links, "all_reduce") or 0.0,
         gather_overlap=_hidden(samples, links, "all_gather"),
         contention=fit_contention(samples),
-        arrival_skew_seconds=Seconds(fit_skew(samples)),
+        arrival_skew_seconds=Seconds(skew),
+        arrival_skew_power=power,
         measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
     )
 

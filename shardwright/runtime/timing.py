@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,6 +26,7 @@ ROUNDS = 6
 _LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted
 _MOST_REPEATS = 200  # in one round
 _QUIET = 0.1  # others' part of the cores
+_LEAST_STRETCHES = 6  # of a round, of which it is known how far they leave ranks apart
 
 APART = "apart"  # samples: ranks computed for `work` seconds, and waited so long for the last one
 
@@ -32,14 +34,13 @@ APART = "apart"  # samples: ranks computed for `work` seconds, and waited so lon
 class Figures(NamedTuple):
     """Of the repeats in one round, all in seconds.
 
-    What is usual and what a tenth take; what ran before it, and how much earlier than the last
-    rank this one came, on average.
+    What is usual and what a tenth take; and each time what ran before it, where that makes ranks
+    late.
     """
 
     usual: float
     low: float
-    before: float = 0.0
-    early: float = 0.0
+    before: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Stopwatch:
         `alone`: it only computes, and waits for no other. It runs `after` something that does not
         count. Where it waits for others that makes one rank later than another: what counts then
         is the time from when the last one comes, the mean of all ranks; how long they waited for it
-        is a sample `APART`.
+        are samples `APART`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
@@ -148,13 +149,12 @@ class Stopwatch:
             if probe.after is not None:
                 before.append(self.once(probe.after))
             found.append(self.once(probe.run, alone=probe.alone))
-        early = [0.0]
         if probe.drifts:
             early = self._early(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
         # A step does many things, and of what is slow now and then it has its share: the mean.
         low = sorted(found)[len(found) // 10]
-        return Figures(fmean(found), low, fmean(before or [0.0]), fmean(early))
+        return Figures(fmean(found), low, tuple(before if probe.drifts else ()))
 
     def _early(self, took: Sequence[float]) -> list[float]:
         """How much longer than on this rank it took on the slowest, each time."""
@@ -171,16 +171,18 @@ class Stopwatch:
         self.busy = median(loads[number] for number in kept)
         quiet = self.busy <= _QUIET
         crowd = ranks_of_a_core()
-        found, apart = [], []
+        found = []
         for place, probe in enumerate(self._probes):
             figures = [[rounds[number][place] for number in kept] for rounds, _ in every]
             seconds = _of_ranks(figures, quiet, probe)
             if self._clock(probe.alone) is time.thread_time:
                 seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
-            if probe.drifts:
-                apart.append(_apart(figures, quiet))
-        return [*found, *apart]
+        drifts = [
+            [[s for one in rounds[number] for s in one.before] for rounds, _ in every]
+            for number in kept
+        ]
+        return [*found, *_apart(drifts, quiet)]
 
     def _clock(self, alone: bool) -> Callable[[], float]:
         thread = alone and self.device.type == "cpu" and torch.get_num_threads() == 1
@@ -213,14 +215,26 @@ def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) 
     return weigh([of_round(ranks) for ranks in zip(*values, strict=True)])
 
 
-def _apart(figures: Sequence[Sequence[Figures]], quiet: bool) -> Sample:
-    """What ranks wait for the last one, on average."""
-    rounds = [
-        (fmean(one.before for one in ranks), fmean(one.early for one in ranks))
-        for ranks in zip(*figures, strict=True)
-    ]
+def _apart(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sample]:
+    """What ranks wait for the last one, on average, having computed for once, twice, four times...
+
+    `drifts` are what each rank computed, of every round, one thing after the other. What it takes
+    longer than on others adds up until they wait; it is added up here, over as much as is wanted.
+    """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
-    return Sample(APART, median(before for before, _ in rounds), weigh([e for _, e in rounds]))
+    took = [np.array(ranks, np.float64) for ranks in drifts]  # (ranks, repeats) of each round
+    found = []
+    length = 1
+    while all(one.shape[1] >= _LEAST_STRETCHES * length for one in took):
+        rounds = []
+        for one in took:
+            stretches = one[:, : one.shape[1] // length * length]
+            summed = stretches.reshape(len(one), -1, length).sum(axis=2)
+            rounds.append((float(summed.mean()), float((summed.max(axis=0) - summed).mean())))
+        seconds = median(before for before, _ in rounds)
+        found.append(Sample(APART, seconds, weigh([early for _, early in rounds])))
+        length *= 2
+    return found
 
 
 def ranks_of_a_core() -> float:

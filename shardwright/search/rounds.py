@@ -222,7 +222,7 @@ class Rounds:
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
         """Add the even pipeline of `groups` on `mesh`, each doing what data parallelism does."""
-        self._add_even(Offer(self.writer(self.sources, mesh, count), ()), groups)
+        self._add_even(Offer(self.writer(self.sources, mesh, count, staged=True), ()), groups)
 
     def _add_even(self, offer: Offer, groups: int) -> None:
         space = offer.writer.space
@@ -240,7 +240,7 @@ class Rounds:
         """What is searched of one group of a pipeline."""
         if (mesh, count) in self._groups:
             return self._groups[mesh, count]
-        writer = self.writer(self.sources, mesh, count)
+        writer = self.writer(self.sources, mesh, count, staged=True)
         points, alone, notes = _frontier(
             writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
         )
@@ -270,14 +270,17 @@ class Rounds:
         """Add the well-known plans of one mesh, made from `sources` without constraints."""
         self.known += _baselines(self.writer(sources, mesh, count), wanted, marks)
 
-    def writer(self, sources: Sources, mesh: Mesh, count: int) -> PlanWriter:
-        """What writes the plans of one mesh."""
-        space, short = sources.space(self._waiting(mesh, count), mesh, self.optimizer, count)
+    def writer(
+        self, sources: Sources, mesh: Mesh, count: int, *, staged: bool = False
+    ) -> PlanWriter:
+        """What writes the plans of one mesh, or of a group of a pipeline."""
+        machine = self._waiting(mesh, count, staged=staged)
+        space, short = sources.space(machine, mesh, self.optimizer, count)
         return PlanWriter(space, sources.graph, short, self.optimizer)
 
-    def _waiting(self, mesh: Mesh, count: int) -> Machine:
+    def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
-        return skewed(self.machine, lambda: self._stretch, mesh.size * count)
+        return skewed(self.machine, lambda: self._stretch, mesh.size * count, whole=staged)
 
     @cached_property
     def _stretch(self) -> Seconds:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.cost.codes import digits, local_elements
 from shardwright.cost.memory import fixed_bytes
+from shardwright.cost.skew import with_whole_waits
 from shardwright.cost.step import settled_seconds
 from shardwright.cost.whole_launches import with_whole_launches
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
@@ -234,6 +235,7 @@ class PlanWriter:
         )
         if machine.settles:  # elsewhere plans take what tables say
             plan = with_whole_launches(plan, measure, self.space.model.buckets)
+            plan = plan if staged else with_whole_waits(plan, machine)
         seconds = settled_seconds(plan)
         least = Seconds(min(bound, seconds))
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)

@@ -198,6 +198,11 @@ def test_a_wrong_preset_says_what_to_write(text, says):
             "arrival_skew = 0.1\n[device]",
             "arrival_skew is 0.1, without a unit; write a text such",
         ),
+        (
+            "[device]",
+            "arrival_skew_power = 0.0\n[device]",
+            "arrival_skew_power is 0.0; give more than 0 and at most 1",
+        ),
         ("[device]", 'backend = "mpi"\n[device]', "backend 'mpi' is not known; choose one of nccl"),
     ],
 )
@@ -224,7 +229,11 @@ def test_curves_and_kinds_survive_the_trip_through_toml():
         ),
     )
     machine = Machine(
-        "curved", device, (Level("pcie", 4, 25e9, 1e-6),), arrival_skew_seconds=3.25e-4
+        "curved",
+        device,
+        (Level("pcie", 4, 25e9, 1e-6),),
+        arrival_skew_seconds=3.25e-4,
+        arrival_skew_power=0.75,
     )
     assert parse_toml(machine.to_toml()) == machine
     assert '["350MFLOP", 0.62]' in machine.to_toml()

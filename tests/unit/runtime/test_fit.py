@@ -176,7 +176,20 @@ def test_two_axes_contend_by_what_both_at_once_take_longer(both, expected):
     assert fit_contention([]) == 1.0  # of a prime number of ranks nothing is known
 
 
-def test_ranks_drift_apart_with_the_root_of_the_time():
-    waits = [Sample(APART, seconds, 4e-4 * (seconds / 10e-3) ** 0.5) for seconds in (1e-3, 4e-3)]
-    assert fit_skew([*waits, Sample("host all_reduce", 4096.0, 1e-3)]) == pytest.approx(4e-4)
-    assert fit_skew([Sample("host all_reduce", 4096.0, 1e-3)]) == 0.0
+@pytest.mark.parametrize("power", [0.5, 0.8, 1.0])
+def test_ranks_drift_apart_with_a_power_of_the_time(power):
+    waits = [Sample(APART, s, 4e-4 * (s / 10e-3) ** power) for s in (1e-3, 4e-3, 64e-3)]
+    found = fit_skew([*waits, Sample("host all_reduce", 4096.0, 1e-3)])
+    assert found == pytest.approx((4e-4, power))
+
+
+def test_ranks_drift_apart_no_slower_than_by_chance_and_no_faster_than_one_that_is_slow():
+    for power, kept in ((0.1, 0.5), (1.7, 1.0)):
+        waits = [Sample(APART, s, 4e-4 * (s / 10e-3) ** power) for s in (5e-3, 10e-3, 20e-3)]
+        assert fit_skew(waits) == pytest.approx((4e-4, kept))
+
+
+def test_where_little_is_known_of_drift_it_is_by_chance_or_none():
+    assert fit_skew([Sample(APART, 40e-3, 2e-3)]) == pytest.approx((1e-3, 0.5))
+    assert fit_skew([Sample("host all_reduce", 4096.0, 1e-3)]) == (0.0, 0.5)
+    assert fit_skew([Sample(APART, 4e-3, 0.0)]) == (0.0, 0.5)

@@ -97,7 +97,7 @@ def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
     monkeypatch.setattr(watch, "once", lambda run, alone=False: next(took))
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
     found = watch._round(watch._probes[0], 3)
-    assert found == Figures((0.5 + 1.5 + 1.0) / 3, 0.5, 3.0, (0.5 + 0.0 + 3.0) / 3)
+    assert found == Figures((0.5 + 1.5 + 1.0) / 3, 0.5, (2.0, 4.0, 3.0))
 
 
 def test_what_only_computes_is_late_for_nobody(monkeypatch):
@@ -111,14 +111,35 @@ def test_what_only_computes_is_late_for_nobody(monkeypatch):
     assert watch._agreed(rounds, [0.0] * 3) == [Sample("parameter", 2, 2.0)]
 
 
-def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
-    mine = [[Figures(1.0, 1.0, 4.0, 0.0)]] * 3
-    others = [[Figures(1.0, 1.0, 3.0, early)] for early in (1.0, 1.5, 8.0)]
-    beside(others, monkeypatch)
+def drifting(mine, others, monkeypatch, busy=0.0):
+    """The samples `APART` of three rounds in which ranks computed so long before their sums."""
+    beside([[Figures(1.0, 1.0, tuple(took))] for took in others], monkeypatch)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    assert watch._agreed(mine, [0.0] * 3) == [Sample("sum", 8, 1.0), Sample(APART, 3.5, 0.75)]
-    assert watch._agreed(mine, [0.5] * 3)[1] == Sample(APART, 3.5, 0.5)  # noise only adds
+    rounds = [[Figures(1.0, 1.0, tuple(took))] for took in mine]
+    first, *apart = watch._agreed(rounds, [busy] * 3)
+    assert first == Sample("sum", 8, 1.0)
+    return apart
+
+
+def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
+    mine = [[4.0] * 6] * 3
+    others = [[4.0 - early] * 6 for early in (1.0, 1.5, 8.0)]
+    assert drifting(mine, others, monkeypatch) == [Sample(APART, 3.25, 0.75)]
+    (least,) = drifting(mine, others, monkeypatch, busy=0.5)
+    assert least.seconds == 0.5  # noise only adds
+
+
+def test_what_makes_ranks_late_adds_up_until_they_meet(monkeypatch):
+    """One that is slower all the time is late by twice as much; who takes turns is not."""
+    late = drifting([[3.0] * 13] * 3, [[1.0] * 13] * 3, monkeypatch)
+    assert late == [Sample(APART, 2.0, 1.0), Sample(APART, 4.0, 2.0)]
+    turns = drifting([[3.0, 1.0] * 6] * 3, [[1.0, 3.0] * 6] * 3, monkeypatch)
+    assert turns == [Sample(APART, 2.0, 1.0), Sample(APART, 4.0, 0.0)]
+
+
+def test_what_runs_too_rarely_says_nothing_of_how_late_ranks_are(monkeypatch):
+    assert drifting([[3.0] * 5] * 3, [[1.0] * 5] * 3, monkeypatch) == []
 
 
 def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
@@ -127,7 +148,7 @@ def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
     beside(others, monkeypatch)
     watch = Stopwatch("cpu", 1.0, lambda what, part: None)
     watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    sample, _ = watch._agreed(mine, [0.0] * 3)
+    (sample,) = watch._agreed(mine, [0.0] * 3)
     assert sample.seconds == 3.0
 
 

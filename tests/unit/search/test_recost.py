@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
+from shardwright.ir.measured import Measured
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.search.recost import recosted
 
 MACHINE = sw.Machine.preset("4xcpu")
 SKEWED = replace(MACHINE, arrival_skew_seconds=5e-3)
+MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
 
 
 class Net(nn.Module):
@@ -59,18 +62,20 @@ def test_plans_of_the_search_cost_what_the_search_said(graph, front):
         assert found.lower_bound_seconds <= found.step_seconds
 
 
-def test_plans_of_a_search_with_skew_cost_what_it_said(graph):
-    found = sw.search(graph, SKEWED, optimizer="adamw", micro_batches=(1, 2))
+@pytest.mark.parametrize("measured", [None, MEASURED], ids=["adding up", "settled"])
+def test_plans_of_a_search_with_skew_cost_what_it_said(graph, measured):
+    skewed = replace(SKEWED, measured=measured)
+    found = sw.search(graph, skewed, optimizer="adamw", micro_batches=(1, 2))
     plans = [*found, *found.baselines]
     assert {plan.micro_batches for plan in plans} == {1, 2}
     for plan in plans:
-        other = again(plan, graph, found, SKEWED)
+        other = again(plan, graph, found, skewed)
         assert other.step_seconds == pytest.approx(found.settled(plan).step_seconds, rel=1e-9)
         waits = len([t for t in plan.transfers if any("all_" in c for c in t.collectives)])
-        without = again(plan, graph, found, MACHINE)
+        without = again(plan, graph, found, replace(MACHINE, measured=measured))
         assert (other.step_seconds > without.step_seconds) == (waits > 0)
-    (kcut,) = sw.search(graph, SKEWED, method="kcut")
-    other = again(kcut, graph, found, SKEWED)
+    (kcut,) = sw.search(graph, skewed, method="kcut")
+    other = again(kcut, graph, found, skewed)
     assert kcut.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
 
 
