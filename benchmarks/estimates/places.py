@@ -76,14 +76,19 @@ class Local:
             if status:
                 said.seek(0)
                 lines = said.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError(f"{arguments[1]} ended with status {status}: {_reason(lines)}")
+                why = f"{arguments[1]} ended with status {status}: {_reason(lines)}"
+                raise RuntimeError("\n".join([why, *lines]))
 
 
 def _reason(lines: list[str]) -> str:
-    """What went wrong, of what a program said: a rank's own words rather than torchrun's."""
+    """What went wrong, of what a program said: a rank's own words rather than torchrun's.
+
+    A rank that a signal ended says none; torchrun says which one that was.
+    """
     ranks = [line for line in lines if re.match(r"\[rank\d+\]: \S*Error", line)]
-    said = [*ranks, *(line for line in reversed(lines) if "Error" in line), *lines[-1:]]
-    return said[0] if said else "it said nothing"
+    signals = [line for line in lines if re.search(r"exitcode\s*: -\d", line)]
+    said = [*ranks, *signals, *(line for line in reversed(lines) if "Error" in line), *lines[-1:]]
+    return said[0].strip() if said else "it said nothing"
 
 
 @dataclass(frozen=True)

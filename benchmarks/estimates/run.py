@@ -203,7 +203,9 @@ def take(
             try:
                 found, before = _rows(place, name, log, before, options)
             except Exception as e:  # noted, and the next one may do better
-                _fail(log, place, name, f"{type(e).__name__}: {e}".splitlines()[0])
+                first, *more = f"{type(e).__name__}: {e}".splitlines()
+                _fail(log, place, name, first)
+                print(*more, sep="\n", file=sys.stderr, flush=True)
                 before = None
                 break
             print(*found, f"unrest {unrest(found):.0%}", sep="\n", flush=True)
