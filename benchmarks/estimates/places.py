@@ -83,11 +83,14 @@ class Local:
 def _reason(lines: list[str]) -> str:
     """What went wrong, of what a program said: a rank's own words rather than torchrun's.
 
-    A rank that a signal ended says none; torchrun says which one that was.
+    A rank that a signal ended says none; torchrun says which one that was. What a rank says before
+    it has joined the others is not marked as its own.
     """
     ranks = [line for line in lines if re.match(r"\[rank\d+\]: \S*Error", line)]
     signals = [line for line in lines if re.search(r"exitcode\s*: -\d", line)]
-    said = [*ranks, *signals, *(line for line in reversed(lines) if "Error" in line), *lines[-1:]]
+    errors = [line for line in reversed(lines) if "Error" in line]
+    own = [line for line in errors if "ChildFailedError" not in line]
+    said = [*ranks, *signals, *own, *errors, *lines[-1:]]
     return said[0].strip() if said else "it said nothing"
 
 

@@ -193,6 +193,7 @@ def test_a_plan_that_is_there_twice_is_ranked_once():
         (["[rank1]: ValueError: odd", "torch.distributed...ChildFailedError: "], "odd"),
         (["[rank0]:   in f", "DistNetworkError: in use", "and more"], "in use"),
         (["ChildFailedError: ", "[0]:", "  exitcode  : -6 (pid: 9)"], "exitcode  : -6 (pid: 9)"),
+        (["RuntimeError: no peer", "  raise ChildFailedError(", "x.ChildFailedError: "], "no peer"),
         (["killed"], "killed"),
         ([], "said nothing"),
     ],
