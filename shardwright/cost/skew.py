@@ -96,7 +96,7 @@ def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
             continue
         lost = apart * exp(-wait.slack / (2 * apart))
         since = wait.slack + _after(machine, apart - lost)
-        more[id(wait.first)] += max(0.0, lost - machine.charged_skew_seconds)
+        more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
     transfers = tuple(
         replace(t, seconds=Seconds(t.seconds + more[id(t)])) if more.get(id(t)) else t
         for t in plan.transfers

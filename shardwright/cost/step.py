@@ -57,18 +57,23 @@ def tasks_of(plan: Plan) -> tuple[Task, ...]:
 class Wait(NamedTuple):
     """Ranks wait for each other: what they computed since the wait before, and why they wait.
 
-    `first` of what they wait for was sent when they had `slack` seconds of computing left.
+    `first` of what they wait for was sent when they had `slack` seconds of computing left. They do
+    so in as many micro-batches as `times` says.
     """
 
     computed: Seconds
     first: Transfer
     slack: Seconds
+    times: int = 1
 
 
 def waits_of(plan: Plan) -> Iterator[Wait]:
-    """The waits of one step, in their order; the last one comes before all gradients are there."""
+    """The waits of one step, in their order; the last one comes before all gradients are there.
+
+    Micro-batches behind the second are as the second one.
+    """
     tasks = _Tasks(plan)
-    tasks.of_a_step()
+    second, behind = tasks.of_two_batches()
     total = last = 0.0
     sent: dict[int, float] = {}  # message under way -> what was computed before it
     for number, task in enumerate((*tasks.tasks, None)):
@@ -77,9 +82,9 @@ def waits_of(plan: Plan) -> Iterator[Wait]:
         elif task is None or (task.track.stream is Stream.COMPUTE and not task.idle):
             over = [n for n in sent if task is None or n in task.after]
             if over:  # what was sent last is there last
-                yield Wait(
-                    Seconds(total - last), tasks.carried[over[-1]], Seconds(total - sent[over[-1]])
-                )
+                slack = Seconds(total - sent[over[-1]])
+                times = plan.micro_batches - 1 if second <= number < behind else 1
+                yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack, times)
                 last = total
             for n in over:
                 del sent[n]
@@ -148,6 +153,17 @@ class _Tasks:
             self.backward()
         self.finish()
         return self.tasks
+
+    def of_two_batches(self) -> tuple[int, int]:
+        """What is done once, and two micro-batches at most: where the second begins and ends."""
+        second = 0
+        for _ in range(min(2, self.plan.micro_batches)):
+            second = len(self.tasks)
+            self.forward()
+            self.backward()
+        behind = len(self.tasks)
+        self.finish()
+        return (second, behind) if self.plan.micro_batches > 1 else (behind, behind)
 
     def forward(self) -> None:
         """The forward pass of one micro-batch."""
