@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.cost.compute import operator_seconds
 from shardwright.cost.step import waits_of
+from shardwright.cost.whole_launches import with_more
 from shardwright.cost.workload import OperatorClass, workload
 from shardwright.ir.calls import by_target
 from shardwright.ir.graph import Graph
@@ -97,13 +98,7 @@ def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
         lost = apart * exp(-wait.slack / (2 * apart))
         since = wait.slack + _after(machine, apart - lost)
         more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
-    transfers = tuple(
-        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if more.get(id(t)) else t
-        for t in plan.transfers
-    )
-    return replace(
-        plan, transfers=transfers, step_seconds=Seconds(plan.step_seconds + sum(more.values()))
-    )
+    return with_more(plan, more)
 
 
 def _after(machine: Machine, apart: float) -> float:

@@ -8,7 +8,7 @@ itself and pays next to nothing there. Here the parts of each bucket of a plan a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.cost.measure import Measure
@@ -27,6 +27,11 @@ def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Pla
         missing = (1 - _filled(message, limit)) * _launch(plan, message[0], measure)
         for t in message:
             more[id(t)] += missing / len(message)
+    return with_more(plan, more)
+
+
+def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:
+    """`plan` whose transfers take so many seconds more, by their `id`, and so its step."""
     if not more:
         return plan
     transfers = tuple(
