@@ -81,6 +81,20 @@ def test_plans_of_a_search_with_skew_cost_what_it_said(graph, measured):
     assert kcut.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
 
 
+def test_pipelines_pay_for_waits_in_tables(graph):
+    """Nothing is added to them afterwards, so all of it is there, whatever one more costs."""
+    even = []
+    for skew in (0.0, 5e-3):
+        machine = replace(
+            MACHINE, measured=MEASURED, arrival_skew_seconds=skew, arrival_skew_power=1.0
+        )
+        found = sw.search(graph, machine, stages=[2], micro_batches=[2])
+        (plan,) = (plan for plan in found.baselines if plan.name == "even pipeline")
+        even.append(plan)
+    without, late = even
+    assert late.step_seconds > without.step_seconds
+
+
 def test_an_edit_by_hand_is_followed(graph, front, tmp_path):
     (plan,) = (b for b in front.baselines if b.name == "data parallel")
     plan.save(tmp_path / "plan.json")
