@@ -26,8 +26,12 @@ def _layers(
     batch_first: bool,
     pack: Any,
 ) -> Any:
-    """One call of `operator` per layer; `pack` makes its argument of a layer's states."""
+    """One call of `operator` per layer; `pack` makes its argument of a layer's states.
+
+    As in torch, time is the first dimension of what is dropped out.
+    """
     directions = 2 if bidirectional else 1
+    x = x.transpose(0, 1) if batch_first else x
     per_layer = len(params) // num_layers
     finals: list[list[Tensor]] = []
     for layer in range(num_layers):
@@ -35,10 +39,9 @@ def _layers(
         weights = params[layer * per_layer : (layer + 1) * per_layer]
         if layer > 0:
             x = aten.native_dropout.default(x, dropout, True)[0]
-        x, *final = operator(
-            x, pack(mine), weights, has_biases, 1, 0.0, True, bidirectional, batch_first
-        )
+        x, *final = operator(x, pack(mine), weights, has_biases, 1, 0.0, True, bidirectional, False)
         finals.append(final)
+    x = x.transpose(0, 1) if batch_first else x
     return (x, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +25,7 @@ NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
 @options.target_and_plan
 @options.as_json
 def command(given: options.PlanOfTarget, as_json: bool) -> None:
-    """Compare PLAN with one device: loss, every gradient, one optimizer step."""
+    """Compare PLAN with the module itself: outputs, every gradient and buffer, one step."""
     captured, chosen = planning.planned(given)
     report = verified(captured.job, chosen)
     if as_json:
@@ -50,7 +51,11 @@ def content(report: Report) -> dict[str, object]:
         "ok": report.ok,
         "loss_error": report.loss_error,
         "max_gradient_error": report.max_gradient_error,
+        "max_buffer_error": report.max_buffer_error,
         "max_parameter_error": report.max_parameter_error,
+        "capture_error": report.capture_error if isfinite(report.capture_error) else None,
+        "compared_in": report.compared_in,
+        "not_compared": report.not_compared,
         "worst": str(report.worst),
         "notes": list(report.notes),
     }

@@ -1,9 +1,9 @@
-"""`verify`: a plan on real ranks beside one device, in double precision.
+"""`verify`: a plan on real ranks beside the module itself, in double precision.
 
-The ranks are local processes that torchrun starts. Both sides run the same
-captured graph in float64, dropout included, so what differs is the plan's
-doing and not rounding. Whether the graph is what the module computes is
-checked too, in the module's own precision.
+The ranks are local processes that torchrun starts. Three sides are compared, dropout included:
+the module run eagerly, its captured graph on one device, and the plan on its ranks. All compute
+in float64, so that a difference is a defect and not rounding. A module that computes something
+else in float64 is compared with its graph in its own precision.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ import torch
 from torch import nn
 
 from shardwright.capture.build import Captured
-from shardwright.capture.call import flatten, select_outputs, unflatten
-from shardwright.capture.precision import computing_in, narrowed
-from shardwright.ir.graph import Graph, LeafKind, Source, to_json
+from shardwright.capture.call import flatten
+from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.widen import widen
 from shardwright.lower.decisions import Decisions, everything_whole
@@ -28,13 +28,23 @@ from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
+from shardwright.runtime.module_comparison import (
+    TOLERANCE,
+    WIDE_FLOOR,
+    Comparison,
+    Measured,
+    ModuleComparison,
+    Optimizer,
+    errors_between,
+    measure,
+)
+from shardwright.runtime.module_reference import widened
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.shipping import pack
 
-TOLERANCE = 1e-8  # of float64 sums in another order, relative to a tensor's largest element
 _WORKER = "shardwright.runtime.verify_worker"
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("SGD", {"lr": 1e-2}),
@@ -64,40 +74,56 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found. Errors are relative to the largest element of each tensor, at least 1.
+    """The errors that `verify` found, relative to the largest element of each tensor, at least 1.
 
-    `capture_error` is the difference between the module's own loss (or
-    outputs) and the captured graph's, in the module's precision; NaN where the
-    module cannot be run alone. `notes` say what was compared in the place of what
-    differs from plan to plan.
+    `loss_error`, `max_gradient_error`, `max_buffer_error` and `max_parameter_error` (after one
+    optimizer step) compare the plan with one device: with the module itself where that was run in
+    float64, else with its captured graph. `capture_error` compares the module with its captured
+    graph: outputs, gradients, buffers and parameters, in the dtype `compared_in`. It is infinite
+    and `not_compared` says why where the module could not be run; `ok` is False then.
+    `notes` say what was compared in the place of what differs from plan to plan.
     """
 
     ok: bool
     loss_error: float
     max_gradient_error: float
+    max_buffer_error: float
     max_parameter_error: float
     worst: Worst
     capture_error: float
+    compared_in: str
     devices: int
+    not_compared: str = ""
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        word = "equals" if self.ok else "DIFFERS from"
-        return (
-            f"the plan on {self.devices} ranks {word} one device: loss error {self.loss_error:.1e},"
-            f" gradients {self.max_gradient_error:.1e}, parameters after one optimizer step"
-            f" {self.max_parameter_error:.1e}, module against graph {self.capture_error:.1e};"
-            f" worst: {self.worst}" + "".join(f"\nnote: {note}" for note in self.notes)
+        errors = (
+            f"loss error {self.loss_error:.1e}, gradients {self.max_gradient_error:.1e}, buffers"
+            f" {self.max_buffer_error:.1e}, parameters after one optimizer step"
+            f" {self.max_parameter_error:.1e}"
         )
+        if self.not_compared:
+            text = (
+                "the module itself was NOT COMPARED with its captured graph:"
+                f" {self.not_compared}; of the plan on {self.devices} ranks beside the graph on"
+                f" one device: {errors}; worst: {self.worst}"
+            )
+        else:
+            word = "equals" if self.ok else "DIFFERS from"
+            text = (
+                f"the plan on {self.devices} ranks {word} one device: {errors}, module against"
+                f" graph {self.capture_error:.1e} in {self.compared_in}; worst: {self.worst}"
+            )
+        return text + "".join(f"\nnote: {note}" for note in self.notes)
 
 
 def verify(
     model: nn.Module, plan: Plan, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Report:
-    """Loss, every gradient and one optimizer step of `plan`, against one device.
+    """Outputs, every gradient and buffer, and one optimizer step of `plan`, against `model`.
 
-    `args` and `kwargs` are a batch with real values. Raises `PlanError` if the
-    plan is not for this model and batch.
+    `model` is run eagerly, as it is, on copies of its parameters and buffers. `args` and `kwargs`
+    are a batch with real values. Raises `PlanError` if the plan is not for this model and batch.
     """
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         raise PlanError(
@@ -116,22 +142,24 @@ def verify(
         "plan": plan.to_json(),
         "fingerprint": graph.fingerprint,
         "output_keys": list(captured.output_keys),
-        "weights": {k: _wide(p) for k, p in model.named_parameters()},
-        "buffers": {k: _wide(b) for k, b in model.named_buffers(remove_duplicate=False)},
-        "constants": {k: _wide(c) for k, c in captured.constants.items()},
-        "batch": {k: _wide(v) for k, v in batch.items()},
+        "weights": {k: widened(p) for k, p in model.named_parameters()},
+        "buffers": {k: widened(b) for k, b in model.named_buffers(remove_duplicate=False)},
+        "constants": {k: widened(c) for k, c in captured.constants.items()},
+        "batch": {k: widened(v) for k, v in batch.items()},
     }
     shipped = pack(captured.opaque)
-    alone = in_parts(graph, analysis, decisions)
-    serial = measure(
-        one_device(alone, {**payload, "opaque": captured.opaque}), plan.optimizer, payload["batch"]
-    )
+    optimizer = optimizer_of(plan.optimizer)
+    compared = ModuleComparison(model, captured, payload, batch, optimizer, one_device).run(graph)
+    expected = compared.expected
+    if (alone := in_parts(graph, analysis, decisions)) is not graph:
+        parts = one_device(alone, {**payload, "opaque": captured.opaque})
+        expected = measure(parts, optimizer, payload["batch"])
     with tempfile.TemporaryDirectory() as folder:
         torch.save(payload, Path(folder) / "payload.pt")
         Path(folder, "modules.pkl").write_bytes(shipped)
         run_ranks(_WORKER, [folder], plan.devices)
         parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
-    return _compare(captured.graph, plan, serial, parallel, _capture_error(model, captured, batch))
+    return _compare(captured.graph, plan, expected, parallel, compared)
 
 
 def build(
@@ -170,129 +198,41 @@ def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
     return module
 
 
-def measure(
-    module: ParallelModule | PipelineModule, optimizer: str, batch: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Loss, gradients and parameters after one step, whole, by the parameters' first names.
-
-    Of a pipeline those of this rank's stages, by all of their names.
-    """
-    name, options = _OPTIMIZERS[optimizer.lower()]
-    steps = getattr(torch.optim, name)(module.parameters(), **options)
-    loss = _backward(module, batch)
-    every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
-    gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
-    steps.step()
-    parameters = {key: _whole(p.detach()) for key, p in every.items()}
-    return {"loss": loss.detach(), "gradients": gradients, "parameters": parameters}
+def optimizer_of(name: str) -> Optimizer:
+    """The optimizer of that name, to take one step over parameters."""
+    kind, options = _OPTIMIZERS[name.lower()]
+    return partial(getattr(torch.optim, kind), **options)
 
 
-def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all stages of a pipeline measured, as one module's; all know the loss."""
-    found: dict[str, Any] = {"loss": results[0]["loss"], "gradients": {}, "parameters": {}}
-    for result in reversed(results):
-        for part in ("gradients", "parameters"):
-            found[part].update(result[part])
-    return found
-
-
-def _backward(module: ParallelModule | PipelineModule, batch: Mapping[str, Any]) -> torch.Tensor:
-    """The loss, after a backward pass from it."""
-    args, kwargs = unflatten(batch)
-    if isinstance(module, PipelineModule):
-        return module.call_backward(*args, **kwargs)
-    returned = module(*args, **kwargs)
-    outputs = select_outputs(returned)[1]
-    # Outputs that are no loss get one that tells their elements apart.
-    loss = sum((_probe(out) for out in outputs if out.is_floating_point()), torch.zeros(()))
-    loss.backward()
-    return loss
-
-
-def _probe(out: torch.Tensor) -> torch.Tensor:
-    if out.dim() == 0:
-        return out
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    return (out * weights).sum()
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _compare(graph: Graph, plan: Plan, serial: Any, parallel: Any, capture_error: float) -> Report:
-    loss_error = _error(serial["loss"], parallel["loss"])
-    gradients = {
-        key: _error(value, parallel["gradients"][key]) for key, value in serial["gradients"].items()
+def _compare(
+    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: Comparison
+) -> Report:
+    errors = errors_between(expected, parallel, WIDE_FLOOR)
+    most = {
+        part: max((e for (kind, _), e in errors.items() if kind == part), default=0.0)
+        for part in ("loss", "output", "gradients", "buffers", "parameters")
     }
-    parameters = {
-        key: _error(value, parallel["parameters"][key])
-        for key, value in serial["parameters"].items()
-    }
-    worst = max(gradients, key=lambda key: gradients[key])
-    (leaf,) = (leaf for leaf in graph.leaves if worst in leaf.keys)
-    readers = graph.consumers[leaf.name]
-    op = readers[0] if readers else None
-    errors = (loss_error, max(gradients.values()), max(parameters.values()))
+    tensors = {key: e for (kind, key), e in errors.items() if kind in ("gradients", "buffers")}
+    worst = max(tensors, key=lambda key: tensors[key], default="")
+    if module.worst and not module.ok:
+        worst = module.worst
     return Report(
-        ok=all(error <= TOLERANCE for error in errors) and not capture_error > 1e-3,
-        loss_error=errors[0],
-        max_gradient_error=errors[1],
-        max_parameter_error=errors[2],
-        worst=Worst(worst, op.name if op else "nothing", op.source if op else Source()),
-        capture_error=capture_error,
+        ok=max(errors.values()) <= TOLERANCE and module.ok,
+        loss_error=max(most["loss"], most["output"]),
+        max_gradient_error=most["gradients"],
+        max_buffer_error=most["buffers"],
+        max_parameter_error=most["parameters"],
+        worst=_worst(graph, worst),
+        capture_error=module.error,
+        compared_in=module.dtype,
         devices=plan.devices,
-        notes=notes(graph),
+        not_compared=module.not_compared,
+        notes=(*notes(graph), *module.notes),
     )
 
 
-def _error(serial: torch.Tensor | None, parallel: torch.Tensor | None) -> float:
-    """Largest difference, relative to the largest serial element or to 1; infinite if one lacks."""
-    if serial is None or parallel is None:
-        return 0.0 if serial is parallel else float("inf")
-    if serial.numel() == 0:
-        return 0.0
-    scale = max(1.0, float(serial.abs().max()))
-    difference = float((serial.reshape(parallel.shape) - parallel).abs().max())
-    return difference / scale if difference == difference else float("inf")
-
-
-def _capture_error(
-    model: nn.Module, captured: Captured, batch: Mapping[str, torch.Tensor]
-) -> float:
-    """Module against graph, both without dropout, in the module's own precision."""
-    if captured.graph.updates:
-        return float("nan")  # running the module would change its buffers
-    if any(op.kind == "uniform" for op in captured.graph.ops):
-        return float("nan")  # the module would draw other numbers
-    args, kwargs = unflatten({**dict(captured.graph.constants), **batch})
-    payload = {
-        "weights": dict(model.named_parameters()),
-        "buffers": dict(model.named_buffers(remove_duplicate=False)),
-        "constants": captured.constants,
-        "output_keys": captured.output_keys,
-        "opaque": captured.opaque,
-    }
-    program = one_device(captured.graph, payload)
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        program.eval()
-        habits = captured.graph.habits
-        given = unflatten(
-            {**dict(captured.graph.constants), **{k: narrowed(v, habits) for k, v in batch.items()}}
-        )
-        with torch.no_grad():
-            with computing_in(model, habits, values=True):
-                theirs = select_outputs(model(*given[0], **given[1]))[1]
-            ours = select_outputs(program(*args, **kwargs))[1]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return max(_error(a.double(), b.double()) for a, b in zip(theirs, ours, strict=True))
+def _worst(graph: Graph, tensor: str) -> Worst:
+    leaf: Leaf | None = next((leaf for leaf in graph.leaves if tensor in leaf.keys), None)
+    readers = graph.consumers[leaf.name] if leaf else ()
+    op = readers[0] if readers else None
+    return Worst(tensor, op.name if op else "nothing", op.source if op else Source())

@@ -16,8 +16,9 @@ from shardwright.ir.plan import Plan
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.leaving import leave
+from shardwright.runtime.module_comparison import measure, merged
 from shardwright.runtime.shipping import unpack
-from shardwright.runtime.verify import build, measure, merged
+from shardwright.runtime.verify import build, optimizer_of
 
 
 def main(folder: Path) -> None:
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
             decisions,
             device_mesh,
         )
-        result = measure(module, plan.optimizer, payload["batch"])
+        result = measure(module, optimizer_of(plan.optimizer), payload["batch"])
         if decisions.pipeline is not None:
             every: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(every, result)

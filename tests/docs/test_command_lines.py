@@ -49,7 +49,8 @@ class Verified:
     """What comparing with one device would say."""
 
     ok, notes, worst = True, (), ""
-    loss_error = max_gradient_error = max_parameter_error = 0.0
+    loss_error = max_gradient_error = max_buffer_error = max_parameter_error = 0.0
+    capture_error, compared_in, not_compared = 0.0, "float64", ""
 
 
 def command(line):

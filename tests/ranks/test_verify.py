@@ -30,7 +30,8 @@ def test_a_right_plan_is_verified():
     assert report.devices == 2
     errors = report.loss_error, report.max_gradient_error, report.max_parameter_error
     assert all(0 <= error < 1e-9 for error in errors)
-    assert report.capture_error < 1e-5
+    assert report.capture_error < 1e-9
+    assert report.compared_in == "float64"
     assert "the plan on 2 ranks equals one device" in str(report)
     assert model.training, "the module is as it was"
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
@@ -89,23 +90,6 @@ def test_a_lost_gradient_is_found_and_named(monkeypatch):
 def verify_of_mlp():
     model, batch = models.mlp()
     return sw.verify(model, planned(model, batch, "data parallel"), (), batch)
-
-
-class Scaled(models.VGG):
-    def forward(self, images, classes):
-        return super().forward(images, classes) * 1.01
-
-
-def test_a_graph_that_is_not_what_the_module_computes_is_found(monkeypatch):
-    """Both sides run the captured graph, so the module itself is asked too."""
-    model, batch = models.cnn()
-    other = Scaled((7, 9), norm=False)
-    capture = verify_module.capture_with_rules
-    monkeypatch.setattr(verify_module, "capture_with_rules", lambda _, *call: capture(other, *call))
-    report = sw.verify(model, planned(other, batch), (), batch)
-    assert not report.ok
-    assert report.capture_error > 1e-3
-    assert report.max_gradient_error < 1e-9
 
 
 def test_verify_refuses_what_it_cannot_run():

@@ -37,8 +37,12 @@ class Report:
     ok: bool = True
     loss_error: float = 1e-7
     max_gradient_error: float = 2e-7
+    max_buffer_error: float = 4e-7
     max_parameter_error: float = 3e-7
     worst: str = "weight"
+    capture_error: float = 5e-7
+    compared_in: str = "float64"
+    not_compared: str = ""
     notes: tuple[str, ...] = ()
 
     def __str__(self):

@@ -19,10 +19,28 @@ def test_verify_json_holds_the_contracts_keys(api, target, plan_file, as_json):
         "ok": True,
         "loss_error": 1e-7,
         "max_gradient_error": 2e-7,
+        "max_buffer_error": 4e-7,
         "max_parameter_error": 3e-7,
         "worst": "weight",
+        "capture_error": 5e-7,
+        "compared_in": "float64",
+        "not_compared": "",
         "notes": [],
     }
+
+
+def test_json_of_a_module_that_was_not_compared_has_no_error(
+    api, target, plan_file, shardwright_command
+):
+    api.report = replace(
+        api.report, ok=False, capture_error=float("inf"), not_compared="TypeError: no"
+    )
+    found = json.loads(shardwright_command("verify", target, plan_file, "--json").stdout)
+    assert (found["ok"], found["capture_error"], found["not_compared"]) == (
+        False,
+        None,
+        "TypeError: no",
+    )
 
 
 def test_a_plan_that_is_not_equal_exits_with_one(api, target, plan_file, shardwright_command):
