@@ -9,7 +9,7 @@ What shapes these have is found out by running it, on weights that must be there
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -62,8 +62,19 @@ class OpaqueCall:
     results: tuple[tuple[torch.Size, torch.dtype], ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Results for the module's own tensors, by `names`, followed by those of the call."""
+        """Results for the module's own tensors, by `names`, followed by those of the call.
+
+        Raises `ValueError` for results of other shapes than at capture, and for a buffer that
+        keeps its value in every sample of `observe` and changes now.
+        """
         _, found, state = self._run(tensors)
+        for name, before in zip(self.names, tensors, strict=False):
+            kept = name in self.buffers and name not in self.changed
+            if kept and not _same(before, state[name]):
+                raise ValueError(
+                    f"{self.path} changed its buffer {name} for this batch, and did not when it was"
+                    " captured; change the same buffers whatever the data"
+                )
         results = [*found, *(state[name] for name in self.changed)]
         shapes = [tuple(result.shape) for result in results]
         expected = [tuple(shape) for shape, _ in self.results]
@@ -88,29 +99,66 @@ class OpaqueCall:
         return (*take_apart(returned), state)
 
     def observe(self, own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        """Find out what it returns, for random numbers in the place of `given`, which are fake."""
-        seen = []
+        """Find out what it returns, for random numbers in the place of `given`, which are fake.
+
+        Values before and after tell what it changes: `F.batch_norm` and `.data` leave no trace in
+        a tensor's version. A buffer that keeps its value in one sample may change in another.
+        """
+        shapes: list[list[tuple[torch.Size, torch.dtype]]] = []
+        changed: set[str] = set()
+        around, state = None, dict(zip(self.names, own, strict=True))
         for sign in (1, -1):
             generator = torch.Generator(device="cpu").manual_seed(0)
             sample = [sample_like(t, generator, own, sign) for t in given]
-            kept = [t.detach() for t in own]
+            kept = [t.detach().clone() for t in own]
+            args = [t.clone() for t in sample]
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                around, found, state = self._run([*kept, *sample])
-            changed = tuple(
-                name
-                for name, t in zip(self.names, kept, strict=True)
-                if name in self.buffers and (state[name].shape != t.shape or state[name]._version)
-            )
-            results = tuple((t.shape, t.dtype) for t in [*found, *(state[n] for n in changed)])
-            seen.append((changed, results))
-        if seen[0] != seen[1]:
-            one, other = ([tuple(shape) for shape, _ in results] for _, results in seen)
+                around, found, state = self._run([*kept, *args])
+            self._refuse_changes(zip(self.names, own, kept, strict=True), sample, args)
+            before = dict(zip(self.names, own, strict=True))
+            changed |= {n for n in self.buffers if not _same(before[n], state[n])}
+            shapes.append([(t.shape, t.dtype) for t in found])
+        if shapes[0] != shapes[1]:
+            one, other = ([tuple(shape) for shape, _ in results] for results in shapes)
             raise CaptureError(
                 f"{self.path} returns tensors of shapes {one} or of {other}, depending on the data;"
                 " return the same shapes whatever the data",
                 self.path,
             )
-        self.returned, (self.changed, self.results) = around, seen[0]
+        self.changed = tuple(name for name in self.names if name in changed)
+        buffers = [(state[name].shape, state[name].dtype) for name in self.changed]
+        self.returned, self.results = around, (*shapes[0], *buffers)
+
+    def _refuse_changes(
+        self,
+        own: Iterable[tuple[str, Tensor, Tensor]],
+        sample: Sequence[Tensor],
+        args: Sequence[Tensor],
+    ) -> None:
+        """Raise for changes in place that an operator of a graph cannot have."""
+        for name, before, after in own:  # buffers are given as copies, and stay
+            if not _same(before, after):
+                raise CaptureError(
+                    f"{self.path} changes its parameter {name} in place while it runs; change it"
+                    " after the step, or make it a buffer (register_buffer)",
+                    self.path,
+                )
+        if not all(map(_same, sample, args)):
+            raise CaptureError(
+                f"{self.path} changes a tensor that it is called with in place; let it work on a"
+                " copy (x = x.clone())",
+                self.path,
+            )
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """Equal in shape, type and every value, NaN included."""
+    if before is after:
+        return True
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    both_nan = (before != before) & (after != after)
+    return bool(((before == after) | both_nan).all())
 
 
 def sample_like(
