@@ -176,6 +176,7 @@ class ParallelModule(SteppingModule):
         super().__init__()
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
+        self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         self._sw_output_keys = captured.output_keys

@@ -69,6 +69,7 @@ class PipelineModule(SteppingModule):
         super().__init__()
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
+        self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_graph = captured.graph
         self._sw_outputs = captured.output_keys
         self._sw_count = decisions.micro_batches

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
@@ -21,6 +23,18 @@ class LastingModule(nn.Module):
     """
 
     _sw_updates: tuple[str, ...]
+    _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy with parameters and buffers of its own, on the same process groups.
+
+        Averages of weights need one (`torch.optim.swa_utils.AveragedModel`).
+        """
+        memo.update((id(group), group) for group in self._sw_groups)
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
         """What the next step needs of buffers: those of the state dict and those that steps write.
