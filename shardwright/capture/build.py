@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
+from shardwright.capture.arguments import signature_of
 from shardwright.capture.call import CaptureError
 from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
@@ -51,12 +53,13 @@ _QUIET = (  # of the operators that may draw random numbers: taken apart where t
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph with what only torch can hold: constants, names of outputs, modules kept whole."""
+    """A graph with what only Python can hold: constants, outputs, modules kept whole, signature."""
 
     graph: Graph
     constants: dict[str, torch.Tensor]
     output_keys: tuple[str, ...]
     opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)  # by key
+    signature: inspect.Signature | None = None  # of the module's forward
 
 
 def build(
@@ -88,7 +91,8 @@ def build(
     )
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
-    return Captured(graph, constants, call.returned.keys, dict(opaque))
+    signature = signature_of(call.model)
+    return Captured(graph, constants, call.returned.keys, dict(opaque), signature)
 
 
 class _Builder:

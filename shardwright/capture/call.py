@@ -50,6 +50,12 @@ def split_call(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors and plain constants of a call, by path; raises `CaptureError` for anything else."""
     tensors, constants = {}, {}
+    for path in _empty("args", tuple(args)), *(_empty(f"kwargs.{k}", v) for k, v in kwargs.items()):
+        if path:
+            raise CaptureError(
+                f"argument {path} is empty, and a plan keeps leaves of containers only; leave it"
+                " out, or pass None where the model takes that"
+            )
     for path, value in flatten(args, kwargs).items():
         if isinstance(value, torch.Tensor):
             tensors[path] = value
@@ -120,6 +126,19 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _walk(f"{path}.{i}", item)
     else:
         yield path, value
+
+
+def _empty(path: str, value: Any) -> str:
+    """The path of the first container without anything in it; empty if there is none."""
+    if isinstance(value, Mapping):
+        items: list[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, tuple | list):
+        items = list(enumerate(value))
+    else:
+        return ""
+    if not items:
+        return "" if path == "args" else path
+    return next((found for key, item in items if (found := _empty(f"{path}.{key}", item))), "")
 
 
 def _sequences(node: Any) -> Any:

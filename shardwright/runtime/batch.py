@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shardwright.capture.call import flatten
+from shardwright.capture.arguments import BatchError as BatchError, CallForm
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
 from shardwright.lower.lower import input_layouts
@@ -21,10 +21,6 @@ from shardwright.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
 
 Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long it is
-
-
-class BatchError(ValueError):
-    """A batch that is not what the module was captured with."""
 
 
 @dataclass
@@ -70,8 +66,8 @@ class InputPart:
         sizes[first.atom] = length
         return shape_of((*tiles[0][: first.dim], tuple(sizes), *tiles[0][first.dim + 1 :]))
 
-    def of(self, given: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a global batch; what is that part already stays as it is."""
+    def of(self, given: torch.Tensor, name: str) -> torch.Tensor:
+        """This rank's part of a global batch's argument `name`; that part itself stays as it is."""
         if given.shape == self.whole_shape:
             whole = given if given.shape == self._flat else given.reshape(self._flat)
             tiles = [_narrowed(whole, cuts) for cuts in self._cuts]
@@ -79,11 +75,7 @@ class InputPart:
             return part if part.shape == self.shape else part.reshape(self.shape)
         if given.shape == self.shape:
             return given
-        raise BatchError(
-            f"{self.key} has shape {tuple(given.shape)}; the plan is for a global batch of"
-            f" {self.whole_shape} (or this rank's part of it, {self.shape}): pad the batch, or plan"
-            " for its shape"
-        )
+        raise BatchError(_other_shape(name, given, self.whole_shape, self.shape))
 
     def micro_batch(self, part: torch.Tensor, number: int) -> torch.Tensor:
         """The tile of micro-batch `number` in this rank's part."""
@@ -118,19 +110,32 @@ def stage_inputs(staged: StagedGraph, index: int, rank: int) -> dict[str, InputP
 
 
 def local_inputs(
-    args: Sequence[Any], kwargs: Mapping[str, Any], parts: Mapping[str, InputPart]
+    form: CallForm,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    parts: Mapping[str, InputPart],
+    device: torch.device | None = None,
 ) -> dict[str, torch.Tensor]:
-    """By path, this rank's parts of a call's tensors, each global or cut already.
+    """By path, this rank's parts of a call's tensors, each global or cut already, contiguous.
 
-    Raises `BatchError` for a tensor that is missing or has another shape than planned.
+    Raises `BatchError` for arguments that are not those of the planned call, `form`: of what this
+    rank has no part of too, so that all ranks raise it.
     """
-    found = {}
-    given = flatten(args, kwargs)
-    for key, part in parts.items():
-        if not isinstance(given.get(key), torch.Tensor):
-            raise BatchError(f"the batch has no tensor {key}; it needs {', '.join(parts)}")
-        found[key] = part.of(given[key])
-    return found
+    given = form.inputs(args, kwargs, device)
+    for key, shape in form.shapes.items():
+        if key not in parts and tuple(given[key].shape) != shape:
+            raise BatchError(_other_shape(form.names[key], given[key], shape))
+    return {key: part.of(given[key], form.names[key]).contiguous() for key, part in parts.items()}
+
+
+def _other_shape(name: str, given: torch.Tensor, *shapes: Shape) -> str:
+    planned = f"{list(shapes[0])}"
+    if len(set(shapes)) > 1:
+        planned += f" (or this rank's part of it, {list(shapes[1])})"
+    return (
+        f"the argument {name} has shape {list(given.shape)}; the plan is for a"
+        f" global batch of {planned}: pad the batch, or plan for its shape"
+    )
 
 
 def cut(

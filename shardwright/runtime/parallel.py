@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shardwright.capture.arguments import BatchError, CallForm
 from shardwright.capture.build import Captured
-from shardwright.capture.call import example_call, rebuild_outputs, unflatten
+from shardwright.capture.call import example_call, rebuild_outputs
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
@@ -27,7 +28,7 @@ from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline import AsyncPipeline
-from shardwright.runtime.batch import BatchError, input_parts, local_inputs
+from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.device import default_device
 from shardwright.runtime.dropout import random_state
 from shardwright.runtime.heap import keep_freed_memory
@@ -177,9 +178,11 @@ class ParallelModule(SteppingModule):
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
+        self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         self._sw_output_keys = captured.output_keys
+        self._sw_form = CallForm(graph, captured.signature)
         self._sw_coordinate = mesh.coordinate(rank)
 
         make = module_maker(captured, mesh, device_mesh, device, training)
@@ -212,7 +215,7 @@ class ParallelModule(SteppingModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or what the module returned; every rank passes the same global batch."""
-        given = self._sw_local_inputs(args, kwargs)
+        given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
         results = self._sw_program(*leaves, state)
@@ -250,11 +253,8 @@ class ParallelModule(SteppingModule):
 
         The module takes global and local batches alike.
         """
-        if isinstance(batch, Mapping):
-            return unflatten(self._sw_local_inputs((), batch))[1]
-        return unflatten(self._sw_local_inputs(tuple(batch), {}))[0]
+        def part(key: str, tensor: torch.Tensor) -> torch.Tensor:
+            return self._sw_inputs[key].of(tensor, self._sw_form.names[key])
 
-    def _sw_local_inputs(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        return local_inputs(args, kwargs, self._sw_inputs)
+        args, kwargs = self._sw_form.mapped(*arguments(batch), part)
+        return kwargs if isinstance(batch, Mapping) else args

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
+from shardwright.capture.arguments import CallForm
 from shardwright.capture.build import Captured
 from shardwright.capture.call import rebuild_outputs
 from shardwright.ir.graph import Graph
@@ -72,6 +73,7 @@ class PipelineModule(SteppingModule):
         self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_graph = captured.graph
         self._sw_outputs = captured.output_keys
+        self._sw_form, self._sw_device = CallForm(captured.graph, captured.signature), device
         self._sw_count = decisions.micro_batches
         self._sw_mesh = device_mesh[AXIS]
         self._sw_group = self._sw_mesh.get_group()
@@ -152,7 +154,8 @@ class PipelineModule(SteppingModule):
         """Run the schedule; the loss of the batch."""
         state = self.get_buffer("_sw_random")
         for part in self._sw_parts:
-            part.begin(local_inputs(args, kwargs, part.inputs), state)
+            given = local_inputs(self._sw_form, args, kwargs, part.inputs, self._sw_device)
+            part.begin(given, state)
         numbers = torch.arange(self._sw_count)
         run = self._sw_schedule.step if backward else self._sw_schedule.eval
         run(numbers, number=numbers, target=numbers, return_outputs=False)

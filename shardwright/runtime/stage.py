@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from shardwright.capture.arguments import CallForm
 from shardwright.capture.build import Captured
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.pipeline import ASYNC, Pipeline
@@ -141,6 +142,7 @@ class StageModule(LastingModule):
         self._sw_program = to_module(stage_program(program, graph), device, make)
         self._sw_reductions = {one.value: make(one) for one in lowered.reductions}
         self._sw_inputs = stage_inputs(staged, index, place)
+        self._sw_form = CallForm(captured.graph, captured.signature)
         parameters = graph.leaves_of(LeafKind.PARAMETER)
         self._sw_trained = [
             leaf.name for leaf in parameters if graph.tensor[leaf.name].requires_grad
@@ -207,7 +209,7 @@ class StageModule(LastingModule):
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
         """What this device reads of a global batch, on it; `BatchError` if something is missing."""
-        found = local_inputs(*arguments(batch), self._sw_inputs)
+        found = local_inputs(self._sw_form, *arguments(batch), self._sw_inputs)
         return {key: value.to(self._sw_device) for key, value in found.items()}
 
     @property

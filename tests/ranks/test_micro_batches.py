@@ -171,6 +171,6 @@ def _takes_local_batches(module, batch):
     rank = torch.distributed.get_rank()
     rows = [[0, 1, 4, 5], [2, 3, 6]][rank]  # micro-batches of 4 and 3, each over two ranks
     assert torch.equal(local["images"], batch["images"][rows])
-    with pytest.raises(BatchError, match=rf"this rank's part of it, \({len(rows)}, 3, 12, 12\)"):
+    with pytest.raises(BatchError, match=rf"this rank's part of it, \[{len(rows)}, 3, 12, 12\]"):
         module(images=batch["images"][:5], classes=batch["classes"])
     module.train()

@@ -133,14 +133,14 @@ def _local_batch(text):
     with pytest.raises(BatchError) as wrong:
         module(images=batch["images"][:4], classes=batch["classes"])
     assert str(wrong.value) == (
-        "kwargs.images has shape (4, 3, 12, 12); the plan is for a global batch of (5, 3, 12, 12)"
-        f" (or this rank's part of it, ({3 - rank}, 3, 12, 12)): pad the batch, or plan for its"
-        " shape"
+        "the argument images has shape [4, 3, 12, 12]; the plan is for a global batch of"
+        f" [5, 3, 12, 12] (or this rank's part of it, [{3 - rank}, 3, 12, 12]): pad the batch, or"
+        " plan for its shape"
     )
     with pytest.raises(BatchError) as missing:
         module(images=batch["images"])
     assert str(missing.value) == (
-        "the batch has no tensor kwargs.classes; it needs kwargs.images, kwargs.classes"
+        "the call does not fit the module: missing a required argument: 'classes'"
     )
 
 

@@ -111,7 +111,7 @@ def test_a_training_step_is_the_one_of_the_whole_batch():
 
 def test_a_batch_of_another_size_is_refused():
     one, module = one_device(regularised, 2)
-    with pytest.raises(BatchError, match=r"x has shape \(6, 6\); the plan is for a global batch"):
+    with pytest.raises(BatchError, match=r"x has shape \[6, 6\]; the plan is for a global batch"):
         module(**{key: value[:6] for key, value in one.batch.items()})
 
 
