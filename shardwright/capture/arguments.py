@@ -112,13 +112,14 @@ class CallForm:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call with `part(key, tensor)` in the place of each tensor."""
 
-
         def changed(call: Any, change: Callable[[torch.Tensor], Any]) -> Any:
             if isinstance(call, torch.Tensor):
                 return change(call)
             if isinstance(call, Mapping):
                 return {key: changed(item, change) for key, item in call.items()}
-            return tuple(changed(c, change) for c in call) if isinstance(call, tuple | list) else call
+            return (
+                tuple(changed(c, change) for c in call) if isinstance(call, tuple | list) else call
+            )
 
         # One object per argument: the same tensor may be passed twice, and cut in two ways.
         apart = changed((tuple(args), dict(kwargs)), lambda tensor: tensor.view_as(tensor))

@@ -213,7 +213,7 @@ class OpaqueModules:
         names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         real = [t.detach() for t in names.values()]
         buffers = frozenset(name for name, _ in module.named_buffers())
-        copied = _without_weights(module)
+        copied = without_weights(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             arguments, given = take_apart((args, kwargs))
@@ -256,7 +256,7 @@ class OpaqueModules:
         )
 
 
-def _without_weights(module: nn.Module) -> nn.Module:
+def without_weights(module: nn.Module) -> nn.Module:
     """A copy without memory for parameters and buffers; the module itself if it has no copies."""
     memo: dict[int, Any] = {}
     for p in module.parameters():

@@ -18,12 +18,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.capture.build import Captured
 from shardwright.ir.pipeline import AXIS
+from shardwright.ir.plan import PlanError
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.board import Board, is_broken_link
 from shardwright.runtime.channel import StageFailed
 from shardwright.runtime.device import default_device
 from shardwright.runtime.holding import place_in
+from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.peers import Peers, Seat
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import Weights, weights_named
@@ -92,6 +95,8 @@ class AsyncPipeline(StageModule):
         self._sw_link = Peers(stages.staged, seat, device, timeout)
         self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
+        again = recapture(stages.captured.graph)
+        self._sw_modes = Modes(model, stages.captured, again, _no_other_graph)
         (loss,) = stages.captured.graph.outputs
         self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
 
@@ -156,6 +161,7 @@ class AsyncPipeline(StageModule):
         """The loss of a batch with the weights as they are, without dropout, on every rank."""
         if self._sw_link.is_open:
             raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
+        self.check_evaluation()
         stage, link = self._sw_async, self._sw_link
 
         def work() -> torch.Tensor:
@@ -167,6 +173,10 @@ class AsyncPipeline(StageModule):
             return link.return_loss(None)
 
         return self._sw_loss(self._sw_guard(work))
+
+    def check_evaluation(self) -> None:
+        """Raise `PlanError` for a model that is another graph in evaluation, but for dropout."""
+        self._sw_modes.check(False)
 
     def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss.to(self._sw_loss_dtype)
@@ -193,6 +203,13 @@ class AsyncPipeline(StageModule):
         """Tell the others; what is told is what the first to fail has said."""
         self._sw_failure = self._sw_board.write(text)
         self._sw_link.fail(self._sw_failure)
+
+
+def _no_other_graph(other: Captured) -> nn.Module:
+    raise PlanError(
+        "stages of an asynchronous pipeline are evaluated by what trains them, and evaluation is"
+        " more than to leave dropout out; evaluate what is saved, or plan without --async"
+    )
 
 
 def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from shardwright.capture.arguments import BatchError as BatchError, CallForm
+from shardwright.capture.arguments import BatchError as BatchError
+from shardwright.capture.arguments import CallForm
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
 from shardwright.lower.lower import input_layouts

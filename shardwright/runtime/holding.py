@@ -62,6 +62,16 @@ class Holding:
             first = leaf.keys[0]
             if leaf.name in self.places or leaf.name in self.constants:
                 continue
+            if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
+                known = weights if leaf.kind is LeafKind.PARAMETER else buffers
+                if first not in known and not graph.consumers[leaf.name]:
+                    self._unread(graph, leaf.name)
+                    continue
+                if first not in known:
+                    raise PlanError(
+                        f"the model reads {first} in another stage of the pipeline in evaluation"
+                        " than in training; plan without --stages"
+                    )
             if leaf.kind is LeafKind.PARAMETER:
                 trained = graph.tensor[leaf.name].requires_grad
                 parameter = self._parameter(leaf.name, weights[first], trained)
@@ -77,6 +87,10 @@ class Holding:
                 self.constants[leaf.name] = self.captured.constants[leaf.name].to(self.device)
             if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
                 self.places[leaf.name] = _container(self.module, first)
+
+    def adopt(self, other: Holding) -> None:
+        """Use what `other` holds, in its module, and hold nothing twice."""
+        self.places.update(other.places)
 
     def held(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
@@ -115,6 +129,14 @@ class Holding:
         """Write the new contents of the buffers that `graph` updates."""
         for (buffer, _), value in zip(graph.updates, values, strict=True):
             self.held(buffer).copy_(value)
+
+    def _unread(self, graph: Graph, name: str) -> None:
+        """Something in the place of a parameter that is on another stage and that nothing reads."""
+        tensor = graph.tensor[name]
+        empty = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        container = nn.Module()
+        container.register_parameter("unread", self._parameter(name, empty, False))
+        self.places[name] = container, "unread"
 
     def _parameter(self, name: str, weight: torch.Tensor, trained: bool) -> nn.Parameter:
         atoms, layout = self.analysis.atoms[name], self.storage[name]

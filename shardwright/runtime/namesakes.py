@@ -8,8 +8,7 @@ by all of them. Operators that only the other graph has are split as what they r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 
 from shardwright.capture.build import DROPOUT
 from shardwright.capture.call import flatten, split_call
+from shardwright.capture.opaque import OPAQUE
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.plan import Plan, PlanError, PlannedOp
@@ -61,19 +61,14 @@ def plan_for_shapes(
     return _of_graph(plan, graph, analysis, args, kwargs, ops)
 
 
-def plan_for_evaluation(
-    model: nn.Module, plan: Plan, trained: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Plan | None:
-    """`plan` for the same call of `model` in evaluation mode; None if only dropout differs.
+def plan_for_graph(
+    plan: Plan, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Plan:
+    """`plan` for `graph`, which is the same call in another mode, or with other outputs.
 
-    `trained` is the call's graph in training, of which `plan` is. Nothing is recomputed or
-    gathered again, as nothing is kept. Raises `PlanError` where evaluation cannot run in the
-    plan's stages, or needs parameters that training does not.
+    Nothing is recomputed or gathered again. Raises `PlanError` where the graph cannot run in the
+    plan's stages, or needs parameters that the plan's does not.
     """
-    with evaluating(model):
-        graph = capture_with_rules(model, args, kwargs, plan.habits).graph
-    if _same_without_dropout(trained, graph):
-        return None
     analysis, mesh = analyze(graph), plan.layout_mesh
     known = _matched(graph.ops, plan.ops)
     lies: dict[str, Layout] = {}  # values that operators make
@@ -94,18 +89,6 @@ def plan_for_evaluation(
     return _of_graph(changed, graph, analysis, args, kwargs, tuple(ops))
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """`model` in evaluation mode, each of its modules in its own again afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def _of_graph(
     plan: Plan,
     graph: Graph,
@@ -121,9 +104,16 @@ def _of_graph(
             micro_batched(graph, analysis, count)
     except MicroBatchError:
         count = 1
-    tensors, _ = split_call(args, kwargs)
+    tensors, constants = split_call(args, kwargs)
     inputs = tuple(replace(spec, shape=tuple(tensors[spec.key].shape)) for spec in plan.inputs)
-    return replace(plan, fingerprint=graph.fingerprint, inputs=inputs, ops=ops, micro_batches=count)
+    return replace(
+        plan,
+        fingerprint=graph.fingerprint,
+        inputs=inputs,
+        constants=tuple(constants.items()),
+        ops=ops,
+        micro_batches=count,
+    )
 
 
 def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
@@ -137,12 +127,14 @@ def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
     return op if tuple(words) == op.tiling else replace(op, tiling=tuple(words))
 
 
-def _same_without_dropout(trained: Graph, evaluated: Graph) -> bool:
+def same_without_dropout(trained: Graph, evaluated: Graph) -> bool:
     """Whether training does what evaluation does, but for dropout and in this order.
 
-    Constants are not compared: a graph that has some is taken to be another.
+    Constants and modules kept whole are not compared: a graph that has some is taken to be another.
     """
     if trained.updates or trained.leaves_of(LeafKind.CONSTANT):
+        return False
+    if any(op.target in (DROPOUT, OPAQUE) for op in evaluated.ops):
         return False
     return _calls(trained) == _calls(evaluated)
 
@@ -229,8 +221,9 @@ def _cuts(plan: Plan, known: Mapping[str, PlannedOp]) -> tuple[str, ...]:
         begins = next((here[name] for name in after if name in here), None)
         if begins is None:
             raise PlanError(
-                f"the model in evaluation has nothing of what the stage that begins with {cut}"
-                " computes; leave Job.evaluation out and evaluate what is saved"
+                "in this mode (train or eval) the model has nothing of what the stage that begins"
+                f" with {cut} computes, so it cannot run in the plan's stages; plan without"
+                " --stages, or evaluate what is saved"
             )
         found.append(begins)
     return tuple(found)

@@ -26,12 +26,13 @@ def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int
 
     Collectives run as in the step, so every rank calls it.
     """
-    place = {op.name: i for i, op in enumerate(module.graph.ops)}
+    running = module.running()
+    place = {op.name: i for i, op in enumerate(running.graph.ops)}
     found = _Found(place)
     for name, parameter in module.named_parameters():
         found.note(-1, f"the parameter {name}", parameter)
     eager = torch.compiler.set_stance("force_eager")
-    with torch.no_grad(), eager, _watched(module.programs(), found):
+    with torch.no_grad(), eager, _watched(running.programs(), found):
         module.set_random_state(state)
         module(**batch) if isinstance(batch, Mapping) else module(*batch)
     first = found.first

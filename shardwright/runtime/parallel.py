@@ -35,7 +35,9 @@ from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.late import LateSums, early_sums_under_way
 from shardwright.runtime.micro import MicroBatched
+from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.modules import module_maker
+from shardwright.runtime.namesakes import plan_for_graph
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.senders import have_senders_take_turns
 from shardwright.runtime.stage import Stages
@@ -75,18 +77,30 @@ def parallelize(
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
     else:
-        found = build(
+        device_mesh = _device_mesh(plan.mesh, device)
+        options = {"device_mesh": device_mesh, "device": device, "seed": seed}
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        found = main = build(
             captured,
             analysis,
             decisions,
             weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
+            buffers=buffers,
             persistent=frozenset(model.state_dict()),
-            device_mesh=_device_mesh(plan.mesh, device),
-            device=device,
-            seed=seed,
             training=model.training,
+            **options,
         )
+        held = {key for leaf in captured.graph.leaves for key in leaf.keys}
+        spare = {name: b.detach().clone() for name, b in buffers.items() if name not in held}
+
+        def in_another_mode(other: Captured) -> nn.Module:
+            changed = plan_for_graph(plan, other.graph, args, kwargs)
+            rules = analyze(other.graph)
+            decided = read_plan(changed, other.graph, rules)
+            empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
+            return build(other, rules, decided, shares=main, **empty, **options)
+
+        main.set_modes(Modes(model, captured, recapture(captured.graph), in_another_mode))
     if device.type == "cpu":
         have_senders_take_turns()
     return found
@@ -173,6 +187,7 @@ class ParallelModule(SteppingModule):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
+        shares: ParallelModule | None = None,
     ) -> None:
         super().__init__()
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
@@ -206,7 +221,10 @@ class ParallelModule(SteppingModule):
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
             self._sw_program = MicroBatched(lowered, parts, graph, make, device)
-        self._sw_holds = Holding(self, captured, analysis, decisions, device_mesh, device)
+        owner = shares or self
+        self._sw_holds = Holding(owner, captured, analysis, decisions, device_mesh, device)
+        if shares is not None:
+            self._sw_holds.adopt(shares._sw_holds)
         self._sw_holds.take(graph, weights, buffers, persistent)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
@@ -215,6 +233,13 @@ class ParallelModule(SteppingModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or what the module returned; every rank passes the same global batch."""
+        running = self.running()
+        found = running._sw_run(args, kwargs)
+        self._sw_random = running.get_buffer("_sw_random")
+        return found
+
+    def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One call, in the mode of this graph."""
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
@@ -222,15 +247,15 @@ class ParallelModule(SteppingModule):
         outputs = results[: len(self._sw_graph.outputs)]
         with torch.no_grad():
             self._sw_holds.update(self._sw_graph, results[len(outputs) :])
-            if self.training:
-                # Not in place: what autograd keeps of this step may still read the old one.
-                self._sw_random = state + state.new_tensor([0, 1])
+            if self.training or self._sw_draws:
+                self._sw_advance()
         return rebuild_outputs(self._sw_output_keys, outputs)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
         args, kwargs = arguments(batch)
-        with self._sw_late.under_way() if self._sw_late else nullcontext():
+        late = self.running()._sw_late
+        with late.under_way() if late else nullcontext():
             return self._sw_there_and_back(args, kwargs)
 
     def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -253,6 +278,7 @@ class ParallelModule(SteppingModule):
 
         The module takes global and local batches alike.
         """
+
         def part(key: str, tensor: torch.Tensor) -> torch.Tensor:
             return self._sw_inputs[key].of(tensor, self._sw_form.names[key])
 

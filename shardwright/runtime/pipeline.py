@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 import torch.distributed as dist
@@ -66,12 +66,14 @@ class PipelineModule(SteppingModule):
         device: torch.device,
         seed: int = 0,
         training: bool = True,
+        shares: PipelineModule | None = None,
     ) -> None:
         super().__init__()
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
         self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_graph = captured.graph
+        self._sw_shares = shares is not None
         self._sw_outputs = captured.output_keys
         self._sw_form, self._sw_device = CallForm(captured.graph, captured.signature), device
         self._sw_count = decisions.micro_batches
@@ -81,7 +83,10 @@ class PipelineModule(SteppingModule):
         mine = [s for s, home in enumerate(homes) if home == self._sw_mesh.get_local_rank()]
         self._sw_home_of_loss = homes[-1]
 
-        self._sw_holds = Holding(self, captured, analysis, decisions, inner, device)
+        owner = shares or self
+        self._sw_holds = Holding(owner, captured, analysis, decisions, inner, device)
+        if shares is not None:
+            self._sw_holds.adopt(shares._sw_holds)
         for stage in mine:
             self._sw_holds.take(staged.parts[stage].graph, weights, buffers, persistent)
         written = (buffer for buffer, _ in captured.graph.updates)
@@ -111,7 +116,10 @@ class PipelineModule(SteppingModule):
                 " backward on; use train_step(optimizer, batch), or forward_backward(batch) for"
                 " gradients alone, or call it under torch.no_grad() for the loss alone"
             )
-        return rebuild_outputs(self._sw_outputs, (self._sw_run(args, kwargs, backward=False),))
+        running = self.running()
+        loss = running._sw_run(args, kwargs, backward=False)
+        self._sw_random = running.get_buffer("_sw_random")
+        return rebuild_outputs(running._sw_outputs, (loss,))
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, on every rank; gradients are added to `grad`."""
@@ -120,8 +128,10 @@ class PipelineModule(SteppingModule):
 
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""
-        loss = self._sw_run(args, kwargs, backward=True)
-        for name, gradient in self._sw_gradients().items():
+        running = self.running()
+        loss = running._sw_run(args, kwargs, backward=True)
+        self._sw_random = running.get_buffer("_sw_random")
+        for name, gradient in running._sw_gradients().items():
             parameter = self._sw_holds.held(name)
             assert isinstance(parameter, DTensor)
             whole = Placed(parameter).whole(gradient)
@@ -133,6 +143,11 @@ class PipelineModule(SteppingModule):
         return batch
 
     @property
+    def _sw_standing_alone(self) -> bool:
+        """Whether its graph is that of training, and runs in evaluation too."""
+        return self._sw_modes is None and not self._sw_shares
+
+    @property
     def graph(self) -> Graph:
         """The serial graph, of all stages."""
         return self._sw_graph
@@ -142,10 +157,11 @@ class PipelineModule(SteppingModule):
         every = (module for part in self._sw_parts for module in part.modules())
         return [module for module in every if isinstance(module, fx.GraphModule)]
 
-    def train(self, mode: bool = True) -> PipelineModule:
+    def train(self, mode: bool = True) -> Self:
         """Switch all stages of this rank."""
-        for part in self._sw_parts:
-            part.train(mode)
+        if self._sw_modes is None:
+            for part in self._sw_parts:
+                part.train(mode)
         return super().train(mode)
 
     def _sw_run(
@@ -159,11 +175,11 @@ class PipelineModule(SteppingModule):
         numbers = torch.arange(self._sw_count)
         run = self._sw_schedule.step if backward else self._sw_schedule.eval
         run(numbers, number=numbers, target=numbers, return_outputs=False)
-        if self.training:
+        if self.training or not self._sw_standing_alone:
             for part in self._sw_parts:
                 part.finish()
-            # Not in place: what autograd keeps of this step may still read the old one.
-            self._sw_random = state + state.new_tensor([0, 1])
+        if self.training or self._sw_draws:
+            self._sw_advance()
         found = [part.loss for part in self._sw_parts if part.loss is not None]
         loss = found[0].clone() if found else self._sw_loss.clone()
         dist.broadcast(loss, group_src=self._sw_home_of_loss, group=self._sw_group)

@@ -2,8 +2,7 @@
 
 A captured graph has the shapes of its batch, and does what the model does while it trains. A last,
 smaller batch, or sequences of another length, are captured again and run by the same plan
-(`namesakes.py`). So is the model in evaluation mode, where that is more than training without
-dropout, as with batch norm.
+(`namesakes.py`). Each of them has the graphs of its modes (`modes.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from shardwright.runtime.batch import BatchError
 from shardwright.runtime.experts import Skew, skews
 from shardwright.runtime.namesakes import (
     Shapes,
-    evaluating,
-    plan_for_evaluation,
     plan_for_shapes,
     shapes_of,
     shapes_text,
@@ -37,8 +34,8 @@ class ManyShapes:
     """Parallel modules of one model for several shapes, which share parameters and buffers.
 
     `others` are calls of other shapes than the one `plan` was made for. Steps run through
-    `torch.compile` if they are to be `compiled`. With `evaluated` it can be evaluated, as the model
-    is in evaluation mode; without, a model that writes buffers while it trains cannot.
+    `torch.compile` if they are to be `compiled`. With `evaluated` it is ready to be evaluated, and
+    raises now where that is impossible; without, evaluation is captured when it is first asked for.
     """
 
     def __init__(
@@ -57,21 +54,15 @@ class ManyShapes:
         calls = {first: example_call(plan.inputs, plan.constants)}
         calls |= {shapes: call for call in others if (shapes := shapes_of(*call)) != first}
         self._modules: dict[Shapes, SteppingModule] = {first: self.main}
-        self._evaluated = evaluated
-        self._evaluations: dict[Shapes, SteppingModule] = {}  # where they are other graphs
         for shapes, call in calls.items():
             if shapes != first:
                 other_plan = plan_for_shapes(model, plan, *call)
                 self._modules[shapes] = _steps(model, other_plan, seed, device)
                 _share(self.main, self._modules[shapes], shapes)
             if evaluated:
-                graph = self._modules[shapes].graph
-                if (changed := plan_for_evaluation(model, plan, graph, *call)) is not None:
-                    with evaluating(model):
-                        self._evaluations[shapes] = _steps(model, changed, seed, device)
-                    _share(self.main, self._evaluations[shapes], shapes)
+                self._modules[shapes].prepare_evaluation()
         if compiled:
-            for module in (*self._modules.values(), *self._evaluations.values()):
+            for module in self._modules.values():
                 module.compile_programs()
 
     @property
@@ -86,10 +77,7 @@ class ManyShapes:
         """
         only = len(self._modules) == 1
         shapes = self.known[0] if only else shapes_of(*arguments(batch))
-        module = self._modules.get(shapes)
-        if not self.main.training:
-            module = self._evaluations.get(shapes, module)
-        if module is None:
+        if (module := self._modules.get(shapes)) is None:
             known = "; ".join(map(shapes_text, self._modules))
             raise BatchError(
                 f"the batch has {shapes_text(shapes)}; known are {known}: pad the batch, or name"
@@ -115,12 +103,6 @@ class ManyShapes:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, in the mode that the module is in."""
-        written = () if self.main.training or self._evaluated else self.main.updated_buffers
-        if written:
-            raise PlanError(
-                f"the model writes its buffer {written[0]} while it trains, so the graph that"
-                " trains it cannot evaluate it; make it ready with evaluated=True"
-            )
         args, kwargs = arguments(batch)
         module = self.module_for(batch)
         module.set_random_state(self.main.random_state())
@@ -178,8 +160,7 @@ def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
         if name not in mine:
             raise PlanError(
                 f"with a batch of {shapes_text(shapes)} the model reads {name} in another stage of"
-                " the pipeline in evaluation than in training; plan without --stages, or leave"
-                " Job.evaluation out"
+                " the pipeline than with the planned one; plan without --stages"
             )
         if parameter.shape != mine[name].shape:
             raise PlanError(

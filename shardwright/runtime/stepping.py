@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
+from shardwright.capture.build import DROPOUT
 from shardwright.ir.graph import Graph
 from shardwright.runtime.compiled import compiled
+from shardwright.runtime.modes import Modes
 
 
 class LastingModule(nn.Module):
@@ -49,6 +51,12 @@ class LastingModule(nn.Module):
         """Names of the buffers that a call writes, as the running statistics of batch norm."""
         return self._sw_updates
 
+    def _sw_advance(self) -> None:
+        """Go on to the numbers of the next step."""
+        state = self.get_buffer("_sw_random")
+        # Not in place: what autograd keeps of this step may still read the old one.
+        self._sw_random = state + state.new_tensor([0, 1])
+
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""
         seed, step = self.get_buffer("_sw_random").tolist()
@@ -62,8 +70,56 @@ class LastingModule(nn.Module):
 class SteppingModule(LastingModule, ABC):
     """A module that can take training steps on global batches.
 
-    A batch is a mapping of keyword arguments or a tuple of positional ones.
+    A batch is a mapping of keyword arguments or a tuple of positional ones. With `modes` it
+    switches between training and evaluation as the model does; without, to evaluate leaves
+    dropout out.
     """
+
+    _sw_modes: Modes | None = None
+    _sw_draws = False  # whether what runs draws dropout
+    _sw_compiled = False
+
+    def set_modes(self, modes: Modes) -> None:
+        """Switch from now on as `modes` says."""
+        self._sw_modes = modes
+        modes.attach(self)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training or evaluation, as the model's own `train` does."""
+        if self._sw_modes is None:
+            return super().train(mode)
+        self._sw_modes.switch(self, mode)
+        return self
+
+    def running(self) -> Self:
+        """What runs in this mode, made ready: this module, or that of the mode's graph.
+
+        Raises `PlanError` if the model cannot run in this mode under the plan.
+        """
+        if self._sw_modes is None:
+            self._sw_draws = self.training and _has_dropout(self.graph)
+            return self
+        found = self._sw_modes.running()
+        other: Self = self if found.module is None else found.module
+        if other is not self:
+            other.training = self.training
+            other._sw_random = self.get_buffer("_sw_random")
+            if self._sw_compiled and not other._sw_compiled:
+                other.compile_programs()
+        draws = found.draws and _has_dropout(other.graph)
+        for program in other.programs():
+            for module in program.modules():
+                # Not `train`: a module that was kept whole stays in the mode it was captured in.
+                module.training = found.draws
+        other._sw_draws = draws
+        return other
+
+    def prepare_evaluation(self) -> None:
+        """Make ready to evaluate now; raises `PlanError` where that is impossible."""
+        was = self.training
+        self.train(False)
+        self.running()
+        self.train(was)
 
     @abstractmethod
     def forward_backward(self, batch: Any) -> torch.Tensor:
@@ -91,12 +147,17 @@ class SteppingModule(LastingModule, ABC):
 
     def compile_programs(self) -> None:
         """From the next step on run through `torch.compile`."""
+        self._sw_compiled = True
         found = self.programs()
         within = {id(m) for program in found for m in program.modules() if m is not program}
         for parent in list(self.modules()):
             for name, program in list(parent.named_children()):
                 if isinstance(program, fx.GraphModule) and id(program) not in within:
                     setattr(parent, name, compiled(program))
+
+
+def _has_dropout(graph: Graph) -> bool:
+    return any(op.target == DROPOUT for op in graph.ops)
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

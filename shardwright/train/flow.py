@@ -66,12 +66,7 @@ class Flowing:
 
     def check_evaluation(self) -> None:
         """Raise `PlanError` for a model that cannot be evaluated by the graph that trains it."""
-        if updated := self.pipeline.updated_buffers:
-            raise PlanError(
-                f"the model writes its buffer {updated[0]} while it trains, and stages of an"
-                " asynchronous pipeline are evaluated by what trains them; leave Job.evaluation"
-                " out, or choose a plan without --async"
-            )
+        self.pipeline.check_evaluation()
 
     def train(self, mode: bool = True) -> Flowing:
         self.pipeline.train(mode)

@@ -231,7 +231,9 @@ def a_batch_that_lacks_something(subject):
     pipeline = AsyncPipeline(stages, model, weights_named("stale"), device=CPU)
     optimizer = OPTIMIZERS["adamw"](pipeline.parameters())
     given = {key: value for key, value in batches[0].items() if key != "labels"}
-    with pytest.raises((StageFailed, BatchError), match=r"the argument labels is None, and the plan is for"):
+    with pytest.raises(
+        (StageFailed, BatchError), match=r"the argument labels is None, and"
+    ):
         for _ in range(3):
             pipeline.train_step(optimizer, given)
 

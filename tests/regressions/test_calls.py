@@ -63,7 +63,10 @@ WRONG = {
     "another number": (lambda x: ((x,), {"alpha": 0.7}), "alpha is 0.7, and the plan was made"),
     "an integer": (lambda x: ((x,), {"alpha": 1}), "alpha is 1, and the plan was made with 0.5"),
     "another flag": (lambda x: ((x,), {"flag": False}), "flag is False, and the plan was made"),
-    "a list": (lambda x: ((x,), {"extra": [x]}), "extra.0 is float64[3, 4], and the plan was made without"),
+    "a list": (
+        lambda x: ((x,), {"extra": [x]}),
+        "extra.0 is float64[3, 4], and the plan was made without",
+    ),
     "dtype": (lambda x: ((x.float(),), {}), "x is float32[3, 4], and the plan is for float64"),
     "integers": (lambda x: ((x.int(),), {}), "x is int32[3, 4], and the plan is for float64[3, 4]"),
     "shape": (lambda x: ((x[:2],), {}), "x has shape [2, 4]; the plan is for a global batch of"),

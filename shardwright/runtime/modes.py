@@ -1,0 +1,192 @@
+"""The graph of each mode of a model, train or eval: captured when the mode is first used.
+
+A graph does what the model does in the mode in which it was captured: batch norm, dropout, and
+`if self.training` are decided. A parallel module keeps the model's structure without weights,
+switches it as the user switches the module, and captures it again where a sub-module is in another
+mode than before. Such a graph runs by the same plan, on the same parameters and buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from shardwright.capture.build import Captured
+from shardwright.capture.call import CaptureError, example_call
+from shardwright.capture.opaque import OPAQUE, without_weights
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.plan import InputSpec, PlanError
+from shardwright.lower.discover import capture_with_rules
+from shardwright.runtime.namesakes import same_without_dropout
+
+Flags = tuple[bool, ...]  # `training` of every module
+
+
+@dataclass(frozen=True)
+class Running:
+    """What runs in a mode: `module`, or the module that was planned; dropout in it only if `draws`.
+
+    `error` is why the mode cannot run.
+    """
+
+    module: Any = None
+    draws: bool = True
+    error: str = ""
+
+
+@final
+class Modes:
+    """The modes of one parallel module.
+
+    `capture` captures a model in the mode it is in, `make` makes the module of another graph than
+    the planned one, which is `planned`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        planned: Captured,
+        capture: Callable[[nn.Module], Captured],
+        make: Callable[[Captured], nn.Module],
+    ) -> None:
+        self.planned, self.capture, self.make = planned, capture, make
+        self.structure = without_weights(model)
+        self.is_copy = self.structure is not model
+        if not self.is_copy:
+            self.structure = _outline(model)
+        self.modules = list(self.structure.modules())
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []  # of the parallel module, of the model
+        self.now = self.flags()
+        self.known: dict[Flags, Running] = {self.now: Running()}
+        # These cannot be captured without weights and constants in their memory.
+        if planned.opaque or planned.constants or not self.is_copy:
+            self._capture_now(model)
+
+    def flags(self) -> Flags:
+        return tuple(module.training for module in self.modules)
+
+    def attach(self, owner: nn.Module) -> None:
+        """Let sub-modules of `owner` that hold parameters be switched, too."""
+        theirs = dict(self.structure.named_modules())
+        named = owner.named_modules()
+        self.pairs = [(held, theirs[name]) for name, held in named if name and name in theirs]
+        self._show(owner)
+
+    def switch(self, owner: nn.Module, mode: bool) -> None:
+        """As the model's own `train(mode)` does, which it may define itself."""
+        self.structure.train(mode)
+        self._show(owner)
+        self.now = self.flags()
+
+    def running(self) -> Running:
+        """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
+        switched = [
+            (held, theirs) for held, theirs in self.pairs if held.training != theirs.training
+        ]
+        for held, theirs in switched:  # outer ones first, which take the inner ones along
+            theirs.train(held.training)
+        if switched:
+            self.now = self.flags()
+        if self.now not in self.known:
+            self.known[self.now] = self._found(self.structure)
+        found = self.known[self.now]
+        if found.error:
+            raise PlanError(found.error)
+        return found
+
+    def check(self, mode: bool) -> None:
+        """Raise `PlanError` where the model cannot run after `train(mode)`."""
+        own = [(module, module.training) for module in self.modules]
+        self.structure.train(mode)
+        flags = self.flags()
+        if flags not in self.known:
+            self.known[flags] = self._found(self.structure)
+        for module, training in own:
+            module.training = training
+        if error := self.known[flags].error:
+            raise PlanError(error)
+
+    def graphs(self) -> list[nn.Module]:
+        """The modules of other graphs than the planned one, so far."""
+        return [one.module for one in self.known.values() if one.module is not None]
+
+    def _show(self, owner: nn.Module) -> None:
+        owner.training = self.structure.training
+        for held, theirs in self.pairs:
+            held.training = theirs.training
+
+    def _found(self, model: nn.Module) -> Running:
+        mode = "training" if model.training else "evaluation"
+        if not self.is_copy and model is self.structure:
+            return Running(
+                error=f"{mode} with sub-modules in modes of their own needs a copy of the model's"
+                " structure, and it cannot be copied; switch the model before parallelize"
+            )
+        try:
+            # What is made here lasts, also where the first call is in inference mode.
+            with torch.inference_mode(False), torch.enable_grad():
+                captured = self.capture(model)
+                if _is_same(self.planned, captured):
+                    return Running()
+                if _is_same_without_dropout(self.planned, captured):
+                    return Running(draws=False)
+                return Running(self.make(captured))
+        except (CaptureError, PlanError) as e:
+            return Running(error=f"the model cannot run in {mode} mode under this plan: {e}")
+
+    def _capture_now(self, model: nn.Module) -> None:
+        """Capture what `eval()` and `train()` will need while the model has its weights."""
+        before = [(module, module.training) for module in model.modules()]
+        own = [(module, module.training) for module in self.modules]
+        for mode in (False, True):
+            model.train(mode)
+            self.structure.train(mode)
+            if (flags := self.flags()) not in self.known:
+                self.known[flags] = self._found(model)
+            for module, training in (*before, *own):
+                module.training = training
+
+
+def recapture(graph: Graph) -> Callable[[nn.Module], Captured]:
+    """What captures the call that `graph` is of again."""
+    inputs = [
+        InputSpec(leaf.keys[0], graph.tensor[leaf.name].shape, graph.tensor[leaf.name].dtype)
+        for leaf in graph.leaves_of(LeafKind.INPUT)
+    ]
+    args, kwargs = example_call(inputs, graph.constants)
+    return partial(capture_with_rules, args=args, kwargs=kwargs, habits=graph.habits)
+
+
+def _is_same(planned: Captured, other: Captured) -> bool:
+    """Whether the graphs are one; of constants and modules kept whole nobody can tell."""
+    if planned.constants or other.constants or _has_whole(planned.graph) or _has_whole(other.graph):
+        return False
+    same = planned.graph.fingerprint == other.graph.fingerprint
+    return same and _returned(planned) == _returned(other)
+
+
+def _is_same_without_dropout(planned: Captured, other: Captured) -> bool:
+    same = same_without_dropout(planned.graph, other.graph)
+    return same and not other.constants and _returned(planned) == _returned(other)
+
+
+def _returned(captured: Captured) -> Any:
+    return captured.output_keys
+
+
+def _has_whole(graph: Graph) -> bool:
+    return any(op.target == OPAQUE for op in graph.ops)
+
+
+def _outline(model: nn.Module) -> nn.Module:
+    """Modules of the same names and modes, with nothing in them."""
+    made = nn.Module()
+    for name, child in model.named_children():
+        made.add_module(name, _outline(child))
+    made.training = model.training
+    return made
