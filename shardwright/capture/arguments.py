@@ -220,13 +220,11 @@ def _equal(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return not one and not other
-    kinds = (bool, int, float, str)
-    for kind in kinds:
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    for kind in (bool, int, str):
         if isinstance(one, kind) or isinstance(other, kind):
-            if not (isinstance(one, kind) and isinstance(other, kind)):
-                return False
-            nan = kind is float and math.isnan(one) and math.isnan(other)
-            return nan or bool(one == other)
+            return isinstance(one, kind) and isinstance(other, kind) and bool(one == other)
     return False
 
 

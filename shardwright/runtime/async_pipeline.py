@@ -96,7 +96,7 @@ class AsyncPipeline(StageModule):
         self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
         again = recapture(stages.captured.graph)
-        self._sw_modes = Modes(model, stages.captured, again, _no_other_graph)
+        self._sw_modes = Modes(self, model, stages.captured, again, _no_other_graph)
         (loss,) = stages.captured.graph.outputs
         self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
 
@@ -176,7 +176,7 @@ class AsyncPipeline(StageModule):
 
     def check_evaluation(self) -> None:
         """Raise `PlanError` for a model that is another graph in evaluation, but for dropout."""
-        self._sw_modes.check(False)
+        self._sw_modes.check(self, False)
 
     def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss.to(self._sw_loss_dtype)
@@ -205,7 +205,7 @@ class AsyncPipeline(StageModule):
         self._sw_link.fail(self._sw_failure)
 
 
-def _no_other_graph(other: Captured) -> nn.Module:
+def _no_other_graph(_other: Captured, _owner: Any) -> nn.Module:
     raise PlanError(
         "stages of an asynchronous pipeline are evaluated by what trains them, and evaluation is"
         " more than to leave dropout out; evaluate what is saved, or plan without --async"

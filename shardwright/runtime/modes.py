@@ -44,15 +44,17 @@ class Modes:
     """The modes of one parallel module.
 
     `capture` captures a model in the mode it is in, `make` makes the module of another graph than
-    the planned one, which is `planned`.
+    the planned one, which is `planned`; it runs on what `owner` holds. `owner` is given with each
+    call too: a copy of it has a copy of its modes.
     """
 
     def __init__(
         self,
+        owner: nn.Module,
         model: nn.Module,
         planned: Captured,
         capture: Callable[[nn.Module], Captured],
-        make: Callable[[Captured], nn.Module],
+        make: Callable[[Captured, Any], nn.Module],
     ) -> None:
         self.planned, self.capture, self.make = planned, capture, make
         self.structure = without_weights(model)
@@ -65,7 +67,7 @@ class Modes:
         self.known: dict[Flags, Running] = {self.now: Running()}
         # These cannot be captured without weights and constants in their memory.
         if planned.opaque or planned.constants or not self.is_copy:
-            self._capture_now(model)
+            self._capture_now(owner, model)
 
     def flags(self) -> Flags:
         return tuple(module.training for module in self.modules)
@@ -83,7 +85,7 @@ class Modes:
         self._show(owner)
         self.now = self.flags()
 
-    def running(self) -> Running:
+    def running(self, owner: nn.Module) -> Running:
         """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
         switched = [
             (held, theirs) for held, theirs in self.pairs if held.training != theirs.training
@@ -93,19 +95,19 @@ class Modes:
         if switched:
             self.now = self.flags()
         if self.now not in self.known:
-            self.known[self.now] = self._found(self.structure)
+            self.known[self.now] = self._found(owner, self.structure)
         found = self.known[self.now]
         if found.error:
             raise PlanError(found.error)
         return found
 
-    def check(self, mode: bool) -> None:
+    def check(self, owner: nn.Module, mode: bool) -> None:
         """Raise `PlanError` where the model cannot run after `train(mode)`."""
         own = [(module, module.training) for module in self.modules]
         self.structure.train(mode)
         flags = self.flags()
         if flags not in self.known:
-            self.known[flags] = self._found(self.structure)
+            self.known[flags] = self._found(owner, self.structure)
         for module, training in own:
             module.training = training
         if error := self.known[flags].error:
@@ -120,7 +122,7 @@ class Modes:
         for held, theirs in self.pairs:
             held.training = theirs.training
 
-    def _found(self, model: nn.Module) -> Running:
+    def _found(self, owner: nn.Module, model: nn.Module) -> Running:
         mode = "training" if model.training else "evaluation"
         if not self.is_copy and model is self.structure:
             return Running(
@@ -135,11 +137,11 @@ class Modes:
                     return Running()
                 if _is_same_without_dropout(self.planned, captured):
                     return Running(draws=False)
-                return Running(self.make(captured))
+                return Running(self.make(captured, owner))
         except (CaptureError, PlanError) as e:
             return Running(error=f"the model cannot run in {mode} mode under this plan: {e}")
 
-    def _capture_now(self, model: nn.Module) -> None:
+    def _capture_now(self, owner: nn.Module, model: nn.Module) -> None:
         """Capture what `eval()` and `train()` will need while the model has its weights."""
         before = [(module, module.training) for module in model.modules()]
         own = [(module, module.training) for module in self.modules]
@@ -147,7 +149,7 @@ class Modes:
             model.train(mode)
             self.structure.train(mode)
             if (flags := self.flags()) not in self.known:
-                self.known[flags] = self._found(model)
+                self.known[flags] = self._found(owner, model)
             for module, training in (*before, *own):
                 module.training = training
 

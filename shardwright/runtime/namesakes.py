@@ -144,7 +144,7 @@ def _calls(graph: Graph) -> list[tuple[object, ...]]:
     names = {leaf.name: leaf.name for leaf in graph.leaves}
     found: list[tuple[object, ...]] = []
     for op in graph.ops:
-        if op.target == DROPOUT:
+        if op.target in (DROPOUT, "aten.clone.default"):  # which is what export makes of dropout
             names[op.outputs[0]] = names[op.operands[0]]
             continue
         called = with_operands(op, [names[name] for name in op.operands])

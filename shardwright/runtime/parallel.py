@@ -78,7 +78,7 @@ def parallelize(
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
     else:
         device_mesh = _device_mesh(plan.mesh, device)
-        options = {"device_mesh": device_mesh, "device": device, "seed": seed}
+        options: dict[str, Any] = {"device_mesh": device_mesh, "device": device, "seed": seed}
         buffers = dict(model.named_buffers(remove_duplicate=False))
         found = main = build(
             captured,
@@ -93,14 +93,14 @@ def parallelize(
         held = {key for leaf in captured.graph.leaves for key in leaf.keys}
         spare = {name: b.detach().clone() for name, b in buffers.items() if name not in held}
 
-        def in_another_mode(other: Captured) -> nn.Module:
+        def in_another_mode(other: Captured, owner: Any) -> nn.Module:
             changed = plan_for_graph(plan, other.graph, args, kwargs)
             rules = analyze(other.graph)
             decided = read_plan(changed, other.graph, rules)
             empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
-            return build(other, rules, decided, shares=main, **empty, **options)
+            return build(other, rules, decided, shares=owner, **empty, **options)
 
-        main.set_modes(Modes(model, captured, recapture(captured.graph), in_another_mode))
+        main.set_modes(Modes(main, model, captured, recapture(captured.graph), in_another_mode))
     if device.type == "cpu":
         have_senders_take_turns()
     return found

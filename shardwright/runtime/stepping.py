@@ -99,7 +99,7 @@ class SteppingModule(LastingModule, ABC):
         if self._sw_modes is None:
             self._sw_draws = self.training and _has_dropout(self.graph)
             return self
-        found = self._sw_modes.running()
+        found = self._sw_modes.running(self)
         other: Self = self if found.module is None else found.module
         if other is not self:
             other.training = self.training

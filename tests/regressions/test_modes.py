@@ -185,6 +185,19 @@ def test_a_train_of_the_models_own_is_kept():
         assert not pm.frozen.training
 
 
+def test_a_copy_switches_on_weights_of_its_own():
+    model, pm = both(made(Net, 0.0))
+    equal(pm.eval(), model.eval())
+    twin, copied = copy.deepcopy(pm), copy.deepcopy(model)
+    with torch.no_grad():
+        for p in (*copied.parameters(), *twin.parameters()):
+            p.mul_(0.5)
+    equal(pm, model)
+    for mode in (False, True, False):
+        equal(twin.train(mode), copied.train(mode))
+    equal(pm.train(), model.train())
+
+
 def test_dropout_that_stays_on_in_evaluation_draws():
     model = made(Net).eval()
     model.drop.train()
