@@ -18,15 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.capture.build import Captured
 from shardwright.ir.pipeline import AXIS
-from shardwright.ir.plan import PlanError
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.board import Board, is_broken_link
 from shardwright.runtime.channel import StageFailed
 from shardwright.runtime.device import default_device
 from shardwright.runtime.holding import place_in
-from shardwright.runtime.modes import Modes, recapture
+from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.peers import Peers, Seat
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import Weights, weights_named
@@ -95,8 +93,7 @@ class AsyncPipeline(StageModule):
         self._sw_link = Peers(stages.staged, seat, device, timeout)
         self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
-        again = recapture(stages.captured.graph)
-        self._sw_modes = Modes(self, model, stages.captured, again, _no_other_graph)
+        self._sw_evaluation = WithoutDropout(model, stages.captured.graph)
         (loss,) = stages.captured.graph.outputs
         self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
 
@@ -176,7 +173,7 @@ class AsyncPipeline(StageModule):
 
     def check_evaluation(self) -> None:
         """Raise `PlanError` for a model that is another graph in evaluation, but for dropout."""
-        self._sw_modes.check(self, False)
+        self._sw_evaluation.check()
 
     def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss.to(self._sw_loss_dtype)
@@ -203,13 +200,6 @@ class AsyncPipeline(StageModule):
         """Tell the others; what is told is what the first to fail has said."""
         self._sw_failure = self._sw_board.write(text)
         self._sw_link.fail(self._sw_failure)
-
-
-def _no_other_graph(_other: Captured, _owner: Any) -> nn.Module:
-    raise PlanError(
-        "stages of an asynchronous pipeline are evaluated by what trains them, and evaluation is"
-        " more than to leave dropout out; evaluate what is saved, or plan without --async"
-    )
 
 
 def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from shardwright.runtime.async_stage import AsyncStage, Scheduler, Tensors, Update
+from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weights import weights_named
 
@@ -98,6 +99,7 @@ class AsyncSimulation:
         modules = [StageModule(stages, k, model, device, seed) for k in range(count)]
         self.stages = [AsyncStage(m, k, count, how) for k, m in enumerate(modules)]
         self.updates = []
+        self.evaluation = WithoutDropout(model, stages.captured.graph)
         for module in modules:
             steps = optimizer(module.parameters())
             schedule = scheduler(steps) if scheduler is not None else None
@@ -119,6 +121,7 @@ class AsyncSimulation:
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of one batch with the weights as they are, without dropout; drain first."""
+        self.evaluation.check()
         values: Tensors = ()
         for stage in self.stages:
             values = stage.evaluate(values, stage.module.part_of(batch))

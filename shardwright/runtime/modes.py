@@ -9,7 +9,7 @@ mode than before. Such a graph runs by the same plan, on the same parameters and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from torch import nn
 from shardwright.capture.build import Captured
 from shardwright.capture.call import CaptureError, example_call
 from shardwright.capture.opaque import OPAQUE, without_weights
-from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.plan import InputSpec, PlanError
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.namesakes import same_without_dropout
@@ -101,22 +101,6 @@ class Modes:
             raise PlanError(found.error)
         return found
 
-    def check(self, owner: nn.Module, mode: bool) -> None:
-        """Raise `PlanError` where the model cannot run after `train(mode)`."""
-        own = [(module, module.training) for module in self.modules]
-        self.structure.train(mode)
-        flags = self.flags()
-        if flags not in self.known:
-            self.known[flags] = self._found(owner, self.structure)
-        for module, training in own:
-            module.training = training
-        if error := self.known[flags].error:
-            raise PlanError(error)
-
-    def graphs(self) -> list[nn.Module]:
-        """The modules of other graphs than the planned one, so far."""
-        return [one.module for one in self.known.values() if one.module is not None]
-
     def _show(self, owner: nn.Module) -> None:
         owner.training = self.structure.training
         for held, theirs in self.pairs:
@@ -162,6 +146,57 @@ def recapture(graph: Graph) -> Callable[[nn.Module], Captured]:
     ]
     args, kwargs = example_call(inputs, graph.constants)
     return partial(capture_with_rules, args=args, kwargs=kwargs, habits=graph.habits)
+
+
+def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
+    """Whether evaluation is `graph`, which is that of training, without dropout.
+
+    Both are captured with fused attention, which takes its dropout as a number.
+    """
+    if graph.updates:
+        return False
+    fused = replace(graph, habits=replace(graph.habits, rng="fast"))
+    modes = [(module, module.training) for module in structure.modules()]
+    try:
+        trained = recapture(fused)(structure).graph
+        evaluated = recapture(fused)(structure.eval()).graph
+    except CaptureError:  # nobody can tell without weights
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+    return same_without_dropout(_undropped(trained), _undropped(evaluated))
+
+
+@final
+class WithoutDropout:
+    """Evaluation by the graph of training, for what has no other."""
+
+    def __init__(self, model: nn.Module, graph: Graph) -> None:
+        self.structure, self.graph, self.checked = without_weights(model), graph, False
+
+    def check(self) -> None:
+        """Raise `PlanError` for a model that does something else in evaluation."""
+        if not self.checked and not evaluates_without_dropout(self.structure, self.graph):
+            raise PlanError(
+                "stages of an asynchronous pipeline are evaluated by what trains them, and"
+                " evaluating this model is more than to leave dropout out; leave Job.evaluation out"
+                " and evaluate what is saved, or plan without --async"
+            )
+        self.checked = True
+
+
+def _undropped(graph: Graph) -> Graph:
+    """`graph` whose attention drops nothing."""
+
+    def without(op: Op) -> Op:
+        if op.kind != "scaled_dot_product_attention":
+            return op
+        args = tuple(0.0 if i == 4 else arg for i, arg in enumerate(op.args))
+        kwargs = tuple((key, arg) for key, arg in op.kwargs if key != "dropout_p")
+        return replace(op, args=args, kwargs=kwargs)
+
+    return replace(graph, ops=tuple(map(without, graph.ops)))
 
 
 def _is_same(planned: Captured, other: Captured) -> bool:
