@@ -28,6 +28,7 @@ from shardwright.ir.layout import (
 )
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 WHOLE, SUMS, FIRST_ATOM = 0, 1, 2  # digits: Replicate, Partial, Shard of the first atom
 BASE = 64  # more than a tensor of 2**61 elements has atoms, as each is at least two long
@@ -102,14 +103,37 @@ def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:
 
 
 def storable(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:
-    """Codes of all layouts without partial sums that leave no device an empty tile.
+    """Codes of all layouts in which a parameter of `atoms` may be stored.
 
-    `only` has the digits that are allowed along each axis. The replicated layout, if it is among
-    them, comes first.
+    They have no partial sums, leave no device an empty tile and are natural (`ir/layout.py`), so
+    that parameters have the model's shape. `only` has the digits that are allowed along each axis.
+    The replicated layout, if it is among them, comes first.
     """
     every = layouts_of(atoms, mesh, only)
-    found: Ints = every[(digits(every, len(mesh.axes)) != SUMS).all(axis=1)]
+    by_axis = digits(every, len(mesh.axes))
+    found: Ints = every[(by_axis != SUMS).all(axis=1) & _natural(by_axis, atoms, mesh)]
     return found
+
+
+def _natural(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Bools:
+    """As `is_natural` in `ir/layout.py`, of layouts that fit: digits (N, axes) -> (N,)."""
+    good = np.ones(len(by_axis), bool)
+    first = FIRST_ATOM
+    for sizes in atoms:
+        sized = np.array([*sizes, 1])
+        at = np.zeros(len(by_axis), np.int64)  # the atom that is being cut
+        left = np.full(len(by_axis), sized[0])  # the largest tile of it
+        for axis, parts in enumerate(mesh.shape):
+            atom = by_axis[:, axis] - first
+            here = (atom >= 0) & (atom < len(sizes)) & (parts > 1)
+            onward = here & (atom == at + 1) & (left == 1)
+            at = np.where(onward, atom, at)
+            left = np.where(onward, sized[at], left)
+            uneven = (left % parts != 0) & (at < len(sizes) - 1)
+            good &= ~here | ((atom == at) & ~uneven)
+            left = np.where(here, -(-left // parts), left)
+        first += len(sizes)
+    return good
 
 
 def layouts_of(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:

@@ -256,6 +256,56 @@ def fits(atoms: Atoms, layout: Layout) -> bool:
     return all(size > 0 for sizes in local_atoms(atoms, layout, last) for size in sizes)
 
 
+def is_natural(atoms: Atoms, layout: Layout) -> bool:
+    """Whether tiles are those of `torch.chunk` on the tensor's own dimensions, axis by axis.
+
+    Then plain placements on dimensions say the same as placements on atoms, and a tile is one
+    block of the tensor: of every dimension leading atoms are sharded first, by outer axes, evenly;
+    a later one only where those before it are down to one index, and only the last one unevenly.
+
+    >>> mesh = Mesh.parse("dp=3 tp=4")
+    >>> is_natural(((3, 12, 64),), Layout(mesh, (Shard(0), Shard(0, 1))))
+    True
+    >>> is_natural(((3, 12, 64),), Layout(mesh, (REPLICATE, Shard(0, 1))))
+    False
+    """
+    if not fits(atoms, layout):
+        return False
+    for dim, sizes in enumerate(atoms):
+        at, left = 0, sizes[0] if sizes else 1  # the atom that is being cut, the largest tile of it
+        for placement, parts in zip(layout.placements, layout.mesh.shape, strict=True):
+            if not isinstance(placement, Shard) or placement.dim != dim or parts == 1:
+                continue
+            if placement.atom == at + 1 and left == 1:
+                at, left = placement.atom, sizes[placement.atom]
+            if placement.atom != at or (left % parts and at < len(sizes) - 1):
+                return False
+            left = -(-left // parts)
+    return True
+
+
+def with_atoms(layout: Layout, atoms: Atoms) -> Layout:
+    """A natural layout told in other atoms of the same tensor; natural if these can tell it.
+
+    >>> mesh = Mesh.parse("dp=3 tp=4")
+    >>> str(with_atoms(Layout(mesh, (Shard(0), Shard(0))), ((3, 12, 64),)))
+    'dp:S(0) tp:S(0.1)'
+    """
+    at = [0] * len(atoms)
+    left = [sizes[0] if sizes else 1 for sizes in atoms]
+    found: list[Placement] = []
+    for placement, parts in zip(layout.placements, layout.mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            dim = placement.dim
+            if left[dim] == 1 and at[dim] + 1 < len(atoms[dim]):
+                at[dim] += 1
+                left[dim] = atoms[dim][at[dim]]
+            left[dim] = -(-left[dim] // parts)
+            placement = Shard(dim, at[dim])
+        found.append(placement)
+    return Layout(layout.mesh, tuple(found))
+
+
 def shape_of(atoms: Atoms) -> tuple[int, ...]:
     """Tensor shape of these atoms: the product of each dimension's."""
     return tuple(prod(sizes) for sizes in atoms)

@@ -46,8 +46,8 @@ def to_module(
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
-    Parameters are given as they are stored, in their atoms' shape (without
-    `Fetch`: as local tiles), everything else whole. It returns the outputs,
+    Parameters are given as they are stored (without `Fetch`: as local tiles), everything else
+    whole. It returns the outputs,
     then the new contents of updated buffers. `make` gives the modules of the
     instructions that are no operators, and of operators that regather: these
     are called with the values, or flights, to redistribute again, the results of the first

@@ -23,6 +23,7 @@ from shardwright.ir.layout import (
     Replicate,
     Shard,
     local_atoms,
+    shape_of,
 )
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import Placed, input_layouts, write
@@ -170,8 +171,8 @@ def _reduction(
         value=name,
         result=f"{name}/gradient",
         text=f"gradient {summed} -> {stored}",
-        before=flat(tile),
-        after=flat(tile),
+        before=shape_of(tile),
+        after=shape_of(tile),
         atoms_before=flat(tile),
         atoms_grad=flat(tile),
         forward=moves(atoms, summed, stored, at),

@@ -184,7 +184,7 @@ class RunModule:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A parameter, stored as its atoms, in the shape that operators take it in."""
+    """This rank's tile of a parameter, in the shape that operators take it in."""
 
     leaf: str
     result: str

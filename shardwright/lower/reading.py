@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import fits, is_natural
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
@@ -34,6 +35,14 @@ def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
     if parameters != set(storage):
         odd = min(parameters ^ set(storage))
         raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
+    for name, layout in storage.items():
+        atoms = analysis.atoms[name]
+        if fits(atoms, layout) and not is_natural(atoms, layout):
+            raise PlanError(
+                f"the plan stores the parameter {name} of shape {list(graph.tensor[name].shape)} as"
+                f" {layout}, and parameters are sharded evenly along their own dimensions; plan"
+                " again"
+            )
     try:
         if plan.pipeline is not None:
             plan.pipeline.check(plan.micro_batches)

@@ -17,7 +17,7 @@ from shardwright.lower.lifetimes import Walk
 from shardwright.lower.lower import input_layouts
 from shardwright.lower.micro import flattened, lower_micro, micro_inputs
 from shardwright.lower.passes import micro_program, rank_program
-from shardwright.lower.program import Dropout, Program, Uniform, flat
+from shardwright.lower.program import Dropout, Program, Uniform
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import batch_size, micro_batches
@@ -109,10 +109,10 @@ class _Step:
         return sum(self.graph.tensor[leaf.name].bytes for leaf in leaves) + self.keys
 
     def stored(self, name: str) -> View:
-        """A parameter as this rank stores it: its tile, seen as its atoms."""
+        """A parameter as this rank stores it: its tile."""
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
-        shape, dtype = flat(tile), MASTER if name in self.masters else tensor.dtype
+        shape, dtype = shape_of(tile), MASTER if name in self.masters else tensor.dtype
         block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
 

@@ -12,11 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.capture.build import Captured
+from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, Leaf, LeafKind
+from shardwright.ir.layout import is_natural, local_atoms, shape_of
 from shardwright.ir.masters import MASTER, masters
 from shardwright.ir.plan import PlanError
 from shardwright.lower.decisions import Decisions
-from shardwright.lower.program import flat, flat_dim
+from shardwright.lower.program import flat
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import cut
 
@@ -25,9 +27,9 @@ from shardwright.runtime.batch import cut
 class Holding:
     """Registers with `module` what graphs need, and hands it to their programs.
 
-    Parameters keep their names and are DTensors in their atoms' shape, which
-    depends on the model and never on the plan; without a device mesh they are
-    plain tensors of that shape. Those of `ir/masters.py` are wider than in the graph.
+    Parameters keep their names and shapes; they are DTensors, sharded along dimensions of the
+    model, or plain tensors without a device mesh. Those of `ir/masters.py` are wider than in the
+    graph.
     """
 
     def __init__(
@@ -140,16 +142,18 @@ class Holding:
 
     def _parameter(self, name: str, weight: torch.Tensor, trained: bool) -> nn.Parameter:
         atoms, layout = self.analysis.atoms[name], self.storage[name]
-        whole = weight.detach().reshape(flat(atoms))
+        assert is_natural(atoms, layout), f"{name} cannot be stored {layout}"
+        whole = weight.detach()
         if name in self.masters:
             whole = whole.to(getattr(torch, MASTER))
         at = self.mesh.coordinate(place_in(self.device_mesh))
-        local = cut(whole, atoms, layout, at).to(self.device, copy=True).contiguous()
+        tile = cut(whole.reshape(flat(atoms)), atoms, layout, at)
+        shape = shape_of(local_atoms(atoms, layout, at))
+        local = tile.to(self.device, copy=True).contiguous().view(shape)
         if self.device_mesh is None:
             return nn.Parameter(local, requires_grad=trained)
         placements: list[Placement] = [
-            Replicate() if (dim := flat_dim(atoms, p)) < 0 else Shard(dim)
-            for p in layout.placements
+            Shard(p.dim) if isinstance(p, layouts.Shard) else Replicate() for p in layout.placements
         ]
         tensor = DTensor.from_local(
             local,

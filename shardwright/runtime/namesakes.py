@@ -19,8 +19,8 @@ from shardwright.capture.build import DROPOUT
 from shardwright.capture.call import flatten, split_call
 from shardwright.capture.opaque import OPAQUE
 from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
-from shardwright.ir.plan import Plan, PlanError, PlannedOp
+from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with_atoms
+from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.lower import with_operands
 from shardwright.rules.analysis import Analysis, analyze
@@ -112,8 +112,26 @@ def _of_graph(
         inputs=inputs,
         constants=tuple(constants.items()),
         ops=ops,
+        parameters=tuple(_stored(one, analysis, args, kwargs) for one in plan.parameters),
         micro_batches=count,
     )
+
+
+def _stored(
+    one: PlannedParameter, analysis: Analysis, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> PlannedParameter:
+    """A parameter that lies where it lies, told in the atoms that it has in this graph."""
+    atoms = analysis.atoms.get(one.name)
+    if atoms is None:
+        return one
+    layout = with_atoms(one.layout, atoms)
+    if not is_natural(atoms, layout):
+        raise PlanError(
+            f"with a batch of {shapes_text(shapes_of(args, kwargs))} the model takes {one.name}"
+            f" apart in another way ({atoms}), which does not go with how it is stored"
+            f" ({one.layout}); give batches of the planned shape"
+        )
+    return one if layout == one.layout else replace(one, layout=layout)
 
 
 def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:

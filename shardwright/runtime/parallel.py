@@ -169,9 +169,8 @@ def _check_world(mesh: Mesh) -> None:
 class ParallelModule(SteppingModule):
     """A drop-in for the captured module, holding this rank's tiles.
 
-    Parameters keep their names and are DTensors in their atoms' shape, which
-    depends on the model and never on the plan. Without a device mesh it is the
-    one-device program, and its parameters are plain tensors of that shape.
+    Parameters keep their names and shapes and are DTensors. Without a device mesh it is the
+    one-device program, and its parameters are plain tensors.
     """
 
     def __init__(

@@ -107,8 +107,8 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
 class StageModule(LastingModule):
     """The parameters that live on a stage, under the module's names, and what runs there.
 
-    They have their atoms' shape, as those of a `ParallelModule`; with a device
-    mesh, on which the stage is shared, they are DTensors.
+    They have the model's shapes; with a device mesh, on which the stage is shared, they are
+    DTensors, as those of a `ParallelModule`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from typing import Literal, final
 from shardwright.cost.codes import encode
 from shardwright.cost.options import Options
 from shardwright.ir.graph import Leaf, LeafKind
-from shardwright.ir.layout import REPLICATE, Atoms, Layout, Shard, fits
+from shardwright.ir.layout import REPLICATE, Atoms, Layout, Mesh, Shard, is_natural, shape_of
 from shardwright.rules.rule import FactorKind, Rule
 from shardwright.search.assembly import Storage
 from shardwright.search.problem import Assignment
@@ -162,10 +162,7 @@ class _Book:
         tensor = _shard(analysis.dims[leaf.name], self.inner)
         key = atoms, tensor, id(choices), roles, stored
         if key not in self._stored:
-            placements = (tensor if role != "data" and tensor else REPLICATE for role in roles)
-            layout = Layout(mesh, tuple(placements))
-            if not fits(atoms, layout):
-                layout = Layout.replicated(mesh)
+            layout = _sharded(atoms, tensor, roles, mesh)
             if stored != "replicated":
                 layout = _also_sharded(atoms, layout, roles)
             again = stored == "regathered"
@@ -200,6 +197,24 @@ def _shard(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard |
     return None
 
 
+def _sharded(
+    atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], mesh: Mesh
+) -> Layout:
+    """Stored as it is computed with along all but the data axes, if that is natural.
+
+    Else, as a fused projection that is split by heads, sharded along its largest other dimension
+    and exchanged; a vector, or what cannot be sharded so, is whole.
+    """
+    sizes = shape_of(atoms)
+    others = sorted(range(len(sizes)), key=lambda d: (-sizes[d], d))
+    tried = [] if tensor is None else [tensor, *(Shard(d) for d in others if d != tensor.dim)]
+    for shard in tried:
+        layout = Layout(mesh, tuple(REPLICATE if role == "data" else shard for role in roles))
+        if is_natural(atoms, layout):
+            return layout
+    return Layout.replicated(mesh)
+
+
 def _also_sharded(atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...]) -> Layout:
     """`layout` with the data axes sharding the biggest atom that can be."""
     order = sorted(
@@ -213,7 +228,7 @@ def _also_sharded(atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...]) -> 
             placements = list(layout.placements)
             placements[axis] = Shard(d, a)
             tried = Layout(layout.mesh, tuple(placements))
-            if fits(atoms, tried):
+            if is_natural(atoms, tried):
                 layout = tried
                 break
     return layout

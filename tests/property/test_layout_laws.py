@@ -18,11 +18,13 @@ from shardwright.ir.layout import (
     atom_range,
     chunk,
     fits,
+    is_natural,
     largest_atoms,
     local_atoms,
     num_elements,
     parse_placement,
     shape_of,
+    with_atoms,
 )
 from shardwright.ir.redistribution import Collective, steps_between
 from shardwright.lower.program import flat, moves
@@ -263,3 +265,37 @@ def run_move(move, index, line):
     tiles = whole.chunk(ways, move.dst)
     empty = whole.narrow(move.dst, 0, 0)
     return tiles[index] if index < len(tiles) else empty
+
+
+@given(tensors(partial=False))
+def test_natural_layouts_have_the_tiles_of_torch_chunk(given_tensor):
+    """Dimension by dimension, axis by axis, as DTensor does: then parameters have their shape.
+
+    Others have others, but for uneven tiles that happen to be the same.
+    """
+    atoms, mesh, layout = given_tensor
+    whole = torch.arange(num_elements(atoms)).view(shape_of(atoms))
+    alike, lengths = True, set()
+    for rank in range(mesh.size):
+        at = mesh.coordinate(rank)
+        mine = whole
+        for placement, parts, index in zip(layout.placements, mesh.shape, at, strict=True):
+            if isinstance(placement, Shard):
+                tiles = mine.chunk(parts, placement.dim)
+                mine = tiles[index] if index < len(tiles) else mine[:0]
+        tile = whole.reshape(flat(atoms))
+        for i, (d, a) in enumerate((d, a) for d, dim in enumerate(atoms) for a in range(len(dim))):
+            held = atom_range(atoms[d][a], (d, a), layout, at)
+            tile = tile.narrow(i, held.start, len(held))
+        alike &= torch.equal(mine.flatten(), tile.flatten())
+        lengths.add(tile.numel())
+    if len(lengths) == 1:
+        assert is_natural(atoms, layout) == alike
+    if is_natural(atoms, layout):
+        assert alike
+        joined = tuple((size,) if size > 1 else () for size in shape_of(atoms))
+        plain = with_atoms(layout, joined)
+        assert [getattr(p, "dim", None) for p in plain.placements] == [
+            getattr(p, "dim", None) for p in layout.placements
+        ]
+        assert is_natural(joined, plain) and is_natural(atoms, with_atoms(plain, atoms))
