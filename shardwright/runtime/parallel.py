@@ -38,6 +38,7 @@ from shardwright.runtime.micro import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.namesakes import plan_for_graph
+from shardwright.runtime.optimizer_hooks import mend_optimizers
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.senders import have_senders_take_turns
 from shardwright.runtime.stage import Stages
@@ -73,6 +74,7 @@ def parallelize(
     device = device or default_device()
     if device.type == "cpu":
         keep_freed_memory()
+    mend_optimizers()
     found: ParallelModule | PipelineModule | AsyncPipeline
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
