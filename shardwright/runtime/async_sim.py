@@ -93,7 +93,6 @@ class AsyncSimulation:
         discount_steps: int = 0,
         seed: int = 0,
     ) -> None:
-        self._shapes = {key: value.shape for key, value in model.state_dict().items()}
         how, count = weights_named(weights), len(stages.parts)
         device = next(model.parameters()).device
         modules = [StageModule(stages, k, model, device, seed) for k in range(count)]
@@ -130,7 +129,7 @@ class AsyncSimulation:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and persistent buffers of all stages as the module has them; drain first."""
         return {
-            key: value.view(self._shapes.get(key, value.shape))
+            key: value
             for stage in self.stages
             for key, value in stage.module.state_dict().items()
             if isinstance(value, torch.Tensor)

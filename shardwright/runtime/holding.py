@@ -100,6 +100,11 @@ class Holding:
         found: torch.Tensor = getattr(container, name)
         return found
 
+    def elsewhere(self) -> set[str]:
+        """Names of parameters and buffers of the model that are not here but in other stages."""
+        leaves = self.captured.graph.leaves_of(LeafKind.PARAMETER, LeafKind.BUFFER)
+        return {key for leaf in leaves if leaf.name not in self.places for key in leaf.keys}
+
     def leaves(
         self,
         graph: Graph,

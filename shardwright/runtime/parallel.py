@@ -42,6 +42,7 @@ from shardwright.runtime.optimizer_hooks import mend_optimizers
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.senders import have_senders_take_turns
 from shardwright.runtime.stage import Stages
+from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import SteppingModule, arguments
 from shardwright.runtime.weights import weights_named
 
@@ -227,6 +228,7 @@ class ParallelModule(SteppingModule):
         if shares is not None:
             self._sw_holds.adopt(shares._sw_holds)
         self._sw_holds.take(graph, weights, buffers, persistent)
+        check_on_load(self, tuple)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
         self.register_buffer("_sw_random", state, persistent=False)

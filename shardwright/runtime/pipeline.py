@@ -32,6 +32,7 @@ from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.pipeline_stage import StagePart
 from shardwright.runtime.placed import Placed
+from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import SteppingModule, arguments
 
 _SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
@@ -89,6 +90,7 @@ class PipelineModule(SteppingModule):
             self._sw_holds.adopt(shares._sw_holds)
         for stage in mine:
             self._sw_holds.take(staged.parts[stage].graph, weights, buffers, persistent)
+        check_on_load(self, self._sw_holds.elsewhere)
         written = (buffer for buffer, _ in captured.graph.updates)
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)

@@ -34,6 +34,7 @@ from shardwright.runtime.holding import Holding, place_in
 from shardwright.runtime.loading import local
 from shardwright.runtime.modules import module_maker
 from shardwright.runtime.placed import Placed
+from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import LastingModule, arguments
 from shardwright.runtime.swap import Swap
 
@@ -134,6 +135,7 @@ class StageModule(LastingModule):
             dict(model.named_buffers(remove_duplicate=False)),
             frozenset(model.state_dict()),
         )
+        check_on_load(self, self._sw_holds.elsewhere)
         make = module_maker(
             captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
         )

@@ -197,9 +197,7 @@ def _shard(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard |
     return None
 
 
-def _sharded(
-    atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], mesh: Mesh
-) -> Layout:
+def _sharded(atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], mesh: Mesh) -> Layout:
     """Stored as it is computed with along all but the data axes, if that is natural.
 
     Else, as a fused projection that is split by heads, sharded along its largest other dimension

@@ -40,13 +40,13 @@ def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
     }
     homes, first = _homes(held), _first_names(model)
     found: dict[str, torch.Tensor] = {}
-    for key, kind in model.state_dict().items():
+    for key in model.state_dict():
         name = first.get(key, key)
         if name not in homes:
             raise CheckpointError(f"the parallel module has no {key}; was it made of this model?")
         whole = _brought(held.get(name), *homes[name])
         if is_first:
-            found[key] = whole.cpu().reshape(kind.shape).contiguous()
+            found[key] = whole.cpu().contiguous()
     return found
 
 

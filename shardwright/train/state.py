@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -93,9 +94,12 @@ class Run:
             if key not in stored:
                 raise CheckpointError(f"it has no {name}, the model has; is it of another model?")
             if stored[key] != shape:
+                apart = prod(stored[key]) == prod(shape)
+                why = "it was written by a version that stored" if apart else "is it of another"
+                rest = " parameters in other shapes; start anew from its exported weights"
                 raise CheckpointError(
-                    f"it has {name} of shape {stored[key]}, in its atoms; the model's is {shape};"
-                    " is it of another model?"
+                    f"it has {name} of shape {stored[key]}, the model's is {shape};"
+                    f" {why}{rest if apart else ' model?'}"
                 )
         state = optimizer_state.allocate(self.optimizer, self._names, record["optimizer"])
         made = {f"optimizer/{key}": value for key, value in state.items()}

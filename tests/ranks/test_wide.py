@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import Layout, Mesh, Shard
+from shardwright.ir.layout import Layout, Mesh, Shard, is_natural
 from shardwright.rules.placing import feasible, place
 from shardwright.rules.rule import FactorKind, Route, Split, Together
 from tests import models
@@ -218,10 +218,12 @@ def along(one, mesh, atom, how=""):
 
 
 def stored(one, name, mesh, atom):
-    """A parameter lies as its operators read it."""
+    """A parameter lies as its operators read it, where its own dimensions can be sharded so."""
     for d, atoms in enumerate(one.analysis.dims[name]):
         if atom in atoms:
-            return Layout(mesh, (Shard(d, atoms.index(atom)),) * len(mesh.axes))
+            layout = Layout(mesh, (Shard(d, atoms.index(atom)),) * len(mesh.axes))
+            if is_natural(one.analysis.atoms[name], layout):
+                return layout
     return Layout.replicated(mesh)
 
 

@@ -76,7 +76,7 @@ def planned(name, devices=2):
     plans = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{devices}xcpu")).baselines}
     if name == "tensor parallel":
         (projection,) = (op for op in plans[name].ops if op.source.module == "block.c_attn")
-        assert str(projection.layout) .endswith(":S(2.1)")
+        assert str(projection.layout).endswith(":S(2.1)")
     return plans[name].to_json()
 
 
@@ -174,5 +174,8 @@ def _optimizers(texts):
             for key, value in expected.items():
                 assert not torch.equal(value, start[key]) or name == "Muon"
                 torch.testing.assert_close(
-                    found[key], value, **tolerance, msg=lambda t, k=key: f"{plan.name} {name} {k} {t}"
+                    found[key],
+                    value,
+                    **tolerance,
+                    msg=lambda t, k=key: f"{plan.name} {name} {k} {t}",
                 )
