@@ -177,8 +177,8 @@ class Limits:
                 shape = list(self._graph.tensor[leaf.name].shape)
                 raise ConstraintError(
                     f"{self._said(leaf.name)}: on mesh {model.mesh} {leaf.name} of shape {shape}"
-                    " cannot be stored so; parameters are sharded evenly along their own dimensions,"
-                    " and every device holds a part"
+                    " cannot be stored so; parameters are sharded evenly along their own"
+                    " dimensions, and every device holds a part"
                 )
 
     def _operator(self, op: Op, mesh: Mesh) -> Only:

@@ -8,6 +8,7 @@ module's shape under every plan; a projection that is computed by heads is store
 brought there.
 """
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,11 +18,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwright as sw
+from shardwright.ir.layout import Layout
 from shardwright.ir.plan import PlanError
+from shardwright.lower.reading import read_plan
+from shardwright.rules.analysis import analyze
 from tests.ranks.harness import run_ranks, whole
 
 HIDDEN, HEADS, VOCABULARY, LENGTH, BATCH = 8, 2, 12, 6, 4
-PLANS = ["tensor parallel", "fully sharded"]
 
 
 class Block(nn.Module):
@@ -69,15 +72,15 @@ def small():
     return model, batches
 
 
-def planned(name, devices=2):
-    """A baseline's plan, as text. Tensor parallel, the projection is computed by heads."""
+def planned():
+    """Two baselines, as text. Tensor parallel, the projection is computed by heads."""
     model, batches = small()
     graph = sw.capture(model, (), batches[0])
-    plans = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{devices}xcpu")).baselines}
-    if name == "tensor parallel":
-        (projection,) = (op for op in plans[name].ops if op.source.module == "block.c_attn")
-        assert str(projection.layout).endswith(":S(2.1)")
-    return plans[name].to_json()
+    plans = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
+    tensor = plans["tensor parallel"]
+    (projection,) = (op for op in tensor.ops if op.source.module == "block.c_attn")
+    assert str(projection.layout).endswith(":S(2.1)")
+    return tensor.to_json(), plans["fully sharded"].to_json()
 
 
 class Lamb(torch.optim.Optimizer):
@@ -153,7 +156,7 @@ def trained(module, name, batches):
 
 @pytest.mark.ranks
 def test_optimizers_see_the_shapes_of_the_module():
-    run_ranks(2, _optimizers, [planned(name) for name in PLANS])
+    run_ranks(2, _optimizers, planned())
 
 
 def _optimizers(texts):
@@ -170,12 +173,24 @@ def _optimizers(texts):
                 assert torch.equal(start[key], p), key
             with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.double):  # in Muon
                 found, expected = trained(module, name, batches), trained(model, name, batches)
-            tolerance = {"rtol": 0.0, "atol": 1e-9}
             for key, value in expected.items():
                 assert not torch.equal(value, start[key]) or name == "Muon"
+                where = f"{plan.name}, {name}, {key}: "
                 torch.testing.assert_close(
-                    found[key],
-                    value,
-                    **tolerance,
-                    msg=lambda t, k=key: f"{plan.name} {name} {k} {t}",
+                    found[key], value, rtol=0.0, atol=1e-9, msg=where.__add__
                 )
+
+
+def test_a_plan_that_stores_a_parameter_in_the_middle_of_a_dimension_is_refused():
+    """As plans of earlier versions do, for a fused projection that is computed by heads."""
+    model, batches = small()
+    plan = sw.Plan.from_json(planned()[0])
+    assert str(plan.layouts["block.c_attn.weight"]) == "dp:S(1)"
+    parameters = [
+        replace(p, layout=Layout.parse("dp:S(0.1)", plan.mesh)) if "c_attn.weight" in p.name else p
+        for p in plan.parameters
+    ]
+    graph = sw.capture(model, (), batches[0])
+    told = r"block.c_attn.weight of shape \[24, 8\] as dp:S\(0.1\), and .*; plan again$"
+    with pytest.raises(PlanError, match=told):
+        read_plan(replace(plan, parameters=tuple(parameters)), graph, analyze(graph))
