@@ -26,7 +26,7 @@ def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int
 
     Collectives run as in the step, so every rank calls it.
     """
-    running = module.running()
+    running = module._sw_running()
     place = {op.name: i for i, op in enumerate(running.graph.ops)}
     found = _Found(place)
     for name, parameter in module.named_parameters():

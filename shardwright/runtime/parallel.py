@@ -236,7 +236,7 @@ class ParallelModule(SteppingModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or what the module returned; every rank passes the same global batch."""
-        running = self.running()
+        running = self._sw_running()
         found = running._sw_run(args, kwargs)
         self._sw_random = running.get_buffer("_sw_random")
         return found
@@ -257,7 +257,7 @@ class ParallelModule(SteppingModule):
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
         args, kwargs = arguments(batch)
-        late = self.running()._sw_late
+        late = self._sw_running()._sw_late
         with late.under_way() if late else nullcontext():
             return self._sw_there_and_back(args, kwargs)
 

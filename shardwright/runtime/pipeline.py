@@ -118,7 +118,7 @@ class PipelineModule(SteppingModule):
                 " backward on; use train_step(optimizer, batch), or forward_backward(batch) for"
                 " gradients alone, or call it under torch.no_grad() for the loss alone"
             )
-        running = self.running()
+        running = self._sw_running()
         loss = running._sw_run(args, kwargs, backward=False)
         self._sw_random = running.get_buffer("_sw_random")
         return rebuild_outputs(running._sw_outputs, (loss,))
@@ -130,7 +130,7 @@ class PipelineModule(SteppingModule):
 
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""
-        running = self.running()
+        running = self._sw_running()
         loss = running._sw_run(args, kwargs, backward=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in running._sw_gradients().items():

@@ -91,7 +91,7 @@ class SteppingModule(LastingModule, ABC):
         self._sw_modes.switch(self, mode)
         return self
 
-    def running(self) -> Self:
+    def _sw_running(self) -> Self:
         """What runs in this mode, made ready: this module, or that of the mode's graph.
 
         Raises `PlanError` if the model cannot run in this mode under the plan.
@@ -118,7 +118,7 @@ class SteppingModule(LastingModule, ABC):
         """Make ready to evaluate now; raises `PlanError` where that is impossible."""
         was = self.training
         self.train(False)
-        self.running()
+        self._sw_running()
         self.train(was)
 
     @abstractmethod
