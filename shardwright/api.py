@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.capture.arguments import check_loss, require_loss
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
@@ -43,6 +44,7 @@ def capture(
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
+    loss: str = "model",
 ) -> Graph:
     """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
 
@@ -51,11 +53,17 @@ def capture(
     plan; by default every plan draws what one device draws.
     `batch_norm="local"` takes the statistics of each device's own part of the
     batch, as DDP does; by default they are those of the whole batch. `precision="bf16"`
-    computes in bfloat16 on casts of parameters that stay float32. Raises `CaptureError`, a
+    computes in bfloat16 on casts of parameters that stay float32. A model that takes `labels` and
+    gets none returns no loss, which is an error unless `loss="outside"` says that it is computed
+    outside of it. Raises `CaptureError`, a
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    return capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision)).graph
+    check_loss(loss)
+    found = capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision))
+    if loss == "model":
+        require_loss(model, args, kwargs or {}, found.output_keys)
+    return found.graph
 
 
 def plan(
@@ -73,6 +81,7 @@ def plan(
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
+    loss: str = "model",
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
@@ -80,11 +89,13 @@ def plan(
     tries more than one where the limit makes plans slower or rules all out.
     Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
     with `allow_async` asynchronous ones too, which change the optimisation.
-    `rng`, `batch_norm` and `precision` as in `capture`. Raises `InfeasibleError`, naming the
-    smallest memory that would do, if there is none, and `ConstraintError` for `constraints` that
-    mean nothing here or that no plan can meet.
+    `rng`, `batch_norm`, `precision` and `loss` as in `capture`. Raises `InfeasibleError`, naming
+    the smallest memory that would do, if there is none, and `ConstraintError` for `constraints`
+    that mean nothing here or that no plan can meet.
     """
-    graph = capture(model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision)
+    graph = capture(
+        model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
+    )
 
     def run(counts: Sequence[int] | None) -> Frontier:
         return search(

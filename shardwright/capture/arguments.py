@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.capture.call import unflatten
+from shardwright.capture.call import CaptureError, unflatten
 from shardwright.ir.graph import Graph, LeafKind
 
 _ANY = inspect.Signature(
@@ -137,6 +137,29 @@ class CallForm:
     def _has_tensor(self, name: str) -> bool:
         planned = _walk(name, self._planned.get(name, ()))
         return any(isinstance(value, _Planned) for _, value in planned)
+
+
+def check_loss(loss: str) -> None:
+    """Raise `CaptureError` for a word that does not say where the loss is."""
+    if loss not in ("model", "outside"):
+        raise CaptureError(
+            f"loss is {loss!r}; choose 'model' or 'outside', for a loss that is computed of what"
+            " the model returns"
+        )
+
+
+def require_loss(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[str]
+) -> None:
+    """Raise `CaptureError` where a model takes labels, got none and returned several outputs."""
+    signature = signature_of(model)
+    if tuple(outputs) == ("",) or "labels" not in signature.parameters:
+        return
+    if _given(signature, args, kwargs).get("labels") is None:
+        raise CaptureError(
+            f"{type(model).__name__} returns no loss, as it is called without labels: add labels to"
+            " the example batch, or say loss='outside' if the loss is computed of what it returns"
+        )
 
 
 class _Nothing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwright.capture.arguments import signature_of
-from shardwright.capture.call import CaptureError
+from shardwright.capture.call import CaptureError, rebuild_outputs
 from shardwright.capture.canonical import canonical
 from shardwright.capture.causal import without_causal_masks
 from shardwright.capture.export import FlatCall
@@ -26,6 +26,7 @@ from shardwright.capture.opaque import OpaqueCall
 from shardwright.capture.operators import OVERLOAD
 from shardwright.capture.origin import PREFIX, error, part_of, require_fixed_sizes, source_of
 from shardwright.capture.renumber import renumbered
+from shardwright.capture.returned import Returned
 from shardwright.ir.graph import (
     Arg,
     Graph,
@@ -60,6 +61,13 @@ class Captured:
     output_keys: tuple[str, ...]
     opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)  # by key
     signature: inspect.Signature | None = None  # of the module's forward
+    returned: Returned | None = None  # where the graph returns all that the module does
+
+    def outputs(self, tensors: Sequence[torch.Tensor], device: torch.device) -> Any:
+        """What a call returns whose graph returned these tensors."""
+        if self.returned is None:
+            return rebuild_outputs(self.output_keys, tensors)
+        return self.returned.with_tensors(tensors, device)
 
 
 def build(
@@ -92,7 +100,8 @@ def build(
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     signature = signature_of(call.model)
-    return Captured(graph, constants, call.returned.keys, dict(opaque), signature)
+    returned = call.returned
+    return Captured(graph, constants, returned.keys, dict(opaque), signature, returned.whole)
 
 
 class _Builder:

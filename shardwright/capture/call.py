@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
     """
     if isinstance(returned, torch.Tensor):
         return ("",), [returned]
+    if is_dataclass(returned) and not isinstance(returned, Mapping | type):
+        returned = {field.name: getattr(returned, field.name) for field in fields(returned)}
     if isinstance(returned, Mapping):
         if isinstance(returned.get("loss"), torch.Tensor):
             return ("",), [returned["loss"]]

@@ -23,6 +23,7 @@ def capture_call(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     habits: Habits = EXACT,
+    outputs: str = "loss",
 ) -> Captured:
     """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
 
@@ -30,11 +31,12 @@ def capture_call(
     eval) is captured as it is. A sub-module that cannot be followed is kept
     whole, as one operator. Raises `CaptureError`, naming the user's line, for
     what no fixed graph can express. Captured is what training runs, also where
-    the caller wants no gradients.
+    the caller wants no gradients. With the `outputs` "model" the graph returns all tensors that the
+    model returned, and not only the loss where there is one.
     """
     tensors, constants = split_call(args, kwargs or {})
     with torch.inference_mode(False), torch.enable_grad(), computing_in(model, habits):
-        return _captured(model, tensors, constants, habits)
+        return _captured(model, tensors, constants, habits, outputs)
 
 
 def _captured(
@@ -42,11 +44,12 @@ def _captured(
     tensors: Mapping[str, torch.Tensor],
     constants: Mapping[str, Any],
     habits: Habits,
+    outputs: str,
 ) -> Captured:
     opaque = OpaqueModules(model)
     first: CaptureError | None = None
     for _ in range(_MOST_OPAQUE):
-        call = FlatCall(model, tensors, constants, habits)
+        call = FlatCall(model, tensors, constants, habits, outputs)
         try:
             with opaque.replaced():
                 program, how = export(call, tensors, habits)

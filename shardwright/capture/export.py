@@ -23,6 +23,8 @@ from shardwright.capture.onebyone import Functional, Table, decomposed, whole
 from shardwright.capture.precision import narrowed
 from shardwright.capture.regions import inline_regions
 from shardwright.capture.repeats import Repeats
+from shardwright.capture.returned import Returned as AllReturned
+from shardwright.capture.returned import take_outputs
 from shardwright.ir.habits import EXACT, Habits
 
 _MOST_ATTEMPTS = 3  # to export with blocks shared
@@ -32,6 +34,7 @@ class Returned:
     """Names of what a model returned."""
 
     keys: tuple[str, ...] = ()
+    whole: AllReturned | None = None  # where all of it is kept
 
 
 class FlatCall(nn.Module):
@@ -47,8 +50,10 @@ class FlatCall(nn.Module):
         tensors: Mapping[str, torch.Tensor],
         constants: Mapping[str, Any],
         habits: Habits = EXACT,
+        outputs: str = "loss",
     ) -> None:
         super().__init__()
+        self.outputs = outputs
         self.model = model
         self.training = model.training  # and not the True that a new module starts with
         self.paths = tuple(tensors)
@@ -78,7 +83,10 @@ class FlatCall(nn.Module):
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
         before = dict(self.model.named_buffers())
         kinds = kinds_of(before)
-        self.returned.keys, outputs = select_outputs(self.model(*args, **kwargs))
+        result = self.model(*args, **kwargs)
+        self.returned.keys, outputs = select_outputs(result)
+        if self.outputs == "model":
+            self.returned.whole, outputs = take_outputs(result, outputs)
         update_in_place(self.model, before, kinds)
         return tuple(outputs)
 

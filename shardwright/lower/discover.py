@@ -34,9 +34,10 @@ def capture_with_rules(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     habits: Habits = EXACT,
+    outputs: str = "loss",
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""
-    captured = capture_call(model, args, kwargs, habits)
+    captured = capture_call(model, args, kwargs, habits, outputs)
     return replace(captured, graph=with_rules(captured.graph))
 
 

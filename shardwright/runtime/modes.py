@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -22,7 +21,7 @@ from shardwright.capture.opaque import OPAQUE, without_weights
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.plan import InputSpec, PlanError
 from shardwright.lower.discover import capture_with_rules
-from shardwright.runtime.namesakes import same_without_dropout
+from shardwright.runtime.namesakes import same_without_dropout, with_last
 
 Flags = tuple[bool, ...]  # `training` of every module
 
@@ -138,14 +137,22 @@ class Modes:
                 module.training = training
 
 
-def recapture(graph: Graph) -> Callable[[nn.Module], Captured]:
-    """What captures the call that `graph` is of again."""
+def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Captured]:
+    """What captures the call that `graph` is of again, with the loss or all that is returned."""
     inputs = [
         InputSpec(leaf.keys[0], graph.tensor[leaf.name].shape, graph.tensor[leaf.name].dtype)
         for leaf in graph.leaves_of(LeafKind.INPUT)
     ]
     args, kwargs = example_call(inputs, graph.constants)
-    return partial(capture_with_rules, args=args, kwargs=kwargs, habits=graph.habits)
+
+    def capture(model: nn.Module) -> Captured:
+        found = capture_with_rules(model, args, kwargs, graph.habits, outputs)
+        if found.returned is None:
+            return found
+        main = [found.graph.outputs[i] for i in found.returned.main]
+        return replace(found, graph=with_last(found.graph, main))
+
+    return capture
 
 
 def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
@@ -213,7 +220,7 @@ def _is_same_without_dropout(planned: Captured, other: Captured) -> bool:
 
 
 def _returned(captured: Captured) -> Any:
-    return captured.output_keys
+    return captured.output_keys, captured.returned
 
 
 def _has_whole(graph: Graph) -> bool:

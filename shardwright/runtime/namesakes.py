@@ -62,12 +62,17 @@ def plan_for_shapes(
 
 
 def plan_for_graph(
-    plan: Plan, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
+    plan: Plan,
+    graph: Graph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    recomputed: bool = False,
 ) -> Plan:
     """`plan` for `graph`, which is the same call in another mode, or with other outputs.
 
-    Nothing is recomputed or gathered again. Raises `PlanError` where the graph cannot run in the
-    plan's stages, or needs parameters that the plan's does not.
+    Nothing is recomputed or gathered again unless asked for. Raises `PlanError` where the graph
+    cannot run in the plan's stages, or needs parameters that the plan's does not.
     """
     analysis, mesh = analyze(graph), plan.layout_mesh
     known = _matched(graph.ops, plan.ops)
@@ -78,15 +83,33 @@ def plan_for_graph(
         if (namesake := known.get(op.name)) is None:
             found = _planned(op, _agreeing(op, rule, lies, mesh), mesh)
         else:
-            found = replace(namesake, name=op.name, piece=0)
+            piece = namesake.piece if recomputed else 0
+            found = replace(namesake, name=op.name, piece=piece)
         found = _feasible(found, rule, mesh)
         results = place(rule, parse_tiling(rule, found.tiling), mesh).results
         lies.update(zip(op.outputs, results, strict=True))
         ops.append(replace(found, layout=results[0]))
     here = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    parameters = tuple(replace(p, regathered=False) for p in plan.parameters if p.name in here)
+    parameters = tuple(
+        replace(p, regathered=p.regathered and recomputed)
+        for p in plan.parameters
+        if p.name in here
+    )
     changed = replace(plan, parameters=parameters, cuts=_cuts(plan, known))
     return _of_graph(changed, graph, analysis, args, kwargs, tuple(ops))
+
+
+def with_last(graph: Graph, outputs: Iterable[str]) -> Graph:
+    """`graph` with what these outputs and buffers do not need behind all that they do."""
+    needed = {*outputs, *(value for _, value in graph.updates)}
+    first: list[Op] = []
+    for op in reversed(graph.ops):
+        if needed.intersection(op.outputs):
+            needed.update(op.operands)
+            first.insert(0, op)
+    names = {op.name for op in first}
+    last = (op for op in graph.ops if op.name not in names)
+    return replace(graph, ops=(*first, *last))
 
 
 def _of_graph(

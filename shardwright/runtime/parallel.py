@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.capture.arguments import BatchError, CallForm
 from shardwright.capture.build import Captured
-from shardwright.capture.call import example_call, rebuild_outputs
+from shardwright.capture.call import example_call, select_outputs
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
@@ -48,7 +48,12 @@ from shardwright.runtime.weights import weights_named
 
 
 def parallelize(
-    model: nn.Module, plan: Plan, *, seed: int = 0, device: torch.device | None = None
+    model: nn.Module,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    device: torch.device | None = None,
+    outputs: str = "loss",
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
     """The part of `model` that this rank runs under `plan`.
 
@@ -59,10 +64,14 @@ def parallelize(
     processes, with the same weights everywhere. A plan for one device needs no
     process group; its parameters are plain tensors then, which cost less than
     DTensors. `seed` is what dropout masks
-    are drawn from. Parameters move to `device` (the current accelerator if the
-    process group uses one, else the CPU, whose process keeps freed memory then: `runtime/heap.py`;
-    Gloo's threads take turns: `runtime/senders.py`).
+    are drawn from. With the `outputs` "model" a call returns what the model's does, a Hugging Face
+    output, say, in which every tensor is whole and that of the global batch on every rank; by
+    default it returns the loss, where the model has one. Parameters move to `device` (the current
+    accelerator if the process group uses one, else the CPU, whose process keeps freed memory then:
+    `runtime/heap.py`; Gloo's threads take turns: `runtime/senders.py`).
     """
+    if outputs not in ("loss", "model"):
+        raise PlanError(f"outputs is {outputs!r}; choose 'loss', or 'model' for all it returns")
     if any(p.is_meta for p in model.parameters()):
         raise PlanError(
             f"{type(model).__name__} has parameters on the meta device, without values; build or"
@@ -72,6 +81,11 @@ def parallelize(
     captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
+    if outputs == "model":
+        captured = _all_outputs(model, plan, captured.graph)
+        plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
+        analysis = analyze(captured.graph)
+        decisions = read_plan(plan, captured.graph, analysis)
     device = device or default_device()
     if device.type == "cpu":
         keep_freed_memory()
@@ -103,9 +117,23 @@ def parallelize(
             empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
             return build(other, rules, decided, shares=owner, **empty, **options)
 
-        main.set_modes(Modes(main, model, captured, recapture(captured.graph), in_another_mode))
+        capture = recapture(captured.graph, outputs)
+        main.set_modes(Modes(main, model, captured, capture, in_another_mode))
     if device.type == "cpu":
         have_senders_take_turns()
+    return found
+
+
+def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
+    """The planned call, of which `graph` is the loss, with all that the model returns."""
+    found = recapture(graph, "model")(model)
+    if len(found.graph.outputs) > 1 and (plan.pipeline is not None or plan.micro_batches > 1):
+        how = "pipeline stages" if plan.pipeline is not None else "micro-batches"
+        raise PlanError(
+            f"the plan has {how}, which return the loss alone, and the model returns"
+            f" {len(found.graph.outputs)} tensors; leave outputs='model' out, or plan with"
+            " stages=(1,) and micro_batches=(1,)"
+        )
     return found
 
 
@@ -198,7 +226,7 @@ class ParallelModule(SteppingModule):
         self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
-        self._sw_output_keys = captured.output_keys
+        self._sw_captured = captured
         self._sw_form = CallForm(graph, captured.signature)
         self._sw_coordinate = mesh.coordinate(rank)
 
@@ -252,7 +280,7 @@ class ParallelModule(SteppingModule):
             self._sw_holds.update(self._sw_graph, results[len(outputs) :])
             if self.training or self._sw_draws:
                 self._sw_advance()
-        return rebuild_outputs(self._sw_output_keys, outputs)
+        return self._sw_captured.outputs(outputs, self._sw_device)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`."""
@@ -262,11 +290,12 @@ class ParallelModule(SteppingModule):
             return self._sw_there_and_back(args, kwargs)
 
     def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        loss = self(*args, **kwargs)
-        if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+        returned = self(*args, **kwargs)
+        (loss, *others) = select_outputs(returned)[1]
+        if others or loss.dim() > 0:
             raise BatchError(
                 "train_step needs a module that returns its loss; this one returns"
-                f" {type(loss).__name__}: compute the loss inside the module, or step by hand"
+                f" {type(returned).__name__}: compute the loss inside the module, or step by hand"
             )
         loss.backward()
         return loss.detach()

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.capture.arguments import CallForm
 from shardwright.capture.build import Captured
-from shardwright.capture.call import rebuild_outputs
 from shardwright.ir.graph import Graph
 from shardwright.ir.pipeline import AXIS, PipelineError
 from shardwright.lower.decisions import Decisions
@@ -75,7 +74,7 @@ class PipelineModule(SteppingModule):
         self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_graph = captured.graph
         self._sw_shares = shares is not None
-        self._sw_outputs = captured.output_keys
+        self._sw_captured = captured
         self._sw_form, self._sw_device = CallForm(captured.graph, captured.signature), device
         self._sw_count = decisions.micro_batches
         self._sw_mesh = device_mesh[AXIS]
@@ -121,7 +120,7 @@ class PipelineModule(SteppingModule):
         running = self._sw_running()
         loss = running._sw_run(args, kwargs, backward=False)
         self._sw_random = running.get_buffer("_sw_random")
-        return rebuild_outputs(running._sw_outputs, (loss,))
+        return running._sw_captured.outputs((loss,), self._sw_device)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """The loss of a global batch, on every rank; gradients are added to `grad`."""
