@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.capture.arguments import check_loss, require_loss
+from shardwright.cost.memory import known_optimizer
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
@@ -72,7 +73,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     machine: Machine,
-    optimizer: str = "adamw",
+    optimizer: object = "adamw",
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | None = None,
@@ -85,6 +86,7 @@ def plan(
 ) -> Plan:
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
+    `optimizer` is a name, a class of torch.optim, or one that was made.
     The step takes the batch in one of these numbers of `micro_batches`; None
     tries more than one where the limit makes plans slower or rules all out.
     Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
@@ -93,6 +95,7 @@ def plan(
     the smallest memory that would do, if there is none, and `ConstraintError` for `constraints`
     that mean nothing here or that no plan can meet.
     """
+    optimizer = known_optimizer(optimizer)
     graph = capture(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )

@@ -42,6 +42,12 @@ from shardwright.ir.habits import EXACT, Habits
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_SPARSE = {  # which argument asks for a sparse gradient
+    "aten.embedding.default": 4,
+    "aten._embedding_bag.default": 5,
+    "aten.embedding_bag.default": 5,
+    "aten.embedding_bag.padding_idx": 5,
+}
 _QUIET = (  # of the operators that may draw random numbers: taken apart where they do
     UNIFORM,
     "aten.scaled_dot_product_attention.default",
@@ -172,6 +178,11 @@ class _Builder:
                 node,
                 f"{target} draws random numbers of its own, which no two ranks could agree on; draw"
                 " with torch.rand, randn, randint, bernoulli or dropout",
+            )
+        if target in _SPARSE and len(node.args) > _SPARSE[target] and node.args[_SPARSE[target]]:
+            raise CaptureError(  # of no module, as to keep that whole would change nothing
+                f"{source_of(node)}: an embedding with sparse=True has a sparse gradient, which no"
+                " plan can split or sum; leave sparse=True out"
             )
         values = node.meta["val"]
         several = isinstance(values, tuple | list)

@@ -98,7 +98,8 @@ def _walked(part: Any, path: str, walk: Any) -> Any:
     if isinstance(part, Mapping):
         return _Instance(type(part), all_of(part))
     if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*all_of(part._asdict()).values())
+        named: Any = part
+        return type(part)(*all_of(named._asdict()).values())
     if type(part) in (tuple, list, torch.Size):
         return type(part)(all_of({str(i): item for i, item in enumerate(part)}).values())
     if is_dataclass(part) and not isinstance(part, type):

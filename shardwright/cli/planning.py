@@ -86,6 +86,7 @@ def capture(
     with working(f"capturing {target}"):
         from shardwright import api
         from shardwright.capture.opaque import WeightsNeededError
+        from shardwright.cost.memory import known_optimizer
         from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
 
         job = load_job(target, batch, seq, settings)
@@ -93,8 +94,10 @@ def capture(
         args, kwargs = job.call()
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
+        model = build_model(job, meta=True)
+        name = known_optimizer(optimizer) if optimizer else optimizer_name(job, model)
         try:
-            graph = api.capture(build_model(job, meta=True), args, kwargs, **chosen)
+            graph = api.capture(model, args, kwargs, **chosen)
         except WeightsNeededError:  # a sub-module has to be run to know what it returns
             graph = api.capture(build_model(job), args, kwargs, **chosen)
         seconds = time.perf_counter() - start
@@ -104,7 +107,7 @@ def capture(
             " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
         )
         click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
-    return Captured(job, graph, optimizer or optimizer_name(job), seconds)
+    return Captured(job, graph, name, seconds)
 
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:

@@ -49,7 +49,32 @@ def state_tensors(optimizer: str) -> int:
         return STATE_TENSORS[optimizer.lower()]
     except KeyError:
         known = ", ".join(STATE_TENSORS)
-        raise OptimizerError(f"optimizer {optimizer!r} is not known; use one of {known}") from None
+        raise OptimizerError(
+            f"optimizer {optimizer!r} is not known; use one of {known}, to plan with the one whose"
+            " state is most like it"
+        ) from None
+
+
+def known_optimizer(given: object) -> str:
+    """The name of an optimizer that is given by its name, as a class or as one that was made.
+
+    Raises `OptimizerError` for one whose memory and update are not known.
+    """
+    if isinstance(given, str):
+        name = given.lower()
+    elif isinstance(given, type):
+        name = given.__name__.lower()
+    elif isinstance(defaults := getattr(given, "defaults", None), dict):
+        name = type(given).__name__.lower()
+        if name == "sgd" and defaults.get("momentum"):
+            name = "sgd_momentum"
+    else:
+        raise OptimizerError(
+            f"optimizer is a {type(given).__name__}; give a name as in optimizer='adamw', a class"
+            " of torch.optim, or an optimizer"
+        )
+    state_tensors(name)
+    return name
 
 
 @dataclass(frozen=True)

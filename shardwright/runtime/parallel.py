@@ -118,7 +118,7 @@ def parallelize(
             return build(other, rules, decided, shares=owner, **empty, **options)
 
         capture = recapture(captured.graph, outputs)
-        main.set_modes(Modes(main, model, captured, capture, in_another_mode))
+        main._sw_set_modes(Modes(main, model, captured, capture, in_another_mode))
     if device.type == "cpu":
         have_senders_take_turns()
     return found

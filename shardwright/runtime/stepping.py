@@ -79,7 +79,7 @@ class SteppingModule(LastingModule, ABC):
     _sw_draws = False  # whether what runs draws dropout
     _sw_compiled = False
 
-    def set_modes(self, modes: Modes) -> None:
+    def _sw_set_modes(self, modes: Modes) -> None:
         """Switch from now on as `modes` says."""
         self._sw_modes = modes
         modes.attach(self)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from shardwright.cost.memory import known_optimizer
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
@@ -43,7 +44,7 @@ class MethodError(ValueError):
 def search(
     graph: Graph,
     machine: Machine,
-    optimizer: str = "adamw",
+    optimizer: object = "adamw",
     *,
     method: str = "joint",
     exact: bool = False,
@@ -80,8 +81,12 @@ def search(
     and bounds that are not as tight, and pipelines that are left are not searched; the result then
     depends on this machine. A plan's bound is of the meshes, stages and micro-batches searched.
 
-    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet.
+    `optimizer` is a name, a class of torch.optim, or one that was made.
+
+    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet, and
+    `OptimizerError` for an optimizer that is not known.
     """
+    optimizer = known_optimizer(optimizer)
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
     if method == "kcut":

@@ -67,8 +67,9 @@ class EvaluationRecord:
 def start(module: Trainable, job: Job) -> Run:
     """A run of the job before its first step."""
     # A stage of a pipeline may have nothing to update, which optimizers refuse.
-    parameters = list(module.parameters()) or [nn.Parameter(torch.zeros(0))]
-    optimizer = job.optimizer(parameters)
+    # Two of them, as a factory may choose by the number of dimensions.
+    idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
+    optimizer = job.optimizer(list(module.parameters()) or idle)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
     return Run(module, optimizer, job.batches(), schedule)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.cost.memory import known_optimizer
 from shardwright.train.export import load_weights
 from shardwright.train.job import Batch, Job, JobError
 
@@ -78,21 +79,57 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
     if meta:
         try:
             with torch.device("meta"):
-                return job.model()
-        except (NotImplementedError, RuntimeError):
+                return _checked(job.model())
+        except JobError:
+            raise
+        except Exception:  # whatever is wrong is so with a real device too
             pass
     torch.manual_seed(job.seed)
-    model = job.model()
+    try:
+        made = job.model()
+    except Exception as e:
+        raise JobError(f"Job.model raised {_raised(e)}") from e
+    model = _checked(made)
     if job.weights is not None:
         load_weights(model, job.weights)
     return model
 
 
-def optimizer_name(job: Job) -> str:
-    """The job's optimizer in lower case, as planning knows it: `adamw`, `sgd_momentum`."""
-    made = job.optimizer([nn.Parameter(torch.zeros(1))])
-    name = type(made).__name__.lower()
-    return f"{name}_momentum" if name == "sgd" and made.defaults["momentum"] else name
+def _checked(made: object) -> nn.Module:
+    """What `Job.model` made; raises `JobError` for what cannot be trained."""
+    if not isinstance(made, nn.Module):
+        raise JobError(f"Job.model returned a {type(made).__name__}; it must return an nn.Module")
+    if not any(p.requires_grad for p in made.parameters()):
+        raise JobError(
+            f"Job.model returned a {type(made).__name__} without parameters that require a"
+            " gradient, so there is nothing to train"
+        )
+    return made
+
+
+def optimizer_name(job: Job, model: nn.Module) -> str:
+    """The optimizer of the job's `model` as planning knows it: `adamw`, `sgd_momentum`.
+
+    Raises `JobError` where it cannot be made, and `OptimizerError` for one that is not known.
+    """
+    try:
+        made = job.optimizer(list(model.parameters()))
+    except Exception as e:
+        raise JobError(f"Job.optimizer raised {_raised(e)}") from e
+    if not isinstance(made, torch.optim.Optimizer):
+        raise JobError(
+            f"Job.optimizer returned a {type(made).__name__}; it must return an optimizer of"
+            " torch.optim"
+        )
+    return known_optimizer(made)
+
+
+def _raised(error: Exception) -> str:
+    """An error in one line, with the last line of code that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((f for f in reversed(frames) if f.filename != __file__), None)
+    at = f" at {where.filename}:{where.lineno}" if where else ""
+    return f"{type(error).__name__}{at}: {' '.join(str(error).split())}"
 
 
 def half_precision(target: str) -> str | None:

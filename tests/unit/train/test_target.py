@@ -39,7 +39,7 @@ def test_a_function_in_a_file_gives_its_job_and_may_import_its_neighbours(tmp_pa
     write(tmp_path, "SIZE = 3", "sibling.py")
     job = load_job(write(tmp_path, GOOD) + ":job")
     assert job.model().in_features == 3
-    assert optimizer_name(job) == "adamw"
+    assert optimizer_name(job, build_model(job)) == "adamw"
 
 
 def test_a_file_may_have_the_name_of_a_module_that_is_loaded(tmp_path):
@@ -88,7 +88,8 @@ def test_momentum_is_part_of_the_optimizer(tmp_path):
     write(tmp_path, "SIZE = 3", "sibling.py")
     for given, name in (("lr=1", "sgd"), ("lr=1, momentum=0.9", "sgd_momentum")):
         text = GOOD.replace("optim.AdamW(ps)", f"optim.SGD(ps, {given})")
-        assert optimizer_name(load_job(write(tmp_path, text) + ":job")) == name
+        job = load_job(write(tmp_path, text) + ":job")
+        assert optimizer_name(job, build_model(job)) == name
 
 
 SET = HEAD + (
