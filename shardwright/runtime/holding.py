@@ -94,6 +94,14 @@ class Holding:
         """Use what `other` holds, in its module, and hold nothing twice."""
         self.places.update(other.places)
 
+    def keep(self, buffers: Mapping[str, torch.Tensor], persistent: frozenset[str]) -> None:
+        """Register buffers that no graph has read yet: another mode may, and state dicts do."""
+        for name, buffer in buffers.items():
+            container, last = _container(self.module, name)
+            value = buffer.detach().to(self.device, copy=True)
+            container.register_buffer(last, value, persistent=name in persistent)
+            self.places[name] = container, last
+
     def held(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
         container, name = self.places[leaf]

@@ -108,7 +108,11 @@ def parallelize(
             **options,
         )
         held = {key for leaf in captured.graph.leaves for key in leaf.keys}
-        spare = {name: b.detach().clone() for name, b in buffers.items() if name not in held}
+        unread = {name: b for name, b in model.named_buffers() if name not in held}
+        if isinstance(main, ParallelModule):
+            main._sw_holds.keep(unread, frozenset(model.state_dict()))
+            unread = {}
+        spare = {name: b.detach().clone() for name, b in unread.items()}
 
         def in_another_mode(other: Captured, owner: Any) -> nn.Module:
             changed = plan_for_graph(plan, other.graph, args, kwargs)

@@ -185,6 +185,29 @@ def test_a_train_of_the_models_own_is_kept():
         assert not pm.frozen.training
 
 
+class Average(nn.Module):
+    """Evaluates with an average of its weights, which training does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(6, 4)
+        self.register_buffer("average", torch.ones(4, 6).double())
+
+    def forward(self, x, y):
+        weight = self.up.weight if self.training else self.average
+        return nn.functional.cross_entropy(x @ weight.T, y)
+
+
+def test_buffers_that_only_evaluation_reads_are_in_state_dicts():
+    model, pm = both(made(Average))
+    assert sorted(pm.state_dict()) == sorted(model.state_dict())
+    for mode in (False, True):
+        equal(pm.train(mode), model.train(mode), gradients=mode)
+    model.average.mul_(2)
+    pm.load_state_dict(model.state_dict())
+    equal(pm.eval(), model.eval(), gradients=False)
+
+
 def test_a_copy_switches_on_weights_of_its_own():
     model, pm = both(made(Net, 0.0))
     equal(pm.eval(), model.eval())
