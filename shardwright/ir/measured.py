@@ -16,12 +16,16 @@ class Measured:
     * `at`: when it ended;
     * `busy`: the part of the cores that other programs took meanwhile;
     * `errors`: of each class of operators or collectives, how far the figures are from the samples
-      that they were fitted to: median and largest relative error.
+      that they were fitted to: median and largest relative error;
+    * `assumed`: figures that too few samples were usable for, as `host bandwidth`; they are those
+      of the preset `instead`.
     """
 
     at: datetime
     busy: float
     errors: tuple[tuple[str, float, float], ...] = ()
+    assumed: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -29,6 +33,11 @@ class Measured:
         found = []
         if self.busy > BUSY:
             found.append(f"other programs took {self.busy:.0%} of the cores meanwhile")
+        if self.assumed:
+            found.append(
+                f"too few samples of {', '.join(self.assumed)} were usable, so those figures are"
+                f" of the preset {self.instead}"
+            )
         worst = max(self.errors, key=lambda error: error[1], default=("", 0.0, 0.0))
         if worst[1] > ERROR:
             found.append(f"the figures miss half of the samples of {worst[0]} by {worst[1]:.0%}")

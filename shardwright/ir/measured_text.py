@@ -10,6 +10,8 @@ from typing import Any
 from shardwright.ir.machine import MachineError
 from shardwright.ir.measured import Measured
 
+_KEYS = ("at", "busy", "errors", "assumed", "instead")
+
 
 def measured_lines(measured: Measured) -> list[str]:
     """The lines of `[measured]`; `read_measured` reads them back."""
@@ -17,6 +19,7 @@ def measured_lines(measured: Measured) -> list[str]:
         "[measured]",
         f"at = {measured.at.isoformat(timespec='seconds')}",
         f"busy = {measured.busy!r} # part of the cores that other programs took meanwhile",
+        *_assumed_lines(measured),
         "",
         "[measured.errors] # of the fit, by kind: median and largest",
         *(f"{json.dumps(kind)} = [{middle!r}, {most!r}]" for kind, middle, most in measured.errors),
@@ -24,12 +27,19 @@ def measured_lines(measured: Measured) -> list[str]:
     ]
 
 
+def _assumed_lines(measured: Measured) -> list[str]:
+    if not measured.assumed:
+        return []
+    names = json.dumps(list(measured.assumed))
+    return [f"assumed = {names} # figures of a preset", f"instead = {json.dumps(measured.instead)}"]
+
+
 def read_measured(data: Mapping[str, Any]) -> Measured:
     """What `measured_lines` wrote; raises `MachineError` for anything else."""
     for key in data:
-        if key not in ("at", "busy", "errors"):
+        if key not in _KEYS:
             raise MachineError(
-                f"measured has the unknown key {key!r}; remove it or use one of at, busy, errors"
+                f"measured has the unknown key {key!r}; remove it or use one of {', '.join(_KEYS)}"
             )
     at, busy, errors = data.get("at"), data.get("busy"), data.get("errors", {})
     if not isinstance(at, datetime):
@@ -39,8 +49,15 @@ def read_measured(data: Mapping[str, Any]) -> Measured:
     if not isinstance(errors, dict) or not all(map(_is_pair, errors.values())):
         raise MachineError("measured.errors holds pairs of numbers by kind, as matmul = [0.1, 0.2]")
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    assumed, instead = data.get("assumed", []), data.get("instead", "")
+    if not isinstance(assumed, list) or not all(isinstance(name, str) for name in assumed):
+        raise MachineError('measured.assumed is a list of names of figures, as ["host bandwidth"]')
+    if not isinstance(instead, str):
+        raise MachineError(
+            f"measured.instead is {instead!r}; it is the name of a preset, in quotes"
+        )
     found = tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in errors.items())
-    return Measured(at, float(busy), found)
+    return Measured(at, float(busy), found, tuple(assumed), instead)
 
 
 def _is_pair(value: object) -> bool:

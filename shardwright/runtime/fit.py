@@ -2,6 +2,9 @@
 
 Pure arithmetic on what `probes` and `link_probes` timed. The formulas are those of the cost model
 (`cost/compute.py`, `cost/collectives.py`), solved for the machine.
+
+On a busy host some samples are zero, negative or not finite. They are left out, and a figure that
+too few are left for is that of a known machine, which the result names in `assumed`.
 """
 
 from __future__ import annotations
@@ -9,17 +12,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, isfinite
 from statistics import fmean, median
 
 import numpy as np
 
 from shardwright.ir.curve import Curve, monotone
-from shardwright.ir.machine import INDEPENDENT, SKEWED_SECONDS, Efficiency
+from shardwright.ir.machine import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
 from shardwright.runtime.timing import APART, Sample
 from shardwright.runtime.update_probes import CALLS
 
 _CLOSE = 1.6
+_LEAST_SECONDS = 1e-9  # no operator and no message takes less
+_LEAST_PER_BYTE = 1e-15  # seconds; a link that seems faster than this was not measured
 # Launches of one sample, the backward pass's included.
 _KERNELS = {
     "matmul": 3, "convolution": 3, "attention": 2, "memory": 1, "functions": 1, "pooling": 1,
@@ -41,6 +46,7 @@ class Compute:
     packing_seconds: float
     efficiency: Efficiency
     errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
+    assumed: tuple[str, ...] = ()  # figures of the known device, for want of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Links:
     bytes_per_s: float
     gather_bytes_per_s: float
     errors: Mapping[str, tuple[float, float]]
+    assumed: tuple[str, ...] = ()  # figures of the known machine, for want of samples
 
     def seconds(self, kind: str, tile: float) -> float:
         """What a collective takes of local tiles of so many bytes, while nothing else is done."""
@@ -65,35 +72,55 @@ class Links:
         return float(np.dot(_terms(kind, tile, self.ranks, self.native), figures))
 
 
-def fit_compute(samples: Sequence[Sample]) -> Compute:
-    """Figures of the device; see `probes` for the kinds of samples."""
-    each = {s.kind: s.seconds / s.work for s in samples}
-    launch = each["launch"]
+def usable(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples that something can be told from: finite, and neither zero nor negative."""
+    return [
+        s
+        for s in samples
+        if isfinite(s.work) and isfinite(s.seconds) and s.work > 0 and s.seconds >= _LEAST_SECONDS
+    ]
+
+
+def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compute:
+    """Figures of the device; see `probes` for the kinds of samples.
+
+    Those that no usable sample shows are of the `known` device, by default the preset `cpu`.
+    """
+    known = known or Machine.preset("1xcpu").device
+    single, assumed = _single_figures(samples, known)
     by_name: defaultdict[str, list[Sample]] = defaultdict(list)
-    for s in samples:
+    for s in usable(samples):
         word = s.kind.partition(" ")[0]
         if word in _KERNELS:
             by_name[s.kind if word == "matmul" else word].append(s)
-    fixed = {name: each["dispatch"] if name == "update" else launch for name in by_name}
+    fixed = {n: single["dispatch" if n == "update" else "launch"] for n in by_name}
     typical = {name: _rates(found, fixed[name]) for name, found in by_name.items()}
     peaks = {
         name.partition(" ")[2]: max(by_work.values())
         for name, by_work in typical.items()
         if name.startswith("matmul ")
     }
+    if "float32" not in peaks:
+        assumed.append("compute.float32")
+        peaks["float32"] = known.peak_flop_per_s("float32")
     # Peaks are what the best class reaches: on CPUs convolutions may well beat matrix products.
     # GPUs' do by computing in narrower numbers, which says nothing of other dtypes.
     if "bfloat16" not in peaks:
-        best = max(max(typical[name].values()) for name in _BY_FLOP) / peaks["float32"]
+        classes = [max(typical[name].values()) for name in _BY_FLOP if name in typical]
+        best = max([peaks["float32"], *classes]) / peaks["float32"]
         peaks = {dtype: best * peak for dtype, peak in peaks.items()}
-    moved = max(max(typical[name].values()) for name in ("memory", "update"))
+    streams = [max(typical[name].values()) for name in ("memory", "update") if name in typical]
+    if not streams:
+        assumed.append("memory_bandwidth")
+    moved = max(streams, default=known.bytes_per_s)
     top = {"matmul float32": peaks["float32"], **dict.fromkeys(_BY_BYTES, moved)}
     curves = {
-        name: monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
+        name: _short(
+            monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
+        )
         for name, by in typical.items()
         if name in (*_BY_FLOP, *_BY_BYTES)
     }
-    curves = {name: _short(curve) for name, curve in curves.items()}
     errors = {
         name.partition(" ")[0]: _errors(
             [
@@ -103,25 +130,40 @@ def fit_compute(samples: Sequence[Sample]) -> Compute:
         )
         for name, curve in curves.items()
     }
-    efficiency = Efficiency(
-        matmul=curves["matmul float32"],
-        convolution=curves["convolution"],
-        attention=curves["attention"],
-        memory=curves["memory"],
-        update=curves["update"],
-        functions=curves["functions"],
-        pooling=curves["pooling"],
-    )
+    efficiency, unknown = _efficiency(curves, known)
     return Compute(
         tuple((dtype, _figure(peak)) for dtype, peak in peaks.items()),
         _figure(moved),
-        _figure(launch),
-        _figure(each["dispatch"]),
-        _figure(each["parameter"]),
-        _figure(each["packing"]),
+        _figure(single["launch"]),
+        _figure(single["dispatch"]),
+        _figure(single["parameter"]),
+        _figure(single["packing"]),
         efficiency,
         errors,
+        (*assumed, *unknown),
     )
+
+
+def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str, float], list[str]]:
+    """Seconds of a launch and the like, and the names of those taken from `known`."""
+    found = {s.kind: s.seconds / s.work for s in usable(samples)}
+    launch = known.launch_seconds
+    preset = {
+        "launch": launch,
+        "dispatch": launch if known.dispatch_seconds is None else known.dispatch_seconds,
+        "parameter": known.parameter_seconds,
+        "packing": launch if known.packing_seconds is None else known.packing_seconds,
+    }
+    figures = {name: found.get(name, figure) for name, figure in preset.items()}
+    return figures, [name for name in preset if name not in found]
+
+
+def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency, list[str]]:
+    """What classes reach, by `curves` or as the `known` device, and the names of the latter."""
+    of_class = {name.partition(" ")[0]: curve for name, curve in curves.items()}
+    names = [name.partition(" ")[0] for name in (*_BY_FLOP, *_BY_BYTES)]
+    parts = {name: of_class.get(name) or getattr(known.efficiency, name) for name in names}
+    return Efficiency(**parts), [f"efficiency.{name}" for name in names if name not in of_class]
 
 
 def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
@@ -150,25 +192,58 @@ def _kernels(s: Sample) -> int:
     return _KERNELS.get(s.kind.partition(" ")[0], 1)
 
 
-def fit_links(samples: Sequence[Sample], level: str, ranks: int, native: bool) -> Links:
+def fit_links(
+    samples: Sequence[Sample],
+    level: str,
+    ranks: int,
+    native: bool,
+    known: Machine | None = None,
+) -> Links:
     """Figures of one level.
 
     Bandwidth is what the larger of the two largest messages took more than the other: small
     ones may pass faster than a link carries for long, or lie in the caches. Then come weighted
     least squares of relative errors over sums and gathers of all sizes; what comes out negative is
-    zero, and the rest is fitted again.
+    zero, and the rest is fitted again. What two sizes of message do not show is of the `known`
+    machine, by default the preset `2xcpu`: all figures without sums, else single ones.
     """
-    mine = [(s.kind.partition(" ")[2], s) for s in samples if s.kind.startswith(f"{level} ")]
+    words = [(s.kind.partition(" "), s) for s in usable(samples)]
+    mine = [(parts[2], s) for parts, s in words if parts[0] == level]
     fitted = [(kind, s) for kind, s in mine if kind in ("all_reduce", "all_gather")]
-    rows = [_terms(kind, s.work, ranks, native) for kind, s in fitted]
-    figures = _link_figures(np.array(rows), np.array([s.seconds for _, s in fitted]))
-    launch, hop, per_byte, per_gathered = figures.tolist()
-    rates = _figure(1 / per_byte), _figure(1 / per_gathered)
-    found = Links(ranks, native, _figure(launch), _figure(hop), *rates, {})
+    found = _known_links(level, ranks, native, known or Machine.preset("2xcpu"))
+    if len({s.work for kind, s in fitted if kind == "all_reduce"}) > 1:
+        rows = np.array([_terms(kind, s.work, ranks, native) for kind, s in fitted])
+        figures = _link_figures(rows, np.array([s.seconds for _, s in fitted]))
+        found = _measured_links(found, figures.tolist(), level)
     by_kind: defaultdict[str, list[tuple[Sample, float]]] = defaultdict(list)
     for kind, s in mine:
         by_kind[kind].append((s, found.seconds(kind, s.work)))
     return replace(found, errors={kind: _errors(pairs) for kind, pairs in by_kind.items()})
+
+
+def _known_links(level: str, ranks: int, native: bool, known: Machine) -> Links:
+    """The level of the known machine that has this name, else its outermost."""
+    same = [one for one in known.levels if one.name == level]
+    one = same[0] if same else known.levels[-1]
+    gathers = one.gather_bytes_per_s or one.bytes_per_s
+    names = tuple(f"{level} {name}" for name in ("latency", "bandwidth", "gather_bandwidth"))
+    launch, hop = known.collective_launch_seconds, one.latency_seconds
+    return Links(ranks, native, launch, hop, one.bytes_per_s, gathers, {}, names)
+
+
+def _measured_links(known: Links, figures: Sequence[float], level: str) -> Links:
+    """`figures` of launch, hop and seconds per byte; a rate that they do not show is of `known`."""
+    launch, hop, per_byte, per_gathered = figures
+    summed, gathered = (rate > _LEAST_PER_BYTE for rate in (per_byte, per_gathered))
+    names = {f"{level} bandwidth": summed, f"{level} gather_bandwidth": gathered}
+    return replace(
+        known,
+        launch_seconds=_figure(launch),
+        hop_seconds=_figure(hop),
+        bytes_per_s=_figure(1 / per_byte) if summed else known.bytes_per_s,
+        gather_bytes_per_s=_figure(1 / per_gathered) if gathered else known.gather_bytes_per_s,
+        assumed=tuple(name for name, shown in names.items() if not shown),
+    )
 
 
 def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
@@ -177,42 +252,47 @@ def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
     And the power of the time by which that grows, between independent disturbances, whose root adds
     up, and one rank that is slower all the time.
     """
-    apart = [s for s in samples if s.kind == APART and s.seconds > 0]
+    apart = [s for s in usable(samples) if s.kind == APART]
     if not apart:
         return 0.0, INDEPENDENT
     times = np.log([s.work / SKEWED_SECONDS for s in apart])
     waits = np.log([s.seconds for s in apart])
     power = INDEPENDENT
-    if len(apart) > 1:
+    if len({s.work for s in apart}) > 1:
         power = float(np.clip(np.polyfit(times, waits, 1)[0], INDEPENDENT, 1.0))
     return _figure(exp(float(np.mean(waits - power * times)))), float(f"{power:.3g}")
 
 
-def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float:
+def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float | None:
     """The part of collectives that hides behind computing: 0 none of it, 1 all.
 
     What computing takes longer with them on their way is not hidden of what `links` say that they
-    take alone, as this is what plans are charged.
+    take alone, as this is what plans are charged. None where too few samples are usable.
     """
     seconds = defaultdict(list)
-    for s in samples:
+    for s in usable(samples):
         seconds[s.kind].append(s.seconds)
-    shown = fmean(seconds[f"overlap {kind} both"]) - fmean(seconds[f"overlap {kind} compute"])
-    tile = next(s.work for s in samples if s.kind == f"overlap {kind} both")
+    computed, both = seconds[f"overlap {kind} compute"], seconds[f"overlap {kind} both"]
+    if not computed or not both:
+        return None
+    shown = fmean(both) - fmean(computed)
+    tile = next(s.work for s in usable(samples) if s.kind == f"overlap {kind} both")
     return float(f"{min(1.0, max(0.0, 1 - shown / links.seconds(kind, tile))):.3g}")
 
 
-def fit_contention(samples: Sequence[Sample]) -> float:
-    """The part of a sum by which it delays another along another axis; 1 where none was timed."""
+def fit_contention(samples: Sequence[Sample]) -> float | None:
+    """The part of a sum by which it delays another along another axis.
+
+    1 where none was timed; None where too few samples are usable.
+    """
     seconds = defaultdict(list)
-    for s in samples:
+    for s in usable(samples):
         seconds[s.kind].append(s.seconds)
-    words = ("outer", "inner", "both")
-    outer, inner, both = (fmean(seconds.get(f"axes {word}", [0.0])) for word in words)
-    shorter = min(outer, inner)
-    if shorter <= 0:
-        return 1.0
-    return float(f"{min(1.0, max(0.0, 1 - (outer + inner - both) / shorter)):.3g}")
+    if not all(seconds[f"axes {word}"] for word in ("outer", "inner", "both")):
+        return None if any(s.kind.startswith("axes ") for s in samples) else 1.0
+    outer, inner, both = (fmean(seconds[f"axes {word}"]) for word in ("outer", "inner", "both"))
+    delay = 1 - (outer + inner - both) / min(outer, inner)
+    return float(f"{min(1.0, max(0.0, delay)):.3g}")
 
 
 def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
@@ -236,17 +316,17 @@ def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     figures = np.zeros(4)
     figures[known] = per_byte[per_byte > 0]
     figures[free] = _non_negative(rows[:, free], left, seconds)
-    figures[2:] = np.maximum(figures[2:], 1e-15)
+    figures[2:] = np.maximum(figures[2:], _LEAST_PER_BYTE)
     return figures
 
 
 def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
     """Seconds per unit between the two largest messages that have this factor; 0 if unknown."""
-    order = [i for i in np.argsort(factors) if factors[i] > 0][-2:]
-    if len(order) < 2:
+    sizes = sorted({factor for factor in factors.tolist() if factor > 0})[-2:]
+    if len(sizes) < 2:
         return 0.0
-    one, other = order
-    return max(0.0, float((seconds[other] - seconds[one]) / (factors[other] - factors[one])))
+    small, large = (float(np.median(seconds[factors == size])) for size in sizes)
+    return max(0.0, (large - small) / (sizes[1] - sizes[0]))
 
 
 def _non_negative(rows: np.ndarray, left: np.ndarray, seconds: np.ndarray) -> np.ndarray:

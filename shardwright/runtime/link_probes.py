@@ -126,7 +126,7 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
         alone = partial(_behind, lambda: None, lambda: None, begin, buffers)
         alone()
         one = min(watch.once(alone) for _ in range(3))
-        count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / one))), watch)
+        count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / max(one, 1e-7)))), watch)
         buffers += [buffers[0].clone() for _ in range(count - 1)]
         hiding = min(max(count * one, _HIDING_SECONDS), _LONGER * count * one)
         groups = [buffers] if at_once else [[buffer] for buffer in buffers]

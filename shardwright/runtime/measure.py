@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Level, Machine, MachineError
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.measured import Measured
+from shardwright.ir.presets import KINDS
 from shardwright.runtime import link_probes, probes, update_probes
 from shardwright.runtime.fit import (
     Compute,
@@ -133,8 +134,9 @@ def _machine(
     gpu = dist.get_backend() == "nccl"
     world = dist.get_world_size()
     kind = torch.cuda.get_device_name() if gpu else "cpu"
-    compute = fit_compute(samples)
-    links = {name: fit_links(samples, name, size, gpu) for name, size in sizes.items()}
+    known = _known(kind, sizes.get("host", 1))
+    compute = fit_compute(samples, known.device)
+    links = {name: fit_links(samples, name, size, gpu, known) for name, size in sizes.items()}
     levels = [
         Level(
             name, sizes[name], link.bytes_per_s, Seconds(link.hop_seconds), link.gather_bytes_per_s
@@ -144,6 +146,11 @@ def _machine(
     launches = [link.launch_seconds for link in links.values()]
     skew, power = fit_skew(samples)
     shape = "x".join(str(size) for size in reversed(sizes.values())) or "1"
+    contention = fit_contention(samples)
+    hidden = {kind: _hidden(samples, links, kind) for kind in ("all_reduce", "all_gather")}
+    assumed = [*compute.assumed, *(name for link in links.values() for name in link.assumed)]
+    assumed += [f"overlap of {kind}" for kind, part in hidden.items() if links and part is None]
+    assumed += ["contention"] * (contention is None)
     return Machine(
         name=f"{shape}x{kind} of {socket.gethostname()}",
         device=Device(
@@ -159,16 +166,33 @@ def _machine(
             context_bytes=memory[1],
         ),
         levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing
-        provenance=_provenance(world, gpu),
+        provenance=_provenance(world, gpu, assumed, known.name),
         backend="nccl" if gpu else "gloo",
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
-        overlap=_hidden(samples, links, "all_reduce") or 0.0,
-        gather_overlap=_hidden(samples, links, "all_gather"),
-        contention=fit_contention(samples),
+        overlap=hidden["all_reduce"] or 0.0,
+        gather_overlap=hidden["all_gather"],
+        contention=known.contention if contention is None else contention,
         arrival_skew_seconds=Seconds(skew),
         arrival_skew_power=power,
-        measured=Measured(_now(), float(f"{busy:.3g}"), tuple(_errors(compute, links))),
+        measured=Measured(
+            _now(),
+            float(f"{busy:.3g}"),
+            tuple(_errors(compute, links)),
+            tuple(assumed),
+            known.name if assumed else "",
+        ),
     )
+
+
+def _known(kind: str, devices: int) -> Machine:
+    """The preset, of two hosts, whose figures count where too few samples are usable.
+
+    It is that of the kind of device which `kind` names, and of an A100 where it names none.
+    """
+    if kind == "cpu":
+        return Machine.preset(f"2x{devices}xcpu")
+    same = [name for name in KINDS if name != "cpu" and name.lower() in kind.lower()]
+    return Machine.preset(f"2x8x{max(same, key=len, default='A100')}")
 
 
 def _hidden(samples: list[Sample], links: Mapping[str, Links], kind: str) -> float | None:
@@ -192,11 +216,12 @@ def _errors(compute: Compute, links: dict[str, Links]) -> Iterator[tuple[str, fl
         yield kind, float(f"{middle:.2g}"), float(f"{most:.2g}")
 
 
-def _provenance(world: int, gpu: bool) -> str:
+def _provenance(world: int, gpu: bool, assumed: Sequence[str], preset: str) -> str:
     threads = "" if gpu else f" of {torch.get_num_threads()} threads"
+    besides = f"; {', '.join(assumed)} assumed as of {preset}" if assumed else ""
     return (
         f"measured on {socket.gethostname()} with torch {torch.__version__}, {world}"
-        f" processes{threads} at once"
+        f" processes{threads} at once{besides}"
     )
 
 
