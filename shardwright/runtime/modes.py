@@ -19,6 +19,7 @@ from shardwright.capture.build import Captured
 from shardwright.capture.call import CaptureError, example_call
 from shardwright.capture.opaque import OPAQUE, without_weights
 from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import InputSpec, PlanError
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.namesakes import same_without_dropout, with_last
@@ -121,7 +122,7 @@ class Modes:
                 if _is_same_without_dropout(self.planned, captured):
                     return Running(draws=False)
                 return Running(self.make(captured, owner))
-        except (CaptureError, PlanError) as e:
+        except (CaptureError, PipelineError, PlanError) as e:
             return Running(error=f"the model cannot run in {mode} mode under this plan: {e}")
 
     def _capture_now(self, owner: nn.Module, model: nn.Module) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.capture.arguments import BatchError
+from shardwright.ir.plan import PlanError
 from tests.ranks.harness import run_ranks, whole
 
 ONE = sw.Machine.preset("1xcpu")
@@ -41,6 +43,13 @@ class Answers(Net):
 
     def forward(self, x, y):
         return super().forward(x, y) if self.training else {"logits": self.down(self.up(x)), "y": y}
+
+
+class Both(Net):
+    """Returns what it answers beside the loss."""
+
+    def forward(self, x, y):
+        return {"loss": super().forward(x, y), "logits": self.down(self.up(x))}
 
 
 class Keeps(Net):
@@ -250,10 +259,29 @@ def test_two_ranks_switch_as_the_module_does():
     plans = [known[name] for name in ("data parallel", "fully sharded", "tensor parallel")]
     staged = sw.search(graph, machine, "sgd", stages=(2,))
     plans.append(next(plan for plan in staged if plan.stages == 2))
-    run_ranks(2, on_ranks, [plan.to_json() for plan in plans])
+    answers = sw.search(sw.capture(made(Answers, 0.0), (), batch()), machine, "sgd", stages=(2,))
+    refused = next(plan for plan in answers if plan.stages == 2).to_json()
+    run_ranks(2, on_ranks, [plan.to_json() for plan in plans], refused)
 
 
-def on_ranks(texts):
+def refuses(plan):
+    """A pipeline has no way to return what is no loss, and its batches are planned calls too."""
+    model, optimizer = made(Answers, 0.0), torch.optim.SGD
+    pm = sw.parallelize(model, plan)
+    with torch.no_grad(), pytest.raises(PlanError, match="cannot run in evaluation mode under"):
+        pm.eval()(**batch())
+    pm.train()
+    parameters = list(pm.parameters()) or [nn.Parameter(torch.zeros(0))]
+    for wrong in ({"bogus": batch()["x"]}, {"y": batch()["y"].int()}, {"x": batch()["x"][:3]}):
+        with pytest.raises(BatchError):
+            pm.train_step(optimizer(parameters, lr=0.1), {**batch(), **wrong})
+    torch.testing.assert_close(pm.forward_backward(batch()), model(**batch()).detach())
+    with pytest.raises(PlanError, match="has pipeline stages, which return the loss alone"):
+        sw.parallelize(made(Both, 0.0), plan, outputs="model")
+
+
+def on_ranks(texts, refused):
+    refuses(sw.Plan.from_json(refused))
     for text in texts:
         plan = sw.Plan.from_json(text)
         model = made(Net, 0.0)
