@@ -8,18 +8,19 @@ from typing import Any
 from torch import nn
 
 from shardwright.capture.arguments import check_loss, require_loss
+from shardwright.capture.call import CaptureError
 from shardwright.cost.memory import known_optimizer
 from shardwright.ir.constraints import Constraint
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier, parse_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.habits import Habits
-from shardwright.ir.machine import Machine
+from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
 from shardwright.search.micro import if_tight
-from shardwright.search.planner import Progress, search
+from shardwright.search.planner import Progress, check_arguments, search
 
 __all__ = [
     "Frontier",
@@ -60,6 +61,12 @@ def capture(
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise CaptureError(
+            f"capture is given {name}, which is no torch.nn.Module; write it as the forward of one,"
+            " which holds the parameters that are to be trained"
+        )
     check_loss(loss)
     found = capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision))
     if loss == "model":
@@ -72,7 +79,7 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    machine: Machine,
+    machine: Machine | str,
     optimizer: object = "adamw",
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
@@ -95,7 +102,10 @@ def plan(
     the smallest memory that would do, if there is none, and `ConstraintError` for `constraints`
     that mean nothing here or that no plan can meet.
     """
-    optimizer = known_optimizer(optimizer)
+    optimizer, machine = known_optimizer(optimizer), machine_of(machine)
+    if memory_limit is not None:
+        memory_limit = parse_bytes(memory_limit)
+    check_arguments(machine, constraints, stages)
     graph = capture(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )

@@ -26,6 +26,7 @@ from shardwright.search.collector import paused_to_the_end
 @click.command("frontier")
 @options.target
 @options.machine
+@options.set_machine
 @options.device_counts
 @options.constraints
 @options.seconds
@@ -49,6 +50,7 @@ def command(
     seq: int | None,
     settings: tuple[str, ...],
     machine: str,
+    figures: Mapping[str, object],
     devices: tuple[int, ...],
     constraints: tuple[str, ...],
     seconds: float,
@@ -62,10 +64,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine)
+    known = planning.machine_of(machine, figures=figures)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
+    planning.check(parts, wishes)
+    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     found, left_out = planning.surface(captured, parts, wishes)
     frontiers = [frontier for _, frontier in found]
     if output:

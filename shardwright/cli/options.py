@@ -79,6 +79,24 @@ def chosen_machine(ctx: click.Context, option: click.Parameter, text: str | None
 _OF_MACHINE = "machine="
 
 
+def _figures(
+    ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, object]:
+    """Callback of `--set-machine`: figures by name; those that are numbers as numbers."""
+    found: dict[str, object] = {}
+    for part in (part for text in texts for part in text.split(",")):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise click.BadParameter(
+                f"{part!r} is not NAME=VALUE; write it as memory=72GiB,overlap=0.6", ctx, option
+            )
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def target(function: F) -> F:
     """TARGET with the sizes that a config.json needs, and changes to try."""
     function = click.option(
@@ -169,6 +187,14 @@ time_operators = click.option(
 )
 machine = click.option(
     "--machine", callback=chosen_machine, help="Preset such as 8xH100, TOML file, or `here`."
+)
+set_machine = click.option(
+    "--set-machine",
+    "figures",
+    multiple=True,
+    callback=_figures,
+    metavar="NAME=VALUE,…",
+    help="Other figures of the machine, named as in its file, as memory=72GiB,overlap=0.6.",
 )
 device_counts = click.option(
     "--devices", callback=_counts, metavar="N,N,…", help="Device counts to compare, as 1,2,4,8."

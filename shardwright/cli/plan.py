@@ -23,6 +23,7 @@ from shardwright.search.collector import paused_to_the_end
 @click.command("plan")
 @options.target
 @options.machine
+@options.set_machine
 @options.time_operators
 @options.memory_limit
 @options.constraints
@@ -49,6 +50,7 @@ def command(
     seq: int | None,
     settings: tuple[str, ...],
     machine: str,
+    figures: Mapping[str, object],
     time_operators: float,
     memory_limit: int | None,
     constraints: tuple[str, ...],
@@ -64,13 +66,15 @@ def command(
     as_json: bool,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
-    known = planning.machine_of(machine)
-    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
+    known = planning.machine_of(machine, figures=figures)
     limit = known.device.usable_bytes if memory_limit is None else memory_limit
     timing = time_operators if machine == "here" else 0.0
     wishes = planning.Wishes(
         constraints, seconds, method, micro_batches, stages, allow_async, timing
     )
+    fewest = objective == "devices"
+    planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes)
+    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     plan, frontier = planning.choose(captured, known, objective, limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)

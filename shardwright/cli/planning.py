@@ -22,8 +22,10 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Bytes
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.measured import Measured
+from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.report.units import size
 from shardwright.search.micro import if_tight
@@ -117,8 +119,14 @@ def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, 
     return captured, load_plan(given.plan, captured, devices)
 
 
-def machine_of(text: str, devices: int | None = None) -> Machine:
-    """The machine that MACHINE names, reduced to `devices` of its devices."""
+def machine_of(
+    text: str, devices: int | None = None, figures: Mapping[str, object] = MappingProxyType({})
+) -> Machine:
+    """The machine that MACHINE names, reduced to `devices`, with other `figures` of these names."""
+    return _named(text, devices).with_(**figures)
+
+
+def _named(text: str, devices: int | None) -> Machine:
     if text == "here":
         with working("measuring this host") as tell:
             from shardwright.runtime.measure import measure_host
@@ -141,6 +149,21 @@ def _since(machine: Machine, measured: Measured) -> str:
             f" measured again the next time, or now by {renew}"
         )
     return f"{machine}: measured {measured.age()}; {renew} measures again"
+
+
+def check(machines: Sequence[Machine], wishes: Wishes) -> None:
+    """Raise the mistakes that show before a model is captured, if no machine is without one."""
+    from shardwright.search.planner import check_arguments
+
+    last: ValueError | None = None
+    for machine in machines:
+        try:
+            check_arguments(machine, wishes.constraints, wishes.stages or (1,))
+            return
+        except (ConstraintError, PipelineError) as e:
+            last = e
+    if last is not None:
+        raise last
 
 
 def search(
@@ -198,6 +221,7 @@ def choose(
     Raises `InfeasibleError`, naming the smallest memory that would do, when
     nothing fits.
     """
+    _check_limit(captured, machine, memory_limit)
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
 
@@ -207,6 +231,18 @@ def choose(
     if wishes.timing_seconds and machine.measured is not None:
         return by_timings(captured.graph, machine, wishes.timing_seconds, chosen)
     return chosen(machine)
+
+
+def _check_limit(captured: Captured, machine: Machine, memory_limit: int) -> None:
+    """Raise `InfeasibleError` where weights, gradients and optimizer state alone are too large."""
+    least = -(-captured.state_bytes // machine.devices)
+    if least > memory_limit:
+        raise InfeasibleError(
+            f"weights, gradients and optimizer state alone need {size(least)} on each of"
+            f" {machine.devices} devices of {machine}, the limit is {size(memory_limit)}: raise the"
+            " limit or take more devices",
+            Bytes(least),
+        )
 
 
 def _choose(
@@ -226,7 +262,7 @@ def _choose(
 def _on_fewest_devices(
     captured: Captured, machine: Machine, memory_limit: int, wishes: Wishes
 ) -> tuple[Plan, Frontier]:
-    parts = list(_parts(machine))
+    parts = list(machine_parts(machine))
     enough = [part for part in parts if captured.state_bytes <= memory_limit * part.devices]
     least: InfeasibleError | None = None
     refused: ConstraintError | None = None
@@ -251,7 +287,7 @@ def _on_fewest_devices(
     )
 
 
-def _parts(machine: Machine) -> Iterator[Machine]:
+def machine_parts(machine: Machine) -> Iterator[Machine]:
     """The machine with one device, with two and so on, where they split evenly over the hosts."""
     for devices in range(1, machine.devices + 1):
         with contextlib.suppress(MachineError):

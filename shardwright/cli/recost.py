@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import click
 
@@ -19,6 +20,7 @@ from shardwright.search.collector import paused_to_the_end
 @click.command("recost")
 @options.target_and_plan
 @options.machine
+@options.set_machine
 @options.optimizer
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
 @options.as_json
@@ -26,6 +28,7 @@ from shardwright.search.collector import paused_to_the_end
 def command(
     given: options.PlanOfTarget,
     machine: str,
+    figures: Mapping[str, object],
     optimizer: str | None,
     output: str | None,
     as_json: bool,
@@ -36,7 +39,7 @@ def command(
     whether they are regathered, recomputed pieces, micro-batches. All else in
     it (layouts of values, seconds, bytes, collectives) is made anew.
     """
-    known = planning.machine_of(machine)
+    known = planning.machine_of(machine, figures=figures)
     captured, before = planning.planned(given)
     frontier = planning.search(captured, known, planning.Wishes())
     with working(f"costing {given.plan}"):

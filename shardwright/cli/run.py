@@ -39,6 +39,7 @@ _OTHER_TRAINING = (
     callback=options.chosen_machine,
     help="Machine to plan for.",
 )
+@options.set_machine
 @options.time_operators
 @options.memory_limit
 @options.constraints
@@ -116,6 +117,7 @@ def command(
     plan: str | None,
     devices: int | None,
     machine: str,
+    figures: Mapping[str, object],
     time_operators: float,
     memory_limit: int | None,
     constraints: tuple[str, ...],
@@ -158,21 +160,27 @@ def command(
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
     else:
+        if devices is None:
+            raise UsageError("without a plan file, --devices says how many ranks to plan for")
+        wishes = planning.Wishes(
+            constraints,
+            seconds,
+            micro_batches=micro_batches,
+            stages=stages,
+            allow_async=allow_async,
+            timing_seconds=time_operators if machine == "here" else 0.0,
+        )
+        if machine != "here":  # else it is measured first, when the target is known to be one
+            planning.check([planning.machine_of(machine, devices, figures)], wishes)
         captured = planning.capture(target, batch, seq, settings, habits=habits)
         captured.job.check_data()
         chosen = _planned(
             captured,
             machine,
+            figures,
             devices,
             memory_limit,
-            planning.Wishes(
-                constraints,
-                seconds,
-                micro_batches=micro_batches,
-                stages=stages,
-                allow_async=allow_async,
-                timing_seconds=time_operators if machine == "here" else 0.0,
-            ),
+            wishes,
             cache=PlanCache(Path(folder) / "plans") if folder is not None else None,
             quiet=as_json,
         )
@@ -254,16 +262,15 @@ def _further(weights: str | None, compiled: bool, tensorboard: str | None) -> li
 def _planned(
     captured: planning.Captured,
     machine: str,
-    devices: int | None,
+    figures: Mapping[str, object],
+    devices: int,
     memory_limit: int | None,
     wishes: planning.Wishes,
     *,
     cache: PlanCache | None,
     quiet: bool,
 ) -> Plan:
-    if devices is None:
-        raise UsageError("without a plan file, --devices says how many ranks to plan for")
-    known = planning.machine_of(machine, devices)
+    known = planning.machine_of(machine, devices, figures)
     limit = known.device.usable_bytes if memory_limit is None else memory_limit
     key = cache_key(captured, known, limit, wishes) if cache is not None else ""
     if cache is not None and (found := cache.find(key)) is not None:

@@ -21,6 +21,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 Overtaken = Callable[[Bytes, Seconds, float], Plan | None]
 
+_UNITLESS = 2**20  # fewer bytes than this as a text without a unit are a forgotten unit
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
 
 
@@ -32,18 +33,37 @@ class InfeasibleError(ValueError):
         self.smallest_bytes = smallest_bytes
 
 
-def parse_bytes(text: str | int) -> Bytes:
+class MemoryLimitError(ValueError):
+    """A memory limit that is no number of bytes, or one that nobody means."""
+
+
+def parse_bytes(text: str | int | float) -> Bytes:
     """Number of bytes that a text such as "70GiB", "500 MB" or 1024 names.
 
     >>> parse_bytes("1.5KiB")
     1536
     """
-    if isinstance(text, int):
-        return Bytes(text)
+    if isinstance(text, int | float):
+        if isinstance(text, bool) or not 0 < text < math.inf:
+            raise MemoryLimitError(
+                f"memory {text!r} is no size; give more than zero bytes, or a text such as '40GiB'"
+            )
+        return Bytes(int(text))
+    if not isinstance(text, str):
+        raise MemoryLimitError(
+            f"memory is a {type(text).__name__}; give a number of bytes or a text such as '40GiB'"
+        )
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
-        raise ValueError(f"memory {text!r} is not a number with a unit; write it as 40GiB or 500MB")
-    return Bytes(int(float(found[1]) * _UNITS[found[2]]))
+        raise MemoryLimitError(
+            f"memory {text!r} is not a number with a unit; write it as 40GiB or 500MB"
+        )
+    figure = float(found[1]) * _UNITS[found[2]]
+    if not found[2] and figure < _UNITLESS:
+        raise MemoryLimitError(f"memory {text!r} is {figure:g} bytes; did you mean {found[1]}GiB?")
+    if not 1 <= figure < math.inf:
+        raise MemoryLimitError(f"memory {text!r} is no size; give more, as in 40GiB")
+    return Bytes(int(figure))
 
 
 def format_bytes(count: float) -> str:

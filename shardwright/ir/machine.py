@@ -358,6 +358,24 @@ class Machine:
         except MachineError as e:
             raise MachineError(f"machine {path}: {e}") from e
 
+    def with_(self, **figures: object) -> Machine:
+        """The same machine with other figures, named and written as in machine files.
+
+        Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are given as
+        `with_(**{"nvlink.bandwidth": "400GB/s"})`. Raises `MachineError` for other names and for
+        figures that cannot be.
+
+        >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
+        72000000000
+        """
+        from shardwright.ir.machine_text import changed
+
+        found = changed(self, figures)
+        kept = replace(found.device, timings=self.device.timings)
+        made = {field.name: getattr(found, field.name) for field in fields(found)}
+        made |= {"device": kept, "charged_skew_seconds": self.charged_skew_seconds}
+        return replace(self, **made)
+
     def to_toml(self) -> str:
         """The machine as readable TOML; `load` reads it back to an equal machine."""
         from shardwright.ir.machine_text import to_toml
@@ -366,6 +384,18 @@ class Machine:
 
     def __str__(self) -> str:
         return self.name
+
+
+def machine_of(given: Machine | str | os.PathLike[str]) -> Machine:
+    """The machine itself, or what a preset's name or a machine file says; else `MachineError`."""
+    if isinstance(given, Machine):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise MachineError(
+            f"machine is a {type(given).__name__}; give a Machine, or a preset's name as '8xH100'"
+        )
+    text = os.fspath(given)
+    return Machine.load(text) if text.endswith(".toml") else Machine.preset(text)
 
 
 def canonical_name(levels: tuple[Level, ...], kind: str) -> str:

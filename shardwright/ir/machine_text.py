@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any
 
 from shardwright.ir.curve import Curve, CurveError
@@ -25,6 +26,13 @@ from shardwright.ir.machine import (
 )
 from shardwright.ir.measured_text import measured_lines, read_measured
 
+_FIGURES = (
+    *("overlap", "gather_overlap", "contention", "expert_skew"),
+    *("collective_launch", "arrival_skew", "arrival_skew_power"),
+)
+_OF_DEVICE = (
+    *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
+)
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _BY_BYTES = ("memory", "update", "functions", "pooling")  # efficiencies over bytes, not over FLOP
 
@@ -207,6 +215,51 @@ def parse_toml(text: str) -> Machine:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as e:  # also a number too long, lists too deep
         raise MachineError(f"is not TOML: {e}; correct that line") from e
+    return _machine(data)
+
+
+def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
+    """`machine` with other figures, by their names in machine files; its name tells them.
+
+    >>> changed(Machine.preset("8xH100"), {"overlap": 0.6}).name
+    '8xH100 with overlap=0.6'
+    """
+    if not figures:
+        return machine
+    data = tomllib.loads(to_toml(machine))
+    places = _places(data)
+    for name, figure in figures.items():
+        if name not in places:
+            close = get_close_matches(name, places, 3)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            raise MachineError(
+                f"{machine} has no figure {name!r}; {hint}there are {', '.join(places)}"
+            )
+        table, key = places[name]
+        table[key] = figure
+    said = ", ".join(f"{name}={figure}" for name, figure in figures.items())
+    data["name"] = f"{machine.name} with {said}"
+    data["provenance"] = f"{machine.provenance}; changed: {said}".removeprefix("; ")
+    return _machine(data)
+
+
+def _places(data: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Where each figure of a machine file is, by the name that `changed` takes."""
+    device = data["device"]
+    places = {key: (data, key) for key in _FIGURES}
+    places |= {key: (device, key) for key in _OF_DEVICE}
+    places |= {f"compute.{dtype}": (device["compute"], dtype) for dtype in device["compute"]}
+    places |= {
+        f"efficiency.{field.name}": (device["efficiency"], field.name)
+        for field in fields(Efficiency)
+    }
+    for level in data["level"]:
+        for key in ("bandwidth", "latency", "gather_bandwidth"):
+            places[f"{level['name']}.{key}"] = (level, key)
+    return places
+
+
+def _machine(data: dict[str, Any]) -> Machine:
     _check_keys(
         "the file",
         data,

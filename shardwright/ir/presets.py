@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import (
@@ -132,9 +133,12 @@ def preset(text: str) -> Machine:
         return _cpu(hosts or 1, devices)
     server = _BY_KIND.get(kind)
     if server is None:
+        close = get_close_matches(kind, _BY_KIND, 3, 0.8)
+        near = " or ".join(_BY_KIND[name].device.kind for name in close)
+        hint = f"did you mean {near}? " if near else ""
         raise MachineError(
-            f"machine {text!r}: no preset for {found[3]!r}; known kinds are {', '.join(KINDS)};"
-            " describe another one in a TOML file"
+            f"machine {text!r}: no preset for {found[3]!r}; {hint}known kinds are"
+            f" {', '.join(KINDS)}; describe another one in a TOML file"
         )
     if devices > server.host_devices:
         if hosts is not None or devices % server.host_devices:

@@ -12,7 +12,7 @@ from shardwright.ir.constraints import Constraint, ConstraintError, parse_constr
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.machine import Machine
+from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.search.collector import paused
@@ -43,7 +43,7 @@ class MethodError(ValueError):
 @paused()
 def search(
     graph: Graph,
-    machine: Machine,
+    machine: Machine | str,
     optimizer: object = "adamw",
     *,
     method: str = "joint",
@@ -87,6 +87,7 @@ def search(
     `OptimizerError` for an optimizer that is not known.
     """
     optimizer = known_optimizer(optimizer)
+    machine = machine_of(machine)
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
     if method == "kcut":
@@ -102,7 +103,7 @@ def search(
         return kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
     start = time.perf_counter()
     wanted = parse_constraints(constraints)
-    chosen = allowed_meshes(machine.devices, wanted, meshes)
+    chosen = check_arguments(machine, wanted, stages, meshes)
     marks = Marks.on(graph, wanted)
     sources = Sources(graph, marks, recompute=recompute)
     counts, impossible = sources.possible(micro_batches)
@@ -131,6 +132,21 @@ def search(
             rounds.compare(free, mesh, counts[0], wanted, marks)
     tell("done", 1.0)
     return _frontier_of(rounds, wanted, start)
+
+
+def check_arguments(
+    machine: Machine,
+    constraints: Sequence[str | Constraint] = (),
+    stages: Sequence[int] | None = (1,),
+    meshes: Sequence[Mesh] | None = None,
+) -> tuple[Mesh, ...]:
+    """The meshes to search; needs no graph, so that mistakes show before a model is captured.
+
+    Raises `ConstraintError` or `PipelineError` for what the machine's devices cannot be.
+    """
+    found = allowed_meshes(machine.devices, parse_constraints(constraints), meshes)
+    stages_of(machine, stages)
+    return found
 
 
 def _search_meshes(

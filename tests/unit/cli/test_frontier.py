@@ -65,7 +65,7 @@ def test_device_counts_that_constraints_rule_out_are_named(
 def test_constraints_that_rule_out_every_count_are_a_mistake(api, target, mistake):
     api.refused = {2, 4}
     asked = ("frontier", target, "--machine", "4xcpu", "--devices", "2,4", "--mesh", "dp=3")
-    assert "no mesh of 4" in mistake(*asked)
+    assert "mesh dp=3 is of 3, not of 4 devices" in mistake(*asked)
 
 
 def test_the_seconds_are_shared_by_the_device_counts(api, target, as_json, monkeypatch):
