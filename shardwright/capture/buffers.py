@@ -26,8 +26,13 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 def users_frame(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
     """The innermost frame that is neither torch's nor ours."""
-    frames = [f for f in stack if not f.filename.startswith((_TORCH, _OURS, "<"))]
+    frames = [f for f in stack if is_users(f.filename)]
     return frames[-1] if frames else None
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's nor ours."""
+    return not filename.startswith((_TORCH, _OURS, "<"))
 
 
 @contextmanager

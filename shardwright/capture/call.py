@@ -15,11 +15,13 @@ class CaptureError(ValueError):
     """A model or an example call that cannot be turned into a graph.
 
     `module` is the path of the sub-module in which it failed; empty for the model itself.
+    `refused` says that keeping modules whole would not help.
     """
 
-    def __init__(self, message: str, module: str = "") -> None:
+    def __init__(self, message: str, module: str = "", *, refused: bool = False) -> None:
         super().__init__(message)
         self.module = module
+        self.refused = refused
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,11 @@ from torch import nn
 from shardwright.capture.build import Captured, build
 from shardwright.capture.call import CaptureError, split_call
 from shardwright.capture.export import FlatCall, export
+from shardwright.capture.hooks import refuse_backward_hooks, refuse_hooks
 from shardwright.capture.opaque import OpaqueModules
 from shardwright.capture.precision import computing_in
+from shardwright.capture.state_check import check_state
+from shardwright.capture.trials import call_of_copy, call_on_meta
 from shardwright.ir.habits import EXACT, Habits
 
 _MOST_OPAQUE = 16  # attempts; beyond it a model is not one that is captured, but one that is run
@@ -35,6 +38,7 @@ def capture_call(
     model returned, and not only the loss where there is one.
     """
     tensors, constants = split_call(args, kwargs or {})
+    refuse_hooks(model)
     with torch.inference_mode(False), torch.enable_grad(), computing_in(model, habits):
         return _captured(model, tensors, constants, habits, outputs)
 
@@ -51,14 +55,18 @@ def _captured(
     for _ in range(_MOST_OPAQUE):
         call = FlatCall(model, tensors, constants, habits, outputs)
         try:
+            refuse_backward_hooks(model, opaque.reasons)
             with opaque.replaced():
                 program, how = export(call, tensors, habits)
+                if how or call.returned.changed:
+                    trials = (call_on_meta(call, tensors), call_of_copy(call, tensors))
+                    check_state(call.returned.changed, trials, type(model).__name__)
                 notes = [text for text in (how, opaque.note()) if text]
                 return build(program, call, habits, "; ".join(notes), opaque.calls)
         except CaptureError as e:
             first, path = first or e, _next_whole(model, e.module, opaque)
             if not path:
-                raise (e if e is first else _both(first, e)) from e
+                raise (e if e is first or e.refused else _both(first, e)) from e
             opaque.add(path, str(e))
     assert first is not None
     raise CaptureError(

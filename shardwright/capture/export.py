@@ -19,8 +19,10 @@ from shardwright.capture import decompose
 from shardwright.capture.buffers import kinds_of, update_in_place, users_frame, watched
 from shardwright.capture.call import CaptureError, select_outputs, unflatten
 from shardwright.capture.copies import put_in_line
+from shardwright.capture.gradient_watch import GradientWatch
 from shardwright.capture.onebyone import Functional, Table, decomposed, whole
 from shardwright.capture.precision import narrowed
+from shardwright.capture.python_state import Place, Snapshot
 from shardwright.capture.regions import inline_regions
 from shardwright.capture.repeats import Repeats
 from shardwright.capture.returned import Returned as AllReturned
@@ -31,16 +33,17 @@ _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
 class Returned:
-    """Names of what a model returned."""
+    """Names of what a model returned, and Python state that it changed."""
 
     keys: tuple[str, ...] = ()
     whole: AllReturned | None = None  # where all of it is kept
+    changed: tuple[Place, ...] = ()
 
 
 class FlatCall(nn.Module):
     """The model as a function of its flat tensor arguments.
 
-    After a call, `returned.keys` names the outputs. It lives in an object of
+    After a call, `returned` names the outputs, and what was changed. It lives in an object of
     its own because export undoes what a forward assigns to its module.
     """
 
@@ -62,12 +65,21 @@ class FlatCall(nn.Module):
         self.habits = habits
         self.returned = Returned()
         self.repeats: Repeats | None = None
+        self.watching = True  # not in strict mode, which reads the bytecode of what watches
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.repeats is not None:
-            with self.repeats.watch(tensors):
-                return self._outputs(tensors)
-        return self._outputs(tensors)
+        if not self.watching:
+            return self._outputs(tensors)
+        before = Snapshot(self.model)
+        try:
+            with GradientWatch(self.model):
+                if self.repeats is None:
+                    return self._outputs(tensors)
+                with self.repeats.watch(tensors):
+                    return self._outputs(tensors)
+        finally:
+            self.returned.changed = tuple(before.changes(Snapshot(self.model)))
+            before.restore()
 
     @contextlib.contextmanager
     def shared(self, repeats: Repeats) -> Iterator[None]:
@@ -109,10 +121,13 @@ def export(
         raise
     except Exception as e:
         reason = _explain(call.model, e)
+        call.watching, call.returned.changed = False, ()
         try:
             program = _export(call, example, habits, strict=True)
         except Exception:  # the first error is about the user's code, this one about bytecode
             raise CaptureError(reason, _module_of(call.model, e)) from e
+        finally:
+            call.watching = True
         if not _is_of_tensors(program):
             raise CaptureError(reason, _module_of(call.model, e)) from e
         return program, f"captured in strict mode, since {reason}"

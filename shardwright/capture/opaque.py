@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ from torch.func import functional_call
 
 from shardwright.capture.call import CaptureError
 from shardwright.capture.forward import called_as
+from shardwright.capture.gradient_watch import GradientWatch
+from shardwright.capture.hooks import hooks_set_aside, with_hooks
+from shardwright.capture.python_state import Snapshot
+from shardwright.capture.state_check import Trial, check_state
 from shardwright.capture.trees import put_back, take_apart
 
 OPAQUE = "shardwright.opaque.default"  # args: operands, key of the call, class
@@ -90,12 +94,8 @@ class OpaqueCall:
         pairs = zip(self.names, own, strict=True)
         state = {name: t.clone() if name in self.buffers else t for name, t in pairs}
         args, kwargs = put_back(self.arguments, given)
-        replaced = self.module.__dict__.pop("forward", None)  # while it is being captured
-        try:
+        with _as_it_is(self.module):
             returned = functional_call(self.module, state, args, kwargs)
-        finally:
-            if replaced is not None:
-                self.module.__dict__["forward"] = replaced
         return (*take_apart(returned), state)
 
     def observe(self, own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
@@ -103,6 +103,7 @@ class OpaqueCall:
 
         Values before and after tell what it changes: `F.batch_norm` and `.data` leave no trace in
         a tensor's version. A buffer that keeps its value in one sample may change in another.
+        Gradients are recorded, as in training: the module may have hooks on its tensors.
         """
         shapes: list[list[tuple[torch.Size, torch.dtype]]] = []
         changed: set[str] = set()
@@ -110,10 +111,16 @@ class OpaqueCall:
         for sign in (1, -1):
             generator = torch.Generator(device="cpu").manual_seed(0)
             sample = [sample_like(t, generator, own, sign) for t in given]
-            kept = [t.detach().clone() for t in own]
-            args = [t.clone() for t in sample]
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                around, found, state = self._run([*kept, *args])
+            alone = replace(self, module=_copy(self.module))
+            state_before = Snapshot(alone.module)
+            kept, args = _recorded(own, own), [t.clone() for t in _recorded(sample, given)]
+            watch = GradientWatch(
+                alone.module, dict(zip(self.names, kept, strict=True)), tuple(args), self.path
+            )
+            with watch, torch.random.fork_rng(devices=[]):
+                around, found, state = alone._run([*kept, *args])
+            if python_state := state_before.changes(Snapshot(alone.module)):
+                check_state(python_state, (lambda: self._trial(own, sample, given),), self.path)
             self._refuse_changes(zip(self.names, own, kept, strict=True), sample, args)
             before = dict(zip(self.names, own, strict=True))
             changed |= {n for n in self.buffers if not _same(before[n], state[n])}
@@ -128,6 +135,17 @@ class OpaqueCall:
         self.changed = tuple(name for name in self.names if name in changed)
         buffers = [(state[name].shape, state[name].dtype) for name in self.changed]
         self.returned, self.results = around, (*shapes[0], *buffers)
+
+    def _trial(self, own: Sequence[Tensor], sample: Sequence[Tensor], given: Any) -> Trial:
+        """A copy of the module, to call with a sample; the module itself if it has no copies."""
+        alone = replace(self, module=_copy(self.module))
+        kept = _recorded(own, own)
+
+        def run() -> Any:
+            return alone._run([*kept, *args])
+
+        args = [t.clone() for t in _recorded(sample, given)]
+        return Trial(alone.module, run, [*kept, *args])
 
     def _refuse_changes(
         self,
@@ -149,6 +167,36 @@ class OpaqueCall:
                 " copy (x = x.clone())",
                 self.path,
             )
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # whatever it holds
+        return module
+
+
+def _recorded(values: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of `values` that want gradients where those of `like` do."""
+    pairs = zip(values, like, strict=True)
+    return [value.detach().clone().requires_grad_(t.requires_grad) for value, t in pairs]
+
+
+@contextmanager
+def _as_it_is(module: nn.Module) -> Iterator[None]:
+    """Within, `module` has its own forward and hooks, also while it is being captured."""
+    replaced = module.__dict__.pop("forward", None)
+    try:
+        if isinstance(hooks := getattr(replaced, "hooks", None), dict):
+            with with_hooks(module, hooks):
+                yield
+        else:
+            if replaced is not None:
+                module.__dict__["forward"] = replaced
+            yield
+    finally:
+        if replaced is not None:
+            module.__dict__["forward"] = replaced
 
 
 def _same(before: Tensor, after: Tensor) -> bool:
@@ -211,7 +259,7 @@ class OpaqueModules:
     def _replaced(self, path: str) -> Iterator[None]:
         module = self.model.get_submodule(path)
         names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        real = [t.detach() for t in names.values()]
+        real = [t.detach().requires_grad_(t.requires_grad) for t in names.values()]
         buffers = frozenset(name for name, _ in module.named_buffers())
         copied = without_weights(module)
 
@@ -232,7 +280,8 @@ class OpaqueModules:
                 module.get_buffer(name).copy_(value)
             return put_back(call.returned, results[:count])
 
-        with called_as(module, forward):
+        with hooks_set_aside(module) as hooks, called_as(module, forward):
+            forward.hooks = hooks  # type: ignore[attr-defined]  # for a module without copies
             yield
 
     def _key(self, call: OpaqueCall, given: Sequence[Tensor]) -> str:

@@ -80,7 +80,7 @@ class Steps(TorchFunctionMode):
         if self.refused and not self._rehearsal:
             return func(*args, **kwargs)
         try:
-            if _writes(name, kwargs) or name in _REGIONS:
+            if writes(name, kwargs) or name in _REGIONS:
                 raise UnlikeError(f"{name} does more than to compute")
             given = (self.told(args), self.told(dict(kwargs)))
         except UnlikeError as e:
@@ -195,7 +195,7 @@ def kind_of(t: Tensor) -> Kind:
     return Kind(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
 
 
-def _writes(name: str, kwargs: Mapping[str, Any]) -> bool:
+def writes(name: str, kwargs: Mapping[str, Any]) -> bool:
     """Whether a function may change what it is given."""
     if name.startswith("__"):
         return name in _WRITING or (name[2] == "i" and name[3:].strip("_") in _OPERATORS)

@@ -1,0 +1,208 @@
+"""Python state of a model: what its modules hold that is neither parameter nor buffer.
+
+A graph has such values as constants. A `Snapshot` knows them before a call, tells what a call
+changed, and puts them back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice)
+_CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+_MODULES_OWN = frozenset(("_parameters", "_buffers", "_modules", "forward"))
+_MOST_ITEMS = 20_000  # of one container: beyond it, its length and ends stand for it
+_MOST_DEPTH = 6
+
+_FOREIGN = ("torch", "logging", "threading", "_thread", "weakref", "concurrent", "asyncio")
+
+Leaf = tuple[Any, ...]  # equal where nothing changed
+
+
+class Place(NamedTuple):
+    """Where a value is held: by the module at `path`, as `name`, or by a class or function."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+@final
+class Snapshot:
+    """Python state at one time: of each place the leaves of its value, by their paths in it."""
+
+    def __init__(self, model: nn.Module, only: Place | None = None) -> None:
+        self._seen: dict[int, Any] = {}  # objects that were looked into; kept, with their ids
+        self.leaves: dict[Place, dict[str, Leaf]] = {}
+        self.tensors: dict[int, tuple[Place, Tensor]] = {}  # by identity
+        self._holders: list[tuple[Any, Any]] = []  # containers and their content
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for place, value in places(model):
+            if only is not None and place != only:
+                continue
+            found: dict[str, Leaf] = {}
+            self._walk(place, "", value, found, 0)
+            self.leaves[place] = found
+        for module in model.modules() if only is None else ():
+            own = {k: v for k, v in vars(module).items() if k not in _MODULES_OWN}
+            self._attributes.append((vars(module), own))
+            self._keep(module._parameters)
+            self._keep(module._modules)
+
+    @classmethod
+    def of(cls, model: nn.Module, place: Place) -> dict[Place, dict[str, Leaf]]:
+        """Leaves of the value at one place."""
+        return cls(model, place).leaves
+
+    def changes(self, later: Snapshot) -> list[Place]:
+        """Places whose values differ."""
+        every = dict.fromkeys((*self.leaves, *later.leaves))
+        return [p for p in every if self.leaves.get(p) != later.leaves.get(p)]
+
+    def plain_changes(self, later: Snapshot) -> list[Place]:
+        """Places at which anything but a tensor differs."""
+        return [
+            p
+            for p in self.changes(later)
+            if _plain(self.leaves.get(p, {})) != _plain(later.leaves.get(p, {}))
+        ]
+
+    def restore(self) -> None:
+        """Put every attribute and the content of every container back."""
+        for attributes, own in self._attributes:
+            for name in [k for k in attributes if k not in own and k not in _MODULES_OWN]:
+                del attributes[name]
+            attributes.update(own)
+        for holder, content in self._holders:
+            if isinstance(holder, dict):
+                same = len(holder) == len(content) and all(
+                    a is b and holder[a] is content[b]
+                    for a, b in zip(holder, content, strict=True)
+                )
+                if not same:
+                    holder.clear()
+                    holder.update(content)
+            elif isinstance(holder, list):
+                holder[:] = content
+            elif isinstance(holder, deque):
+                holder.clear()
+                holder.extend(content)
+            elif isinstance(holder, set):
+                holder.clear()
+                holder.update(content)
+
+    def _walk(
+        self, place: Place, path: str, value: Any, found: dict[str, Leaf], depth: int
+    ) -> None:
+        if isinstance(value, Tensor):
+            version = 0 if value.is_inference() else value._version
+            found[path] = (Tensor, id(value), version)
+            self.tensors[id(value)] = (place, value)
+            return
+        if value is None or isinstance(value, _PLAIN):
+            found[path] = (type(value), repr(value))
+            return
+        if isinstance(value, np.ndarray):
+            found[path] = (np.ndarray, value.shape, str(value.dtype), value.tobytes())
+            return
+        if isinstance(value, nn.Module) or isinstance(value, _CODE):
+            return
+        found[path] = (type(value),)
+        if id(value) in self._seen or depth > _MOST_DEPTH:
+            return
+        self._seen[id(value)] = value
+        for key, part in self._parts(value, found, path):
+            self._walk(place, f"{path}{key}", part, found, depth + 1)
+
+    def _parts(self, value: Any, found: dict[str, Leaf], path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            self._keep(value)
+            found[path] = (type(value), len(value))
+            if len(value) <= _MOST_ITEMS:
+                for key, part in list(value.items()):
+                    yield f"[{key!r}]" if isinstance(key, _PLAIN) else f"[{id(key)}]", part
+        elif isinstance(value, list | tuple | deque):
+            self._keep(value)
+            found[path] = (type(value), len(value))
+            if len(value) <= _MOST_ITEMS:
+                for i, part in enumerate(list(value)):
+                    yield f"[{i}]", part
+        elif isinstance(value, set | frozenset):
+            self._keep(value)
+            found[path] = (type(value), sorted(map(repr, value)))
+        elif hasattr(value, "__dict__") and type(value).__module__.split(".")[0] not in _FOREIGN:
+            self._keep(vars(value))
+            for key, part in list(vars(value).items()):
+                yield f".{key}", part
+
+    def _keep(self, value: Any) -> None:
+        if len(value) <= _MOST_ITEMS:
+            content = dict(value) if isinstance(value, dict) else list(value)
+            self._holders.append((value, content))
+
+
+def places(model: nn.Module) -> Iterator[tuple[Place, Any]]:
+    """Every place at which a call may keep plain values, with its present value."""
+    classes: dict[type, None] = {}
+    for path, module in model.named_modules():
+        classes.update(dict.fromkeys(type(module).__mro__))
+        for name, value in vars(module).items():
+            if name not in _MODULES_OWN:
+                yield Place(path, name), value
+            if isinstance(value, FunctionType) and _is_users(value.__module__ or ""):
+                yield from of_function(value)
+        for name, child in module._modules.items():
+            yield Place(path, f"{name} (a module)"), (id(child),)
+        for name, parameter in module._parameters.items():
+            yield Place(path, f"{name} (a parameter)"), (id(parameter),)
+    for cls in classes:
+        if _is_users(cls.__module__):
+            yield from _of_class(cls)
+
+
+def _of_class(cls: type) -> Iterator[tuple[Place, Any]]:
+    """Plain attributes of a class, and plain values that its `forward` knows from outside."""
+    for name, value in vars(cls).items():
+        if not name.startswith("__") and _is_data(value):
+            yield Place("", f"{cls.__qualname__}.{name}"), value
+    forward = vars(cls).get("forward")
+    if isinstance(forward, FunctionType):
+        yield from of_function(forward)
+
+
+def of_function(function: FunctionType) -> Iterator[tuple[Place, Any]]:
+    """Plain values that a function reads from its globals and closure."""
+    code = function.__code__
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        if _is_data(value):
+            yield Place("", f"{name} (a global)"), value
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if _is_data(value):
+            yield Place("", f"{name} (a closure)"), value
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, (*_PLAIN, list, dict, set, deque))
+
+
+def _is_users(module: str) -> bool:
+    return not module.startswith(("torch.", "torch", "transformers", "builtins", "abc", "typing", "shardwright"))
+
+
+def _plain(leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+    """Leaves without what tells one tensor from another."""
+    return {path: leaf[:1] if leaf[0] is Tensor else leaf for path, leaf in leaves.items()}
