@@ -183,9 +183,7 @@ class GradientWatch(TorchFunctionMode):
             if self._outside is None:
                 outside = type(value) in (Tensor, nn.Parameter) and value.requires_grad
             else:
-                outside = (
-                    value.requires_grad and value.is_leaf and id(value) not in self._outside
-                )
+                outside = value.requires_grad and value.is_leaf and id(value) not in self._outside
             if outside:
                 raise self._error(
                     f"the model reads a tensor of shape {tuple(value.shape)} that wants a gradient"

@@ -85,8 +85,7 @@ class Snapshot:
         for holder, content in self._holders:
             if isinstance(holder, dict):
                 same = len(holder) == len(content) and all(
-                    a is b and holder[a] is content[b]
-                    for a, b in zip(holder, content, strict=True)
+                    a is b and holder[a] is content[b] for a, b in zip(holder, content, strict=True)
                 )
                 if not same:
                     holder.clear()
@@ -200,7 +199,9 @@ def _is_data(value: Any) -> bool:
 
 
 def _is_users(module: str) -> bool:
-    return not module.startswith(("torch.", "torch", "transformers", "builtins", "abc", "typing", "shardwright"))
+    return not module.startswith(
+        ("torch.", "torch", "transformers", "builtins", "abc", "typing", "shardwright")
+    )
 
 
 def _plain(leaves: Mapping[str, Leaf]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _OF_SHAPE_ALONE = frozenset(
     )
 )  # fmt: skip
 
-_STDLIB = str(Path(contextlib.__file__).parent / "contextlib.py")  # frames of context managers
+_STDLIB = str(Path(contextlib.__file__).parent)  # packages may be installed below it
 
 
 class Trial(NamedTuple):
@@ -172,7 +172,8 @@ def _line(trial: Trial, place: Place) -> str:
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal last, answer
         file = frame.f_code.co_filename
-        if answer or not is_users(file) or file.startswith(_STDLIB):
+        own = file.startswith(_STDLIB) and "site-packages" not in file
+        if answer or own or not is_users(file):
             return None
         if last and Snapshot.of(trial.model, place) != before:
             answer = last
