@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class OpaqueCall:
             with watch, torch.random.fork_rng(devices=[]):
                 around, found, state = alone._run([*kept, *args])
             if python_state := state_before.changes(Snapshot(alone.module)):
-                check_state(python_state, (lambda: self._trial(own, sample, given),), self.path)
+                check_state(python_state, (partial(self._trial, own, sample, given),), self.path)
             self._refuse_changes(zip(self.names, own, kept, strict=True), sample, args)
             before = dict(zip(self.names, own, strict=True))
             changed |= {n for n in self.buffers if not _same(before[n], state[n])}

@@ -113,7 +113,7 @@ class Snapshot:
         if isinstance(value, np.ndarray):
             found[path] = (np.ndarray, value.shape, str(value.dtype), value.tobytes())
             return
-        if isinstance(value, nn.Module) or isinstance(value, _CODE):
+        if isinstance(value, (nn.Module, *_CODE)):
             return
         found[path] = (type(value),)
         if id(value) in self._seen or depth > _MOST_DEPTH:

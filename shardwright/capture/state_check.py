@@ -158,8 +158,8 @@ def _error(place: Place, trials: Sequence[Callable[[], Trial]], name: str) -> Ca
             trial = make()
             at = at or _line(trial, place)
     return CaptureError(
-        f"{at or 'an unknown line'}: {name} changes {place} while it runs, which is Python state, so"
-        " its next call computes something else and a graph has the value of one call; make it a"
+        f"{at or 'an unknown line'}: {name} changes {place} while it runs, which is Python state,"
+        " so its next call computes something else and a graph has the value of one call; make it a"
         " buffer (register_buffer, changed in place) or take it out of forward",
         refused=True,
     )
