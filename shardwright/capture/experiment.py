@@ -1,13 +1,14 @@
 """The rule of an operator, found out by running it: on a whole, and on two tiles of it.
 
-EasyDist's idea (ShardCombine): where the tiles' results put together, by
-concatenation or by sum, give the whole's result, that split is a factor of the
-operator. Gradients are compared too. Sizes are small, uneven and distinct, so
-that dimensions do not pass for each other; where the operator takes only the
-sizes it has, those. What recombines by chance on one input does not on three.
+EasyDist's idea (ShardCombine): where the tiles' results put together, by concatenation or by sum,
+give the whole's result, that split is a factor of the operator. Gradients are compared too. Sizes
+are small, uneven and distinct, so that dimensions do not pass for each other; where the operator
+takes only the sizes it has, those. One failure in any sample (`samples`), at any of two sets of
+sizes and three places of the cut, rejects a split: what an operator does may depend on its data.
 
-Deviation: results that recombine as a maximum are not used, since no placement
-says so, and operators are not tested for letting partial sums through.
+Arguments that are numbers are part of the call, and a rule is for one call. Deviations: results
+that recombine as a maximum are not used, since no placement says so, and operators are not tested
+for letting partial sums through.
 """
 
 from __future__ import annotations
@@ -17,28 +18,26 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
 
 from shardwright.capture.call import CaptureError
-from shardwright.capture.operators import call_op
-from shardwright.capture.recombine import equal, gradients, put_together
-from shardwright.ir.graph import Arg, Graph, Op, Tensor
+from shardwright.capture.samples import domains_of
+from shardwright.capture.trial import Call, Cut, Trial
+from shardwright.ir.graph import Graph, Op, Tensor
 
 # Twice a prime each, so that sizes divide no other; and smaller ones, for many dimensions.
 _SIZES = ((6, 10, 14, 22, 26, 34, 38, 46), (3, 4, 5, 6, 7, 8, 9, 10))
-_SMALLEST_NAMED = 5  # an argument this large that equals a size is that size
 _LARGEST = 2**16  # elements of operands in an experiment
-_MOST_CANDIDATES = 256  # per size
 _PATIENCE = 60  # seconds for one operator
-_CPU = torch.device("cpu")
+_HARSH_PATIENCE = 10  # seconds more, for values that it may die of
 
-Place = tuple[str, int]  # an operand and a dimension of it
+Finding = tuple[Trial, list[Cut]] | CaptureError | None  # None: the call does not run
+Search = Callable[[Call, bool], Finding]  # of a call, and whether autograd works
 
 
 def discover(op: Op, graph: Graph) -> str | None:
@@ -48,14 +47,21 @@ def discover(op: Op, graph: Graph) -> str | None:
     does not expect may take the process with it, and then others are tried.
     Raises `CaptureError` for an operator that answers differently when asked again.
     """
+    return tried(op, graph, _splits)
+
+
+def tried(op: Op, graph: Graph, search: Search) -> str | None:
+    """The notation that `search` finds at the first sizes and precision at which the call runs.
+
+    Raises the `CaptureError` that it finds instead; None where nothing can be run.
+    """
     described = {name: graph.tensor[name] for name in op.operands}
-    if any("complex" in tensor.dtype for tensor in described.values()):
-        return None
     dims = [len(graph.tensor[name].shape) for name in op.outputs]
     end = time.monotonic() + _PATIENCE
     for sizes in _trials(tuple(described.values())):
         for wide in (torch.float64, torch.float32):
-            found = _in_a_process(end - time.monotonic(), op, described, sizes, wide, dims)
+            call = Call(op, described, sizes, wide, dims)
+            found = _in_a_process(end - time.monotonic(), search, call)
             if isinstance(found, CaptureError):
                 raise found
             if found is not None:
@@ -63,20 +69,18 @@ def discover(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def _in_a_process(seconds: float, *trial: Any) -> str | CaptureError | None:
-    """What `_answer` finds; None if the process died or took too long."""
+def _in_a_process(seconds: float, search: Search, call: Call) -> str | CaptureError | None:
+    """The notation that `search` finds; None if the process died or took too long."""
     context = multiprocessing.get_context("fork")  # which knows the user's operators
     answer, ask = context.Pipe(duplex=False)
-    child = context.Process(target=_send_answer, args=(ask, *trial), daemon=True)
+    child = context.Process(target=_send_answers, args=(ask, search, call), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it does not use
         child.start()
     ask.close()
-    found: str | CaptureError | None
-    try:
-        found, gradients_left = answer.recv() if answer.poll(max(0, seconds)) else (None, False)
-    except EOFError:  # it died
-        found, gradients_left = None, False
+    found, gradients_left = _received(answer, seconds, (None, False))
+    if found and isinstance(found, str) and not gradients_left:
+        found, _ = _received(answer, _HARSH_PATIENCE, (found, False))
     child.kill()
     child.join()
     if not gradients_left:
@@ -84,20 +88,38 @@ def _in_a_process(seconds: float, *trial: Any) -> str | CaptureError | None:
     # All calls were made there and did no harm, so they and their gradients may be made here.
     with torch.random.fork_rng(devices=()):
         try:
-            return _answer(*trial, differentiates=True)
+            return _notation(search(call, True))
         except Exception:  # a user's backward pass, which would have ended the process there
             return None
 
 
-def _send_answer(ask: Any, *trial: Any) -> None:
-    """Send what `_answer` finds, and whether gradients are still to be compared."""
+def _received(
+    answer: Any, seconds: float, otherwise: tuple[str | CaptureError | None, bool]
+) -> tuple[str | CaptureError | None, bool]:
+    """The next answer, or `otherwise` where the process died or takes too long."""
+    try:
+        return answer.recv() if answer.poll(max(0, seconds)) else otherwise
+    except EOFError:  # it died
+        return otherwise
+
+
+def _send_answers(ask: Any, search: Search, call: Call) -> None:
+    """Send the notation that `search` finds, and whether gradients are still to be compared.
+
+    Then what is left of it under samples that native code may die of, if it gets that far.
+    """
     torch.set_num_threads(1)  # those of the parent are not there
     faulthandler.disable()  # a crash here is an answer
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # last words
         differentiates = _differentiates()
-        found = _answer(*trial, differentiates=differentiates)
-        ask.send((found, isinstance(found, str) and not differentiates))
+        found = search(call, differentiates)
+        ask.send((_notation(found), isinstance(found, tuple) and not differentiates))
+        if isinstance(found, tuple) and found[1] and differentiates:
+            trial, cuts = found
+            with torch.inference_mode(False), torch.enable_grad():
+                left = [cut for cut in cuts if trial.withstands(cut)]
+            ask.send((_notation((trial, left)), False))
 
 
 def _differentiates() -> bool:
@@ -115,20 +137,35 @@ def _differentiates() -> bool:
     return True
 
 
-def _answer(
-    op: Op,
-    described: Mapping[str, Tensor],
-    sizes: Mapping[int, int],
-    wide: torch.dtype,
-    dims: Sequence[int],
-    *,
-    differentiates: bool,
-) -> str | CaptureError | None:
-    """The notation, empty if nothing can be split, or None if the call does not run."""
+def _notation(found: Finding) -> str | CaptureError | None:
+    """The text of a finding, empty if nothing can be split, None if the call does not run."""
+    return (found[0].text(found[1]) if found[1] else "") if isinstance(found, tuple) else found
+
+
+def running(call: Call, differentiates: bool) -> Trial | None:
+    """The call in the first domain in which it runs."""
+    for domain in domains_of(call.op.kind):
+        trial = Trial(call, domain, differentiates)
+        if trial.runs():
+            return trial
+    return None
+
+
+def _splits(call: Call, differentiates: bool) -> Finding:
+    """What recombines at these sizes, and at others too, where the operator runs at others."""
     try:
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
-            trial = _Trial(op, described, sizes, wide, differentiates)
-            return (trial.notation() or "") if trial.runs(dims) else None
+            trial = running(call, differentiates)
+            if trial is None:
+                return None
+            cuts = trial.cuts()
+            for sizes in _trials(tuple(call.described.values())):
+                if cuts and sizes != call.sizes:
+                    again = Trial(replace(call, sizes=sizes), trial.domain, differentiates)
+                    if again.runs():
+                        cuts = [cut for cut in cuts if again.recombines(cut.places) == cut]
+                        break
+            return trial, cuts
     except CaptureError as e:
         return e
 
@@ -146,210 +183,3 @@ def _trials(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
 
 def _elements(tensors: Sequence[Tensor], sizes: Mapping[int, int]) -> int:
     return sum(prod(sizes.get(size, size) for size in tensor.shape) for tensor in tensors)
-
-
-@dataclass(frozen=True)
-class _Split:
-    """A factor: the operand dimensions that are cut together, and per result what becomes of it.
-
-    `results[i]` is (dimension, repeats) where tiles are concatenated, None where they are added.
-    """
-
-    places: tuple[Place, ...]
-    results: tuple[tuple[int, int] | None, ...]
-
-
-class _Trial:
-    """One call at certain sizes and in one precision.
-
-    Without autograd all calls are made, and no split recombines for certain.
-    """
-
-    def __init__(
-        self,
-        op: Op,
-        described: Mapping[str, Tensor],
-        sizes: Mapping[int, int],
-        wide: torch.dtype,
-        differentiates: bool,
-    ) -> None:
-        self.op = replace(
-            op,
-            args=tuple(_resized(a, sizes) for a in op.args),
-            kwargs=tuple((key, _resized(value, sizes)) for key, value in op.kwargs),
-        )
-        self.wide, self.differentiates = wide, differentiates
-        self.described = described
-        self.shapes = {
-            name: tuple(sizes.get(size, size) for size in tensor.shape)
-            for name, tensor in described.items()
-        }
-        self.samples = [self._sample(seed) for seed in range(3)]
-        self.wholes = [self._call(sample) for sample in self.samples]
-
-    def _sample(self, seed: int) -> dict[str, torch.Tensor]:
-        """Operands; the first sample is positive, the others around zero."""
-        generator = torch.Generator(device="cpu").manual_seed(seed)
-        sizes = [size for shape in self.shapes.values() for size in shape if size > 1]
-        below = min(sizes, default=2)
-        found = {}
-        for name, tensor in self.described.items():
-            shape = self.shapes[name]
-            if tensor.dtype.startswith(("float", "bfloat")):
-                drawn = torch.rand(shape, generator=generator, dtype=self.wide, device="cpu")
-                drawn = 0.1 + 0.8 * drawn if seed == 0 else 4.0 * drawn - 2.0
-                found[name] = drawn.requires_grad_(tensor.requires_grad)
-            else:
-                low = 1 if seed == 0 else 0
-                drawn = torch.randint(low, below, shape, generator=generator, device="cpu")
-                dtype = getattr(torch, tensor.dtype)
-                found[name] = drawn > below // 2 if dtype == torch.bool else drawn.to(dtype)
-        return found
-
-    def runs(self, dims: Sequence[int]) -> bool:
-        """Whether the operator takes these sizes and gives results of so many dimensions.
-
-        Raises for an operator of the user's that is not a function of its operands.
-        """
-        first, again = self.wholes[0], self._call(self.samples[0])
-        if first is None or again is None or [r.dim() for r in first] != list(dims):
-            return False
-        if all(equal(a, b) for a, b in zip(first, again, strict=True)):
-            return True
-        if self.op.target.startswith("aten."):
-            return False
-        raise CaptureError(
-            f"{self.op.source}: {self.op.target} gives another result when it is called again;"
-            " draw random numbers outside of it, with torch.rand"
-        )
-
-    def notation(self) -> str | None:
-        """The notation of all splits that recombine; None if none does."""
-        splits: list[_Split] = []
-        taken: set[Place] = set()
-        for places in self._candidates():
-            if taken.intersection(places):
-                continue
-            split = self._recombines(places)
-            if split is None:
-                continue
-            outputs = {
-                (f"result {i}", at[0]) for i, at in enumerate(split.results) if at is not None
-            }
-            if not taken.intersection(outputs):
-                taken.update(places, outputs)
-                splits.append(split)
-        return self._text(splits) if splits else None
-
-    def _candidates(self) -> Iterator[tuple[Place, ...]]:
-        """Sets of equally long operand dimensions, at most one an operand, small sets first."""
-        for size in sorted({n for shape in self.shapes.values() for n in shape if n > 1}):
-            options: list[list[Place | None]] = [
-                [None, *((name, d) for d, n in enumerate(shape) if n == size)]
-                for name, shape in self.shapes.items()
-            ]
-            found = [
-                tuple(p for p in pick if p is not None)
-                for pick in _some(product(*options), _MOST_CANDIDATES)
-            ]
-            yield from sorted((places for places in found if places), key=len)
-
-    def _recombines(self, places: tuple[Place, ...]) -> _Split | None:
-        """The split along `places`, if every sample says so and all say the same."""
-        verdicts = []
-        for sample, whole in zip(self.samples, self.wholes, strict=True):
-            if whole is None:
-                continue
-            verdict = self._compare(sample, whole, dict(places))
-            if verdict is None:
-                return None
-            verdicts.append(verdict)
-        return _Split(places, verdicts[0]) if len(set(verdicts)) == 1 else None
-
-    def _compare(
-        self,
-        sample: Mapping[str, torch.Tensor],
-        whole: Sequence[torch.Tensor],
-        cut: Mapping[str, int],
-    ) -> tuple[tuple[int, int] | None, ...] | None:
-        """What becomes of each result, or None where tiles do not make the whole."""
-        size = next(sample[name].shape[dim] for name, dim in cut.items())
-        length = (2 * size + 2) // 3
-        if length == size:
-            return None
-        tiles: list[dict[str, torch.Tensor]] = [{}, {}]
-        for name, value in sample.items():
-            parts = value.split((length, size - length), cut[name]) if name in cut else [value] * 2
-            for tile, part in zip(tiles, parts, strict=True):
-                tile[name] = part.detach().clone().requires_grad_(value.requires_grad)
-        one, other = (self._call(tile) for tile in tiles)
-        if one is None or other is None:
-            return None
-        found: list[tuple[int, int] | None] = []
-        for result, a, b in zip(whole, one, other, strict=True):
-            verdict = put_together(result, a, b, size, length)
-            if verdict == "neither":
-                return None
-            found.append(None if isinstance(verdict, str) else verdict)
-        if not self.differentiates:
-            return None
-        # What the results are weighed with: each element differently, on tiles as on the whole.
-        weights = [torch.linspace(0.5, 1.5, w.numel()).view(w.shape).to(w.dtype) for w in whole]
-        halves = [
-            [w, w]
-            if at is None
-            else list(w.split((length * at[1], (size - length) * at[1]), at[0]))
-            for w, at in zip(weights, found, strict=True)
-        ]
-        expected = gradients(whole, weights, sample)
-        mine = [
-            gradients(results, [half[i] for half in halves], tile)
-            for i, (results, tile) in enumerate(zip((one, other), tiles, strict=True))
-        ]
-        if any(one.keys() != expected.keys() for one in mine):
-            return None  # tiles have no derivative where the whole has one
-        for name, gradient in expected.items():
-            a, b = (one[name] for one in mine)
-            if not equal(gradient, torch.cat([a, b], cut[name]) if name in cut else a + b):
-                return None
-        return tuple(found)
-
-    def _call(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
-        try:
-            results = call_op(self.op, values, _CPU)
-        except Exception:  # whatever it dislikes: these sizes, these tiles, this precision
-            return None
-        return results if all(isinstance(r, torch.Tensor) for r in results) else None
-
-    def _text(self, splits: Sequence[_Split]) -> str:
-        words = {
-            name: [f"w{o}d{d}!" for d in range(len(shape))]
-            for o, (name, shape) in enumerate(self.shapes.items())
-        }
-        whole = self.wholes[0] or []
-        results = [[f"r{i}d{d}!" for d in range(one.dim())] for i, one in enumerate(whole)]
-        for number, split in enumerate(splits):
-            for name, dim in split.places:
-                words[name][dim] = f"f{number}"
-            for i, at in enumerate(split.results):
-                if at is not None:
-                    dim, repeats = at
-                    word = f"f{number}"
-                    results[i][dim] = word if repeats == 1 else f"({word} q{number}_{i}!)"
-        left = ", ".join(" ".join(words[name]) for name in self.op.operands)
-        return f"{left} -> {', '.join(' '.join(one) for one in results)}"
-
-
-def _resized(arg: Arg, sizes: Mapping[int, int]) -> Arg:
-    if isinstance(arg, tuple):
-        return tuple(_resized(a, sizes) for a in arg)
-    if isinstance(arg, int) and not isinstance(arg, bool) and arg >= _SMALLEST_NAMED:
-        return sizes.get(arg, arg)
-    return arg
-
-
-def _some(
-    picks: Iterator[tuple[Place | None, ...]], most: int
-) -> Iterator[tuple[Place | None, ...]]:
-    for pick, _ in zip(picks, range(most), strict=False):
-        yield pick

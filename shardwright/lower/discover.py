@@ -2,31 +2,40 @@
 
 Where no rule is written the user may have stated one; else the operator is run
 to find one out. Findings are kept in memory and, for torch's own operators, on
-disk: an operator of the user's may be another tomorrow.
+disk: an operator of the user's may be another tomorrow. The file's name says by which code and for
+which torch its rules were found, so that what an older experiment took for a rule is never read.
+A rule that the user stated is tried once for each call.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardwright.capture import experiment, recombine, samples, trial
 from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
 from shardwright.capture.opaque import OPAQUE
+from shardwright.capture.statement import check_statement
 from shardwright.ir.graph import Arg, Graph, Op, Ref
 from shardwright.ir.habits import EXACT, Habits
 from shardwright.rules.analysis import notation_of
+from shardwright.rules.notation import parse
 from shardwright.rules.stated import stated
 
 _found: dict[str, str] = {}  # operator and argument pattern -> notation, empty if there is none
+_checked: set[tuple[str, str]] = set()  # notations that were stated, and the calls they hold for
 
 
 def capture_with_rules(
@@ -55,9 +64,12 @@ def with_rules(graph: Graph) -> Graph:
 
 
 def _rule(graph: Graph, op: Op) -> str:
-    if (text := stated(op.target)) is not None:
-        return text
     key = _pattern(graph, op)
+    if (text := stated(op.target)) is not None:
+        if (text, key) not in _checked:
+            _check(graph, op, text)
+            _checked.add((text, key))
+        return text
     if key not in _found:
         ours = op.target.startswith("aten.")
         known = _read() if ours else {}
@@ -68,6 +80,11 @@ def _rule(graph: Graph, op: Op) -> str:
             if ours:
                 _write({**known, key: _found[key]})
     return _found[key]
+
+
+def _check(graph: Graph, op: Op, text: str) -> None:
+    """Raise `CaptureError` for a statement that is false; one that does not fit is told later."""
+    check_statement(op, graph, text, partial(parse, text))
 
 
 def _pattern(graph: Graph, op: Op) -> str:
@@ -88,7 +105,15 @@ def _pattern(graph: Graph, op: Op) -> str:
 
 def _file() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "shardwright" / f"rules-torch-{torch.__version__}.json"
+    name = f"rules-torch-{torch.__version__}-{_method()}.json"
+    return Path(cache).expanduser() / "shardwright" / name
+
+
+@lru_cache(maxsize=1)
+def _method() -> str:
+    """A digest of the code of the experiment."""
+    code = "".join(inspect.getsource(part) for part in (experiment, recombine, samples, trial))
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 def _read() -> dict[str, str]:

@@ -19,6 +19,8 @@ LEFT_OUT = ("scaled_dot_product_attention", "experts", "histc", "conv_transpose2
 NOT_TRIED = (
     *("full", "zeros", "ones", "new_zeros", "new_ones", "new_full", "expand", "repeat"),
     *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "pixel_shuffle", "group_norm"),
+    # It drops a dimension of which a tile has one element.
+    "squeeze",
     *("_grouped_mm", "lstm", "gru", "local_batch_norm"),
     # Their tiles have to know which they are, and no call of the operator itself says so.
     *("embedding", "cross_entropy_loss", "experts"),
