@@ -108,14 +108,39 @@ def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathL
 
 
 def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
-    """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank."""
+    """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank.
+
+    Of a model with PEFT's adapters it holds these alone, as PEFT writes them:
+    `PeftModel.from_pretrained` puts them on the base model, and `merge_and_unload` merges them.
+    """
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise CheckpointError(
             f"{type(model).__name__} is no Hugging Face model; write its weights to one file"
         )
+    if _has_adapters(model):
+        _export_adapters(module, model, folder)
+        return
     export_safetensors(module, model, Path(folder) / WEIGHTS)
     if not dist.is_initialized() or dist.get_rank() == 0:
         model.config.save_pretrained(folder)
+
+
+def _has_adapters(model: Any) -> bool:
+    """Whether it is a `PeftModel`, or one that `add_adapter` has been called on."""
+    if any(kind.__name__ == "PeftModel" for kind in type(model).__mro__):
+        return True
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
+    """What the model's own `save_pretrained` writes, of the trained weights."""
+    state = whole_state(module, model)
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    except OSError as e:
+        raise CheckpointError(f"cannot write {folder}: {e.strerror}; choose another path") from e
 
 
 def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:

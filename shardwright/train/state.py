@@ -94,12 +94,14 @@ class Run:
             if key not in stored:
                 raise CheckpointError(f"it has no {name}, the model has; is it of another model?")
             if stored[key] != shape:
-                apart = prod(stored[key]) == prod(shape)
-                why = "it was written by a version that stored" if apart else "is it of another"
-                rest = " parameters in other shapes; start anew from its exported weights"
+                why = "is it of another model?"
+                if prod(stored[key]) == prod(shape):
+                    why = (
+                        "earlier versions stored some parameters in other shapes; go on from the"
+                        " weights that such a version exports"
+                    )
                 raise CheckpointError(
-                    f"it has {name} of shape {stored[key]}, the model's is {shape};"
-                    f" {why}{rest if apart else ' model?'}"
+                    f"it has {name} of shape {stored[key]}, the model's is {shape}; {why}"
                 )
         state = optimizer_state.allocate(self.optimizer, self._names, record["optimizer"])
         made = {f"optimizer/{key}": value for key, value in state.items()}

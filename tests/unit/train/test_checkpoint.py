@@ -130,6 +130,14 @@ class More(Serial):
         self.more = nn.Parameter(torch.ones(2))
 
 
+class Whole(Serial):
+    """A parameter that an earlier version stored as (4, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.late = nn.Parameter(torch.ones(20))
+
+
 def halves(parameters):
     parameters = list(parameters)
     return torch.optim.AdamW([{"params": parameters[:2]}, {"params": parameters[2:]}])
@@ -138,6 +146,9 @@ def halves(parameters):
 def test_what_does_not_fit_the_job_is_a_mistake(tmp_path):
     losses(start(Serial(), job()), 5, saving(tmp_path))
     assert "it has layer.weight of shape (4, 3)" in resumed(Serial(2), job(), tmp_path)
+    assert "(4, 5), the model's is (20,); earlier versions stored" in resumed(
+        Whole(), job(), tmp_path
+    )
     assert "it has no more, the model has" in resumed(More(), job(), tmp_path)
     assert "has 2 parameter groups, the checkpoint has 1" in resumed(
         Serial(), job(halves), tmp_path
