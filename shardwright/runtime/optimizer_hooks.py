@@ -42,7 +42,7 @@ def mend_optimizers() -> None:
     def load_placed(self: Optimizer, state_dict: Mapping[str, Any]) -> None:
         load(self, placed_here(self, state_dict))
 
-    Optimizer.load_state_dict = load_placed  # type: ignore[method-assign, assignment]
+    Optimizer.load_state_dict = load_placed  # type: ignore[method-assign]
 
 
 def placed_here(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,12 +84,12 @@ _entered: list[_SummedNorms] = []  # at most one; one that an error left behind 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, torch.optim.Adafactor) and _sharded(optimizer) and not _entered:
         _entered.append(_SummedNorms())
-        _entered[0].__enter__()
+        _entered[0].__enter__()  # type: ignore[no-untyped-call]
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _entered and isinstance(optimizer, torch.optim.Adafactor):
-        _entered.pop().__exit__(None, None, None)
+        _entered.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _sharded(optimizer: Optimizer) -> bool:
