@@ -47,6 +47,8 @@ def check_on_load(module: nn.Module, elsewhere: Callable[[], Collection[str]]) -
                 state[prefix + name] = as_placed(name, given, parameter)
         for name in elsewhere():
             state.pop(prefix + name, None)
+        if type(root).get_extra_state is not nn.Module.get_extra_state:  # which the model has not
+            state.setdefault(f"{prefix}_extra_state", root.get_extra_state())
 
     module.register_load_state_dict_pre_hook(hook)
 

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import shardwright as sw
+from shardwright.runtime.async_sim import async_simulation
 from shardwright.runtime.state_dicts import StateDictError
 from tests.ranks.harness import run_ranks, whole
 from tests.regressions.test_parameter_shapes import small
@@ -81,6 +82,23 @@ def test_weights_are_the_same_whatever_way_they_go(tmp_path):
     run_ranks(2, _two_ranks, texts, tmp_path)
     _one_device(texts["one"], tmp_path)
     run_ranks(4, _four_ranks, texts["four"], tmp_path)
+
+
+def test_stages_of_an_asynchronous_pipeline_take_their_part():
+    model, batches = small()
+    other, _ = small()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    simulated = async_simulation(
+        other, (), batches[0], stages=2, weights="stash", optimizer=torch.optim.SGD
+    )
+    for stage in simulated.stages:
+        assert 0 < len(list(stage.module.parameters())) < len(list(model.parameters()))
+        stage.module.load_state_dict(model.state_dict())
+    found = simulated.state_dict()
+    for key, value in model.named_parameters():
+        assert torch.equal(found[key], value), key
 
 
 def _two_ranks(texts, folder):
