@@ -22,6 +22,11 @@ def _mean_squares(x: Tensor) -> tuple[Tensor, int]:
     return kernels.moments(x, 1.0 / count), count
 
 
+def _inverse(unbiased: Tensor, count: int, eps: float) -> Tensor:
+    """One over the standard deviation that the samples were divided by, which is the biased one."""
+    return torch.rsqrt(unbiased * ((count - 1) / max(1, count)) + eps)
+
+
 def _trained(
     x: Tensor,
     weight: Tensor | None,
@@ -41,7 +46,7 @@ def _trained(
     mean, variance = kernels.statistics(moments.detach(), count, running_mean.dtype)
     new_mean = torch.lerp(running_mean, mean, momentum)
     new_var = torch.lerp(running_var, variance, momentum)
-    return out, mean, torch.rsqrt(variance + eps), new_mean, new_var
+    return out, mean, _inverse(variance, count, eps), new_mean, new_var
 
 
 def _without_buffers(
@@ -56,7 +61,7 @@ def _without_buffers(
     moments, count = _mean_squares(x)
     mean, variance = kernels.statistics(moments.detach(), count, x.dtype)
     out = kernels.standardize(x, moments, weight, bias, eps)
-    return out, mean, torch.rsqrt(variance + eps)
+    return out, mean, _inverse(variance, count, eps)
 
 
 def frozen(

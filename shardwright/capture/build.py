@@ -184,6 +184,13 @@ class _Builder:
                 f"{source_of(node)}: an embedding with sparse=True has a sparse gradient, which no"
                 " plan can split or sum; leave sparse=True out"
             )
+        if target == "aten.instance_norm.default" and node.args[3] is not None and node.args[5]:
+            raise error(
+                node,
+                "instance norm with track_running_stats=True changes its buffers unseen by export,"
+                " and each rank would keep the statistics of its own tile; use"
+                " track_running_stats=False",
+            )
         values = node.meta["val"]
         several = isinstance(values, tuple | list)
         require_fixed_sizes(node, values if several else (values,))

@@ -65,6 +65,8 @@ def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
             return step_price(Collective.ALL_REDUCE, link, machine).and_then(cut)
         case Collective.ALL_TO_ALL:
             return StepPrice(call + lap, per_larger=link.exchange_seconds_per_byte)
+        case other:
+            raise ValueError(f"{other} is no collective that has a price")
 
 
 _SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.pipeline import ASYNC, MULTIPLE
+from shardwright.ir.pipeline import ASYNC, MULTIPLE, SCHEDULES, PipelineError
 
 
 class Kind(enum.IntEnum):
@@ -43,6 +43,8 @@ def orders(
     schedule: str, groups: int, stages: int, micro_batches: int
 ) -> tuple[tuple[Pass, ...], ...]:
     """The passes of each of `groups` groups of devices, which take turns at the `stages`."""
+    if schedule not in SCHEDULES:
+        raise PipelineError(f"the schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
     if schedule not in MULTIPLE:
         return tuple(tuple(_single(schedule, s, stages, micro_batches)) for s in range(stages))
     if schedule == "ZBVZeroBubble":

@@ -42,6 +42,11 @@ class Pipeline:
     schedule: str
     groups: int
 
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise PipelineError(f"the schedule {self.schedule!r} is none of {known}")
+
     @property
     def stages(self) -> int:
         return len(self.cuts) + 1

@@ -69,10 +69,12 @@ def _step(heap: Heap, x: View, move: Move, size: int, on_cpu: bool) -> View:
                 return _exchanged(heap, x, shape, whole)
             padded = _padded(move, move.dst, size)
             return _exchanged(heap, x, shape, padded, left=padded // size)
-        case _:
+        case Collective.ALL_TO_ALL:
             shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
             joined = 0 if prod(shape[: move.src]) == 1 else prod(shape)
             return _exchanged(heap, x, shape, prod(x.shape) + joined)
+        case other:
+            raise ValueError(f"{other} is no collective whose memory is known")
 
 
 def _leads(move: Move, dim: int) -> bool:

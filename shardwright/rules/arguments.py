@@ -72,8 +72,13 @@ def _split(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
 
 
 def _convolution(op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]) -> Op:
-    groups = operands[0][1] // operands[1][1]
+    groups = _channels(operands[0], operands[1]) // operands[1][1]
     return _at(op, 6, groups) if len(op.args) > 6 else op
+
+
+def _channels(shape: Shape, weight: Shape) -> int:
+    """The channels of what a convolution takes or gives, which may have no batch dimension."""
+    return shape[len(shape) - len(weight) + 1]
 
 
 def _group_norm(
@@ -97,7 +102,7 @@ def _local_batch_norm(
 def _transposed_convolution(
     op: Op, _r: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
-    groups = local[0][1] // operands[1][1]
+    groups = _channels(local[0], operands[1]) // operands[1][1]
     return _at(op, 6, groups) if len(op.args) > 6 else op
 
 

@@ -60,14 +60,18 @@ def _aligned(shape: Shape, letter: str, whole: str = "") -> str:
     return " ".join(f"{letter}{k}{whole}" for k in reversed(range(len(shape))))
 
 
-def gather(call: Call) -> Notation:
+def gather(call: Call) -> Notation | None:
     """`gather(x, dim, index)`: other dimensions go together where they are equally long."""
+    if len(call.operands[0]) != len(call.operands[1]):  # one of them is a number
+        return None
     source, found = _facing(call, call.dim(1), whole="")
     return parse(f"{source}, {found} -> {found}", call.operands, call.results)
 
 
-def scatter(call: Call) -> Notation:
+def scatter(call: Call) -> Notation | None:
     """`scatter(x, dim, index, values)` and its sums: whole along `dim`."""
+    if len({len(shape) for shape in call.operands}) > 1:  # one of them is a number
+        return None
     into, hits = _facing(call, call.dim(1), whole="!")
     parts = [into, hits]
     if len(call.operands) > 2:

@@ -47,7 +47,9 @@ def dropout(call: Call) -> Notation:
 
 
 def prelu(call: Call) -> Notation | None:
-    """A slope per channel, which is dimension 1."""
+    """A slope per channel, which is dimension 1; or one slope, which may have no dimension."""
+    if not call.operands[1]:
+        return elementwise(call.operands, call.results[0])
     if len(call.operands[0]) < 2:
         return None
     return parse("n c ..., c -> n c ...", call.operands, call.results)

@@ -20,6 +20,8 @@ def reduction(call: Call) -> Notation:
 
 def _reduced(call: Call, *, summed: bool) -> Notation:
     shape = call.operands[0]
+    if not shape:  # a number, whose dimension 0 may be named all the same
+        return Notation(((),), ((),) * len(call.results), {})
     given = call.arg(1, "dim")
     dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
     chosen = {int(d) % len(shape) for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
@@ -42,7 +44,7 @@ def along_dim(call: Call) -> Notation:
         given = call.arg(2, "dims") or None
     rank = len(call.operands[0])
     if isinstance(given, tuple):
-        chosen = [int(d) % rank for d in given]  # type: ignore[arg-type]
+        chosen = [int(d) % max(rank, 1) for d in given]  # type: ignore[arg-type]
     elif isinstance(given, int) and not isinstance(given, bool):
         chosen = [given % max(rank, 1)]
     else:

@@ -204,10 +204,15 @@ def glu(call: Call) -> Notation:
 
 
 def pad(call: Call) -> Notation:
-    """Padding: padded dimensions are new ones, and whole."""
-    before, after = call.operands[0], call.results[0]
-    changed = [d for d in range(len(before)) if before[d] != after[d]]
-    return _opaque(call, *changed)
+    """Padding: padded dimensions are new ones, and whole.
+
+    The argument says which they are, from the last one on: a shift, padded by 1 and by -1, keeps
+    its size.
+    """
+    rank, amounts = len(call.operands[0]), call.op.args[1]
+    assert isinstance(amounts, tuple)
+    padded = {rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount != 0}
+    return _opaque(call, *padded)
 
 
 def _opaque(call: Call, *dims: int) -> Notation:

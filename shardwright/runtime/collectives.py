@@ -71,8 +71,10 @@ def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
             return _gathered(x, move, group, mesh.get_local_rank())
         case Collective.REDUCE_SCATTER:
             return _scattered(x, move, group)
-        case _:
+        case Collective.ALL_TO_ALL:
             return _exchanged(x, move, group, mesh.get_local_rank())
+        case other:
+            raise ValueError(f"{other} is no collective that ranks run")
 
 
 def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
