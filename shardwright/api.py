@@ -11,7 +11,7 @@ from shardwright.capture.arguments import check_loss, require_loss
 from shardwright.capture.call import CaptureError
 from shardwright.cost.memory import known_optimizer
 from shardwright.ir.constraints import Constraint
-from shardwright.ir.frontier import Frontier, parse_bytes
+from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.habits import Habits
 from shardwright.ir.machine import Machine, machine_of
@@ -19,7 +19,6 @@ from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
-from shardwright.search.micro import if_tight
 from shardwright.search.planner import Progress, check_arguments, search
 
 __all__ = [
@@ -83,7 +82,7 @@ def plan(
     optimizer: object = "adamw",
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
-    micro_batches: Sequence[int] | None = None,
+    micro_batches: Sequence[int] | str | None = None,
     stages: Sequence[int] | None = (1,),
     allow_async: bool = False,
     rng: str = "exact",
@@ -94,6 +93,8 @@ def plan(
     """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
 
     `optimizer` is a name, a class of torch.optim, or one that was made.
+    The limit is the memory of a device unless `memory_limit` says otherwise; with "unlimited" the
+    plan may exceed that, and then its notes say so.
     The step takes the batch in one of these numbers of `micro_batches`; None
     tries more than one where the limit makes plans slower or rules all out.
     Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
@@ -104,22 +105,20 @@ def plan(
     """
     optimizer, machine = known_optimizer(optimizer), machine_of(machine)
     if memory_limit is not None:
-        memory_limit = parse_bytes(memory_limit)
+        memory_limit = parse_limit(memory_limit)
     check_arguments(machine, constraints, stages)
     graph = capture(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )
 
-    def run(counts: Sequence[int] | None) -> Frontier:
-        return search(
-            graph,
-            machine,
-            optimizer,
-            constraints=constraints,
-            micro_batches=counts,
-            stages=stages,
-            allow_async=allow_async,
-        )
-
-    frontier = run(micro_batches) if micro_batches else if_tight(run, memory_limit)
+    frontier = search(
+        graph,
+        machine,
+        optimizer,
+        constraints=constraints,
+        micro_batches=micro_batches,
+        memory_limit=memory_limit,
+        stages=stages,
+        allow_async=allow_async,
+    )
     return frontier.fastest(memory_limit)

@@ -18,6 +18,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark
+from shardwright.report.choice import none_fits
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
 from shardwright.search.collector import paused_to_the_end
@@ -69,7 +70,9 @@ def command(
     wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
     planning.check(parts, wishes)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    found, left_out = planning.surface(captured, parts, wishes)
+    searched, left_out = planning.surface(captured, parts, wishes)
+    with working("following the memory of plans"):
+        found = [(part, frontier.all_settled()) for part, frontier in searched]
     frontiers = [frontier for _, frontier in found]
     if output:
         _write(output, target, found)
@@ -79,14 +82,17 @@ def command(
                 "file": output,
                 "capture_seconds": captured.seconds,
                 "search_seconds": sum(f.search_seconds for f in frontiers),
-                "points": [_point(plan) for f in frontiers for plan in f],
-                "baselines": [_point(plan) for f in frontiers for plan in f.baselines],
+                "points": [_point(plan, part) for part, f in found for plan in f],
+                "baselines": [_point(plan, part) for part, f in found for plan in f.baselines],
+                "none_fits": {str(p.devices): words for p, f in found if (words := none_fits(f))},
                 "constraints": list(constraints),
                 "left_out": {str(devices): reason for devices, reason in left_out.items()},
             }
         )
         return
     for part, frontier in found:
+        if words := none_fits(frontier):
+            click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "))
         click.echo(f"{target} on {part}")
         print_frontier(frontier)
         click.echo()
@@ -131,11 +137,12 @@ def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:
             yield plan.name.replace(" ", "-"), plan
 
 
-def _point(plan: Plan) -> dict[str, object]:
+def _point(plan: Plan, machine: Machine) -> dict[str, object]:
     return {
         "name": plan.name,
         "step_seconds": plan.step_seconds,
         "peak_bytes": plan.peak_bytes,
+        "fits": plan.peak_bytes <= machine.device.usable_bytes,
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from shardwright.ir.constraints import parse_constraints
-from shardwright.ir.frontier import parse_bytes
+from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.habits import CHOICES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +24,11 @@ def memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int
         return None if text is None else parse_bytes(text)
     except ValueError as e:
         raise click.BadParameter(str(e), ctx, option) from e
+
+
+def _limit(ctx: click.Context, option: click.Parameter, text: str | None) -> int | str | None:
+    """A number of bytes, or the word for none."""
+    return text if text == UNLIMITED else memory(ctx, option, text)
 
 
 def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -161,7 +166,12 @@ def constraints(function: F) -> F:
 
 _CONSTRAINTS = (
     ("cap", "AXIS=SIZE", "Widest that a mesh axis may be, as tp=4."),
-    ("mesh", "AXIS=SIZE,…", "Plan on this mesh only, as dp=4,tp=2; several are alternatives."),
+    (
+        "mesh",
+        "AXIS=SIZE,…",
+        "Plan on this mesh only, as dp=4,tp=2; several are alternatives. With --stages 2 that of"
+        " one stage's group, or of all devices as pp=2,dp=4.",
+    ),
     ("forbid", "GLOB=AXIS:WORD", "What modules or parameters must not do, as '*=dp:sequence'."),
     (
         "pin",
@@ -203,7 +213,8 @@ micro_batches = click.option(
     "--micro-batches",
     callback=_counts,
     metavar="N,N,…",
-    help="Numbers of micro-batches that a step may take its batch in, as 1,2,4.",
+    help="Numbers of micro-batches that a step may take its batch in, as 1,2,4; by default more"
+    " than one where the memory limit makes plans slower or rules all out.",
 )
 stages = click.option(
     "--stages",
@@ -222,9 +233,10 @@ optimizer = click.option(
 )
 memory_limit = click.option(
     "--memory-limit",
-    callback=memory,
+    callback=_limit,
     metavar="SIZE",
-    help="Most memory per device, as 40GiB; by default what the device has.",
+    help="Most memory per device, as 40GiB; by default what the device has. `unlimited` plans past"
+    " it.",
 )
 method = click.option(
     "--method",

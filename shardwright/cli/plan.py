@@ -52,7 +52,7 @@ def command(
     machine: str,
     figures: Mapping[str, object],
     time_operators: float,
-    memory_limit: int | None,
+    memory_limit: int | str | None,
     constraints: tuple[str, ...],
     seconds: float,
     objective: str,
@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine, figures=figures)
-    limit = known.device.usable_bytes if memory_limit is None else memory_limit
+    limit = planning.limit_on(known, memory_limit)
     timing = time_operators if machine == "here" else 0.0
     wishes = planning.Wishes(
         constraints, seconds, method, micro_batches, stages, allow_async, timing
@@ -75,7 +75,7 @@ def command(
     fewest = objective == "devices"
     planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    plan, frontier = planning.choose(captured, known, objective, limit, wishes)
+    plan, frontier = planning.choose(captured, known, objective, memory_limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)
     if as_json:

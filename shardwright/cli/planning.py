@@ -28,7 +28,7 @@ from shardwright.ir.measured import Measured
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.report.units import size
-from shardwright.search.micro import if_tight
+from shardwright.search.micro import ALL
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -170,9 +170,16 @@ def search(
     captured: Captured,
     machine: Machine,
     wishes: Wishes,
-    micro_batches: Sequence[int] | None = (1,),
+    memory_limit: int | str | None = None,
+    *,
+    smallest: bool = False,
 ) -> Frontier:
-    """The frontier of one graph on one machine. Of `micro_batches` the user's wish comes first."""
+    """The frontier of one graph on one machine, with the micro-batches that `wishes` name.
+
+    Without any more than one are tried where the limit makes plans slower or rules all out, or, if
+    the `smallest` plan is asked for, for as long as they save memory.
+    """
+    counts: Sequence[int] | str | None = wishes.micro_batches or (ALL if smallest else None)
     with working(f"searching plans for {machine}") as progress:
         from shardwright import api
 
@@ -183,7 +190,8 @@ def search(
             method=wishes.method,
             constraints=wishes.constraints,
             seconds=wishes.seconds,
-            micro_batches=wishes.micro_batches or micro_batches,
+            micro_batches=counts if wishes.method == "joint" else wishes.micro_batches or (1,),
+            memory_limit=memory_limit,
             stages=wishes.stages or (1,),
             allow_async=wishes.allow_async,
             progress=progress,
@@ -210,18 +218,18 @@ def surface(
 
 
 def choose(
-    captured: Captured, machine: Machine, objective: str, memory_limit: int, wishes: Wishes
+    captured: Captured,
+    machine: Machine,
+    objective: str,
+    memory_limit: int | str | None,
+    wishes: Wishes,
 ) -> tuple[Plan, Frontier]:
     """The plan that the objective asks for, and the frontier it comes from.
 
-    Without `micro_batches` more than one are tried where memory is to be least,
-    and where the limit makes plans slower or rules all out, but not where
-    devices are to be few.
-
-    Raises `InfeasibleError`, naming the smallest memory that would do, when
-    nothing fits.
+    The memory limit is that of `Frontier.fastest`: by default the memory of a device. Raises
+    `InfeasibleError`, naming the smallest memory that would do, when nothing fits.
     """
-    _check_limit(captured, machine, memory_limit)
+    _check_limit(captured, machine, limit_on(machine, memory_limit))
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
 
@@ -233,43 +241,44 @@ def choose(
     return chosen(machine)
 
 
-def _check_limit(captured: Captured, machine: Machine, memory_limit: int) -> None:
+def _check_limit(captured: Captured, machine: Machine, limit: int | None) -> None:
     """Raise `InfeasibleError` where weights, gradients and optimizer state alone are too large."""
     least = -(-captured.state_bytes // machine.devices)
-    if least > memory_limit:
+    if limit is not None and least > limit:
         raise InfeasibleError(
             f"weights, gradients and optimizer state alone need {size(least)} on each of"
-            f" {machine.devices} devices of {machine}, the limit is {size(memory_limit)}: raise the"
+            f" {machine.devices} devices of {machine}, the limit is {size(limit)}: raise the"
             " limit or take more devices",
             Bytes(least),
         )
 
 
 def _choose(
-    captured: Captured, machine: Machine, objective: str, memory_limit: int, wishes: Wishes
+    captured: Captured,
+    machine: Machine,
+    objective: str,
+    memory_limit: int | str | None,
+    wishes: Wishes,
 ) -> tuple[Plan, Frontier]:
-    def run(micro_batches: Sequence[int] | None) -> Frontier:
-        return search(captured, machine, wishes, micro_batches)
-
-    if wishes.micro_batches or wishes.method != "joint":
-        frontier = run((1,))
-    else:
-        frontier = run(None) if objective == "memory" else if_tight(run, memory_limit)
-    fastest = frontier.fastest(memory_limit)
-    return (frontier.smallest() if objective == "memory" else fastest), frontier
+    smallest = objective == "memory"
+    frontier = search(captured, machine, wishes, memory_limit, smallest=smallest)
+    if smallest:
+        return frontier.smallest(memory_limit), frontier
+    return frontier.fastest(memory_limit), frontier
 
 
 def _on_fewest_devices(
-    captured: Captured, machine: Machine, memory_limit: int, wishes: Wishes
+    captured: Captured, machine: Machine, memory_limit: int | str | None, wishes: Wishes
 ) -> tuple[Plan, Frontier]:
+    limit = limit_on(machine, memory_limit)
     parts = list(machine_parts(machine))
-    enough = [part for part in parts if captured.state_bytes <= memory_limit * part.devices]
+    enough = [p for p in parts if limit is None or captured.state_bytes <= limit * p.devices]
     least: InfeasibleError | None = None
     refused: ConstraintError | None = None
     tried = enough or parts[-1:]  # where no number will do, the largest says what would
     for share, part in zip(wishes.shares(len(tried)), tried, strict=True):
         try:
-            frontier = search(captured, part, share)
+            frontier = search(captured, part, share, memory_limit)
             return frontier.fastest(memory_limit), frontier
         except ConstraintError as e:
             refused = e
@@ -279,12 +288,20 @@ def _on_fewest_devices(
     if least is None:
         assert refused is not None  # a machine has at least one device
         raise refused
+    assert limit is not None  # or the first would fit
     raise InfeasibleError(
-        f"no plan on 1 to {machine.devices} devices of {machine} fits {size(memory_limit)} per"
+        f"no plan on 1 to {machine.devices} devices of {machine} fits {size(limit)} per"
         f" rank; the smallest needs {size(least.smallest_bytes)}: raise the limit or take more"
         " devices",
         least.smallest_bytes,
     )
+
+
+def limit_on(machine: Machine, memory_limit: int | str | None) -> int | None:
+    """Bytes of the limit, of a device of `machine` where none is given; None is no limit."""
+    if memory_limit is None:
+        return machine.device.usable_bytes
+    return None if isinstance(memory_limit, str) else memory_limit
 
 
 def machine_parts(machine: Machine) -> Iterator[Machine]:

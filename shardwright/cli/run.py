@@ -119,7 +119,7 @@ def command(
     machine: str,
     figures: Mapping[str, object],
     time_operators: float,
-    memory_limit: int | None,
+    memory_limit: int | str | None,
     constraints: tuple[str, ...],
     seconds: float,
     habits: Mapping[str, str],
@@ -264,20 +264,20 @@ def _planned(
     machine: str,
     figures: Mapping[str, object],
     devices: int,
-    memory_limit: int | None,
+    memory_limit: int | str | None,
     wishes: planning.Wishes,
     *,
     cache: PlanCache | None,
     quiet: bool,
 ) -> Plan:
     known = planning.machine_of(machine, devices, figures)
-    limit = known.device.usable_bytes if memory_limit is None else memory_limit
+    limit = planning.limit_on(known, memory_limit)
     key = cache_key(captured, known, limit, wishes) if cache is not None else ""
     if cache is not None and (found := cache.find(key)) is not None:
         if not quiet:
             click.echo(f"{cache.file(key)}: {summary(found)}")
         return found
-    chosen, frontier = planning.choose(captured, known, "time", limit, wishes)
+    chosen, frontier = planning.choose(captured, known, "time", memory_limit, wishes)
     if cache is not None:
         cache.keep(key, chosen)
     if not quiet:

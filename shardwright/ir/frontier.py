@@ -22,6 +22,9 @@ for _power, _letter in enumerate("KMGT", start=1):
 Overtaken = Callable[[Bytes, Seconds, float], Plan | None]
 
 _UNITLESS = 2**20  # fewer bytes than this as a text without a unit are a forgotten unit
+UNLIMITED = "unlimited"  # the memory limit of who wants plans that exceed the devices' memory
+MOST_SETTLED = 16  # plans of a frontier whose memory is settled to show all of it
+
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
 
 
@@ -64,6 +67,11 @@ def parse_bytes(text: str | int | float) -> Bytes:
     if not 1 <= figure < math.inf:
         raise MemoryLimitError(f"memory {text!r} is no size; give more, as in 40GiB")
     return Bytes(int(figure))
+
+
+def parse_limit(text: str | int) -> Bytes | str:
+    """A memory limit: a number of bytes, or the word for none."""
+    return UNLIMITED if text == UNLIMITED else parse_bytes(text)
 
 
 def format_bytes(count: float) -> str:
@@ -123,6 +131,8 @@ class Frontier:
     Memory that adds up, as the search needs it, counts what is never alive at once, so plans need
     at most what is said here. `settle` gives a plan the memory that it really needs: that of a plan
     that is chosen is settled. `least` is what the plan at a place cannot need less than.
+    `device_bytes` is the memory that a device has for tensors, and the limit where none is given.
+    `hints` say what of this search or model makes that harder to keep than it need be.
     `overtaken` looks, within a limit, for a plan faster than so many seconds among those that are
     not here because another needs less by what adds up; it is told the share of that which plans
     were found to need.
@@ -136,6 +146,8 @@ class Frontier:
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     overtaken: Overtaken | None = field(default=None, compare=False, repr=False)
+    device_bytes: Bytes | None = None
+    hints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -155,21 +167,55 @@ class Frontier:
     def fastest(self, memory_limit: str | int | None = None) -> Plan:
         """The fastest plan whose peak memory per rank is within the limit (TensorOpt's mini-time).
 
+        Without a limit it is the memory of a device. With `"unlimited"` the plan may exceed that
+        and then has a note that says so.
         Raises `InfeasibleError`, naming the smallest memory that would do, when none is.
         """
-        if memory_limit is None:
-            return self.settled(self.plans[0])
-        limit = parse_bytes(memory_limit)
+        limit = self.limit(memory_limit)
+        if limit is None:
+            return self._told(self.settled(self.plans[0]))
         if (plan := self._fitting(limit)) is not None:
-            return plan
-        least = self.smallest()
+            return self._told(plan)
+        raise self._infeasible(limit, memory_limit)
+
+    def limit(self, memory_limit: str | int | None = None) -> Bytes | None:
+        """Bytes that a memory limit means here: of a device where none is given; None is none."""
+        if memory_limit is None:
+            return self.device_bytes
+        return None if memory_limit == UNLIMITED else parse_bytes(memory_limit)
+
+    def _infeasible(self, limit: Bytes, given: str | int | None) -> InfeasibleError:
+        """The error where nothing fits into `limit`, which may be `given`."""
+        least = self._smallest()
         under = " under these constraints" if self.constraints else ""
-        raise InfeasibleError(
-            f"no plan for {least.devices} devices of {least.machine}{under} fits into"
-            f" {format_bytes(limit)} per rank; the smallest needs"
-            f" {format_bytes(least.peak_bytes)}: raise the limit, add devices or shrink the batch",
+        whose = "" if given is not None else f" of a device of {least.machine}"
+        advice = "raise the limit, add devices or shrink the batch"
+        if given is None:
+            advice = (
+                "add devices, shrink the batch, or ask with the memory limit"
+                f" {UNLIMITED!r} for a plan that does not fit"
+            )
+        return InfeasibleError(
+            "; ".join(
+                (
+                    f"no plan for {least.devices} devices of {least.machine}{under} fits into"
+                    f" {format_bytes(limit)}{whose} per rank; the smallest needs"
+                    f" {format_bytes(least.peak_bytes)}: {advice}",
+                    *self.hints,
+                )
+            ),
             least.peak_bytes,
         )
+
+    def _told(self, plan: Plan) -> Plan:
+        """`plan`, which notes it where it exceeds the memory of a device."""
+        if self.device_bytes is None or plan.peak_bytes <= self.device_bytes:
+            return plan
+        note = (
+            f"exceeds the device memory: it needs {format_bytes(plan.peak_bytes)} per rank, a"
+            f" device of {plan.machine} has {format_bytes(self.device_bytes)}"
+        )
+        return replace(plan, notes=(note, *plan.notes))
 
     def _fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan that is found to fit; few are settled, as each takes a while."""
@@ -227,13 +273,41 @@ class Frontier:
         )
         return replace(plan, rivals=(*others, *known))
 
-    def smallest(self) -> Plan:
-        """The plan with the least peak memory per rank (TensorOpt's mini-memory)."""
+    def smallest(self, memory_limit: str | int | None = None) -> Plan:
+        """The plan with the least peak memory per rank (TensorOpt's mini-memory).
+
+        The limit is that of `fastest`: one that exceeds the memory of a device is only given where
+        that is `"unlimited"` or more; else `InfeasibleError` is raised.
+        """
+        limit, best = self.limit(memory_limit), self._smallest()
+        if limit is not None and best.peak_bytes > limit:
+            raise self._infeasible(limit, memory_limit)
+        return self._told(best)
+
+    def _smallest(self) -> Plan:
         best = self.settled(self.plans[-1])
         for place in range(len(self.plans) - 2, -1, -1):
             if self._least(place) < best.peak_bytes:
                 best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
         return best
+
+    def all_settled(self, most: int = MOST_SETTLED) -> Frontier:
+        """The frontier of the memory that plans and baselines really need.
+
+        Settling takes a while, so of a long frontier `most` plans are taken, evenly, with both
+        ends; of these remain those that none of the others beats.
+        """
+        last = len(self.plans) - 1
+        places = range(last + 1)
+        if last >= most:
+            places = sorted({round(i * last / (most - 1)) for i in range(most)})
+        found = [self.settled(self.plans[place]) for place in places]
+        kept: list[Plan] = []
+        for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
+            if not kept or plan.peak_bytes < kept[-1].peak_bytes:
+                kept.append(plan)
+        known = tuple(self.settled(plan) for plan in self.baselines)
+        return replace(self, plans=tuple(kept), baselines=known, settle=None, least=None)
 
     def bound(self, peak: int) -> Seconds:
         """Seconds that no plan that adds up to at most `peak` bytes beats, as these plans know it.
@@ -260,6 +334,8 @@ class Frontier:
         """The frontier in a notebook: time against memory as a picture, plans as a list to open."""
         from shardwright.ir.picture import picture
 
+        if self.settle is not None:
+            return self.all_settled()._repr_html_()
         rows = "".join(
             f"<tr><td>{mark}</td><td>{escape(str(plan))}</td></tr>"
             for mark, plan in [

@@ -65,6 +65,21 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
+def none_fits(frontier: Frontier) -> str:
+    """That no plan of a settled frontier fits the devices, and what is to be done; else empty."""
+    least, has = frontier[-1], frontier.device_bytes
+    if has is None or least.peak_bytes <= has:
+        return ""
+    needs = f"the smallest needs {size(least.peak_bytes)} per device, which has {size(has)}"
+    return "; ".join(
+        (
+            f"none fits: of all plans for {least.devices} devices of {least.machine} {needs}: add"
+            " devices or shrink the batch",
+            *frontier.hints,
+        )
+    )
+
+
 def why(
     chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
 ) -> list[str]:

@@ -22,7 +22,8 @@ from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
 _SHOWN = 12  # plans of a long frontier that are listed
-SETTLED = "memory/rank of * is followed tensor by tensor; the others need at most what is listed"
+SETTLED = "memory/rank is followed tensor by tensor; plans marked <= need at most what is listed"
+_AT_MOST = "<= "
 _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
 
 
@@ -31,6 +32,7 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
 
     That may be one that the frontier leaves out, which has no index.
     """
+    loose = frontier.settle is not None
     table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
     for heading in _HEADINGS:
         numeric = heading in ("step", "memory/rank", "compute", "comm")
@@ -46,7 +48,8 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
             off = False
         plan = chosen if chosen is not None and picked else frontier[index]
         style = bold if picked else None
-        table.add_row(*_row(f"{index}{'*' * picked}", plan, summary(plan)), style=style)
+        mark = f"{index}{'*' * picked}"
+        table.add_row(*_row(mark, plan, summary(plan), loose=loose), style=style)
     if chosen is not None and off:
         table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
     hidden = len(frontier) - len(listed)
@@ -55,7 +58,7 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
     table.add_section()
     for letter, plan in zip(ascii_lowercase, frontier.baselines, strict=False):
         style = None if plain else "dim"
-        table.add_row(*_row(letter, plan, _known(plan, frontier)), style=style)
+        table.add_row(*_row(letter, plan, _known(plan, frontier), loose=loose), style=style)
     return table
 
 
@@ -71,9 +74,7 @@ def notes(frontier: Frontier, text: str, chosen: Plan | None = None) -> list[str
     `text` is the table's own.
     """
     found = [LEGEND] if "%)" in text else []
-    if chosen is not None and (chosen.step_seconds, chosen.peak_bytes) not in frontier.costs:
-        found.append(SETTLED)
-    return found
+    return [*found, SETTLED] if _AT_MOST in text else found
 
 
 def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
@@ -83,11 +84,13 @@ def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _row(mark: str, plan: Plan, strategy: str) -> Iterator[str]:
+def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterator[str]:
+    """Cells of a row; `loose` memory that was not followed tensor by tensor is an upper bound."""
     parts = Parts.of(plan)
     yield mark
     yield milliseconds(plan.step_seconds)
-    yield size(plan.peak_bytes)
+    settled = plan.memory is not None or plan.pipeline is not None
+    yield size(plan.peak_bytes) if settled or not loose else _AT_MOST + size(plan.peak_bytes)
     yield milliseconds(parts.compute)
     yield milliseconds(parts.communication)
     yield strategy

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
-from shardwright.ir.frontier import Frontier, parse_bytes
+from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import (
@@ -20,6 +20,8 @@ from shardwright.rules.micro import (
     recounted,
 )
 from shardwright.rules.micro_graph import micro_graph
+
+ALL = "all"  # numbers of micro-batches, while more of them save memory
 
 _MOST = 1024  # micro-batches that are tried when nobody says how many
 
@@ -56,7 +58,7 @@ class MicroBook:
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The numbers of micro-batches that the graph can have, and why it cannot have others.
 
-        Of `wanted`, or of all powers of two; 1 if none is possible.
+        Of `wanted`, or, for None, of all powers of two; 1 if none is possible.
         """
         counts: list[int] = []
         notes: list[str] = []
@@ -68,6 +70,8 @@ class MicroBook:
                 counts.append(self.pieces(count).count)
             except MicroBatchError as e:
                 if wanted is None:
+                    if count == 2 and self.batch > 1:
+                        notes.append(f"micro-batches are not possible: {e}")
                     break
                 notes.append(f"{count} micro-batches are not possible: {e}")
         return tuple(counts) or (1,), tuple(notes)
@@ -77,19 +81,22 @@ def _powers() -> list[int]:
     return [2**i for i in range(_MOST.bit_length())]
 
 
-def if_tight(run: Callable[[Sequence[int] | None], Frontier], limit: str | int | None) -> Frontier:
+def if_tight(
+    run: Callable[[Sequence[int] | None], Frontier], limit: str | int | None = None
+) -> Frontier:
     """The frontier that `run` finds without micro-batches, or with them where `limit` asks for it.
 
     Micro-batches never make a step faster. They save memory, so they are worth
     trying where of the plans that are as good as the fastest none fits. That is asked of
-    the one that adds up to the least, by the memory that it really needs.
+    the one that adds up to the least, by the memory that it really needs. The limit is that of
+    `Frontier.fastest`.
     """
     plain = run((1,))
-    if limit is None:
-        return plain
-    most = parse_bytes(limit)
+    most = plain.limit(limit)
     smallest = plain.good - 1
-    if plain.costs[smallest][1] <= most or plain.settled(plain[smallest]).peak_bytes <= most:
+    if most is None or plain.costs[smallest][1] <= most:
+        return plain
+    if plain.settled(plain[smallest]).peak_bytes <= most:
         return plain
     more = run(None)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

@@ -20,24 +20,67 @@ from shardwright.ir.constraints import (
     Pin,
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh
+from shardwright.ir.pipeline import AXIS as PIPELINE
 from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 from shardwright.search.constrain import Marks, exists, hits
 from shardwright.search.meshes import AXES, meshes_of
 
 
+def stages_asked(
+    constraints: Sequence[Constraint], stages: Sequence[int] | None
+) -> Sequence[int] | None:
+    """The numbers of stages to search: those of meshes with `pp`, where none but 1 is asked for."""
+    named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    if stages is None or tuple(stages) != (1,):
+        return stages
+    return tuple(sorted({_groups(mesh) for mesh in named})) or stages
+
+
+def meshes_by_groups(
+    devices: int,
+    groups: Sequence[int],
+    constraints: Sequence[Constraint],
+    given: Sequence[Mesh] | None = None,
+) -> tuple[Mesh, ...]:
+    """The meshes of plans without stages, none where `groups` have no 1 or constraints say so.
+
+    Raises `ConstraintError` where constraints leave no number of groups a mesh.
+    """
+    found: tuple[Mesh, ...] = ()
+    reasons: list[ConstraintError] = []
+    for count in groups:
+        try:
+            left = allowed_meshes(
+                devices // count, constraints, given if count == 1 else None, count
+            )
+        except ConstraintError as e:
+            reasons.append(e)
+            continue
+        found = left if count == 1 else found
+    if len(reasons) == len(groups):
+        raise reasons[0]
+    return found
+
+
 def allowed_meshes(
-    devices: int, constraints: Sequence[Constraint], given: Sequence[Mesh] | None = None
+    devices: int,
+    constraints: Sequence[Constraint],
+    given: Sequence[Mesh] | None = None,
+    groups: int = 1,
 ) -> tuple[Mesh, ...]:
     """The meshes to search, of those `given` or else of all; raises `ConstraintError` for none.
 
+    With `groups` of devices, each a stage of a pipeline, they are the meshes of one of them. A mesh
+    constraint names it, as `dp=4`, or the whole machine with the axis of the groups, `pp=2 dp=4`.
     A mesh of one axis is there under the name of every axis that a pin speaks of.
     """
-    fixed = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    fixed = [_of_group(m) for m in named if PIPELINE not in m.names or _groups(m) == groups]
     spoken = [(c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along] + [
         (c, c.axis) for c in constraints if isinstance(c, Cap)
     ]
-    known = {*AXES, *(name for mesh in (*fixed, *(given or ())) for name in mesh.names)}
+    known = {*AXES, *(axis for mesh in (*named, *(given or ())) for axis in mesh.names)}
     for constraint, axis in spoken:
         if axis not in (EVERY_AXIS, *known):
             names = ", ".join(sorted(known))
@@ -46,12 +89,9 @@ def allowed_meshes(
                 " mesh constraint such as 'mesh dp=4 ep=2'"
             )
     found = given or fixed or _default_meshes(devices, constraints, {axis for _, axis in spoken})
-    found = [mesh for mesh in found if mesh.size == devices and (not fixed or mesh in fixed)]
+    found = [mesh for mesh in found if mesh.size == devices and (not named or mesh in fixed)]
     if not found:
-        raise ConstraintError(
-            f"{'; '.join(f'mesh {mesh} is of {mesh.size}' for mesh in fixed)}, not of {devices}"
-            f" device{'s' * (devices > 1)}; give sizes whose product is that"
-        )
+        raise _of_wrong_size(named, devices, groups)
     caps = [c for c in constraints if isinstance(c, Cap)]
     left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]
     if not left:
@@ -60,13 +100,38 @@ def allowed_meshes(
     return tuple(left)
 
 
-def require_one(refused: Sequence[str], tried: int, devices: int) -> None:
-    """Raise `ConstraintError` with the reasons if all of the `tried` meshes are refused."""
-    if len(refused) == tried:
-        reasons = sorted(dict.fromkeys(refused), key=lambda reason: " has no axis " in reason)
-        more = f" (other meshes: {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+def _groups(mesh: Mesh) -> int:
+    return dict(mesh.axes).get(PIPELINE, 1)
+
+
+def _of_group(mesh: Mesh) -> Mesh:
+    """The mesh of one group of devices."""
+    left = tuple((name, size) for name, size in mesh.axes if name != PIPELINE)
+    return Mesh(left or (("dp", 1),))
+
+
+def _of_wrong_size(named: Sequence[Mesh], devices: int, groups: int) -> ConstraintError:
+    """The error where no mesh that constraints name is one of a group of so many devices."""
+    have = "; ".join(f"mesh {mesh} is of {mesh.size}" for mesh in named)
+    every, plural = groups * devices, "s" * (groups * devices > 1)
+    if groups == 1:
+        return ConstraintError(
+            f"{have}, not of {every} device{plural}; give sizes whose product is that, or with"
+            f" stages a mesh such as {PIPELINE}=2 dp=… of all devices"
+        )
+    return ConstraintError(
+        f"{have}; {groups} stages on {every} devices need the mesh of one stage's group, of"
+        f" {devices}, or of all of them, {PIPELINE}={groups} first"
+    )
+
+
+def refuse(reasons: Sequence[str], devices: int) -> None:
+    """Raise `ConstraintError` with the reasons why meshes have no plan, if there are any."""
+    if reasons:
+        found = sorted(dict.fromkeys(reasons), key=lambda reason: " has no axis " in reason)
+        more = f" (other meshes: {len(found) - 1} more reasons)" if len(found) > 1 else ""
         raise ConstraintError(
-            f"no plan on {devices} devices meets the constraints: {reasons[0]}{more}"
+            f"no plan on {devices} devices meets the constraints: {found[0]}{more}"
         )
 
 

@@ -244,7 +244,8 @@ class Piping:
     def _meshes(self, groups: int) -> Sequence[Mesh]:
         """Meshes of one group, from that on which is most like what was best."""
         try:
-            found = allowed_meshes(self.rounds.machine.devices // groups, self.wanted)
+            devices = self.rounds.machine.devices // groups
+            found = allowed_meshes(devices, self.wanted, groups=groups)
         except ConstraintError as e:
             self.rounds.refuse(e)
             return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.cost.memory import known_optimizer
@@ -15,13 +16,15 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.rules.micro import MicroBatchError
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.memories import Memories
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
+from shardwright.search.micro import ALL, if_tight
 from shardwright.search.overtaken import Overtaken
-from shardwright.search.permitted import allowed_meshes, require_one
+from shardwright.search.permitted import meshes_by_groups, refuse, stages_asked
 from shardwright.search.piping import Piping, stages_of
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
 from shardwright.search.settle import settled
@@ -51,7 +54,8 @@ def search(
     recompute: bool = True,
     meshes: Sequence[Mesh] | None = None,
     constraints: Sequence[str | Constraint] = (),
-    micro_batches: Sequence[int] | None = (1,),
+    micro_batches: Sequence[int] | str | None = None,
+    memory_limit: str | int | None = None,
     stages: Sequence[int] | None = (1,),
     allow_async: bool = False,
     seconds: float = math.inf,
@@ -65,8 +69,9 @@ def search(
     "joint".
 
     Every mesh of one and of two axes over all its devices is searched, unless
-    `meshes` says which, with each number of `micro_batches`; None tries 2, 4, 8
-    and so on for as long as they save memory. With `stages` other than 1, devices
+    `meshes` says which, with each number of `micro_batches`. None tries more than one where
+    `memory_limit`, by default the memory of a device, makes plans slower or rules all out; "all"
+    tries 2, 4, 8 and so on for as long as they save memory. With `stages` other than 1, devices
     form as many groups, and pipelines through them are searched as well
     (`pipelines.py`); None climbs to the best of 2, 4, 8 and so on. With `allow_async`
     so are asynchronous ones, a device a stage, which change the optimisation; if no stages are
@@ -90,46 +95,92 @@ def search(
     machine = machine_of(machine)
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
+    if isinstance(micro_batches, str) and micro_batches != ALL:
+        raise MicroBatchError(
+            f"micro_batches={micro_batches!r} is not known; give numbers such as (1, 2, 4),"
+            f" {ALL!r}, or None for as many as the memory limit asks for"
+        )
     if method == "kcut":
         plain = not (exact or constraints or allow_async) and len(meshes or ()) <= 1
-        if not plain or micro_batches is None or {*micro_batches, *(stages or (0,))} != {1}:
+        if not plain or {*(micro_batches or (1,)), *(stages or (0,))} != {1}:
             raise MethodError(
                 "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
                 " micro-batches, no stages and no `allow_async`; leave these out"
             )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
         # Its neighbours on the page: the ends of the frontier, and the baselines.
-        ends = partial(search, graph, machine, optimizer, seconds=0, recompute=False)
-        return kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
-    start = time.perf_counter()
+        ends = partial(
+            search, graph, machine, optimizer, seconds=0, recompute=False, micro_batches=(1,)
+        )
+        found = kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
+        return replace(found, device_bytes=machine.device.usable_bytes)
     wanted = parse_constraints(constraints)
-    chosen = check_arguments(machine, wanted, stages, meshes)
-    marks = Marks.on(graph, wanted)
-    sources = Sources(graph, marks, recompute=recompute)
-    counts, impossible = sources.possible(micro_batches)
-    rounds = Rounds(sources, machine, optimizer, exact, impossible)
-    tell = progress or _silent
+    groups, chosen = check_arguments(machine, wanted, stages, meshes)
     if allow_async and stages is not None and tuple(stages) == (1,):
         stages = None  # to allow them and to try none would be odd
-    groups = stages_of(machine, stages)
+        groups = stages_of(machine, stages)
+    asked = _Asked(groups, meshes, chosen, wanted, stages is not None, allow_async)
+    sources = Sources(graph, Marks.on(graph, wanted), recompute=recompute)
+    end = time.perf_counter() + seconds
+
+    def run(counts: Sequence[int] | None) -> Frontier:
+        return _search(sources, machine, optimizer, exact, counts, asked, end, progress or _silent)
+
+    if micro_batches is None:
+        return if_tight(run, memory_limit)
+    return run(None if isinstance(micro_batches, str) else micro_batches)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Which meshes and pipelines a search tries: `chosen` are those of plans without stages.
+
+    With `every` all numbers of groups are tried.
+    """
+
+    groups: Sequence[int]
+    meshes: Sequence[Mesh] | None
+    chosen: Sequence[Mesh]
+    wanted: Sequence[Constraint]
+    every: bool
+    allow_async: bool
+
+
+def _search(
+    sources: Sources,
+    machine: Machine,
+    optimizer: str,
+    exact: bool,
+    micro_batches: Sequence[int] | None,
+    asked: _Asked,
+    end: float,
+    tell: Progress,
+) -> Frontier:
+    """The frontier with these numbers of micro-batches, all powers of two for None."""
+    start = time.perf_counter()
+    wanted, groups = asked.wanted, asked.groups
+    counts, impossible = sources.possible(micro_batches)
+    rounds = Rounds(sources, machine, optimizer, exact, impossible)
     several = groups[groups[0] == 1 :]
     share = _SHARE if several else 1.0  # of the bar
-    end = start + seconds
     if 1 in groups:
         part = _part(tell, 0.0, share)
-        _search_meshes(rounds, chosen, counts, micro_batches is None, not wanted, end, part)
-    every, part = stages is not None, _part(tell, share, 1.0)
-    Piping(rounds, wanted, micro_batches, every, allow_async, end, part).search(several)
-    if not rounds.found and not wanted:
+        while_useful = micro_batches is None
+        _search_meshes(rounds, asked.chosen, counts, while_useful, not wanted, end, part)
+    part = _part(tell, share, 1.0)
+    piping = Piping(rounds, wanted, micro_batches, asked.every, asked.allow_async, end, part)
+    piping.search(several)
+    if not rounds.found:
+        refuse(rounds.refused, machine.devices)
         raise PipelineError(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
             " ask for fewer stages"
         )
     if wanted:
-        require_one(rounds.refused, len(chosen), machine.devices)
-        free = Sources(graph, recompute=False)
-        for mesh in dict.fromkeys((*(meshes or meshes_of(machine.devices)), *chosen)):
-            rounds.compare(free, mesh, counts[0], wanted, marks)
+        free = Sources(sources.graph, recompute=False)
+        known = (*(asked.meshes or meshes_of(machine.devices)), *asked.chosen)
+        for mesh in dict.fromkeys(known):
+            rounds.compare(free, mesh, counts[0], wanted, sources.marks)
     tell("done", 1.0)
     return _frontier_of(rounds, wanted, start)
 
@@ -139,14 +190,15 @@ def check_arguments(
     constraints: Sequence[str | Constraint] = (),
     stages: Sequence[int] | None = (1,),
     meshes: Sequence[Mesh] | None = None,
-) -> tuple[Mesh, ...]:
-    """The meshes to search; needs no graph, so that mistakes show before a model is captured.
+) -> tuple[tuple[int, ...], tuple[Mesh, ...]]:
+    """Numbers of groups, and meshes of plans without stages, to search.
 
+    Needs no graph, so that mistakes show before a model is captured.
     Raises `ConstraintError` or `PipelineError` for what the machine's devices cannot be.
     """
-    found = allowed_meshes(machine.devices, parse_constraints(constraints), meshes)
-    stages_of(machine, stages)
-    return found
+    wanted = parse_constraints(constraints)
+    groups = stages_of(machine, stages_asked(wanted, stages))
+    return groups, meshes_by_groups(machine.devices, groups, wanted, meshes)
 
 
 def _search_meshes(
@@ -215,6 +267,8 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
         settle=memories.settled,
         least=lambda place: kept[place].least,
         overtaken=Overtaken(every, write, memories.settled).faster,
+        device_bytes=rounds.machine.device.usable_bytes,
+        hints=rounds.notes,
     )
 
 

@@ -56,7 +56,7 @@ def _planned(graph, machine):
     try:
         plan, fits = frontier.fastest(machine.device.memory_bytes), ""
     except InfeasibleError:
-        plan, fits = frontier.smallest(), " (does not fit)"
+        plan, fits = frontier.smallest("unlimited"), " (does not fit)"
     memory = plan.peak_bytes / 2**30
     return f"{plan.mesh}, {plan.step_seconds * 1e3:.1f} ms, {memory:.1f} GiB{fits}"
 

@@ -14,6 +14,7 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.habits import Habits
+from shardwright.search.micro import if_tight
 from tests import plans
 
 JOB = """
@@ -66,7 +67,8 @@ class FakeApi(types.ModuleType):
 
     def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))
-        micro_batches = asked.pop("micro_batches", (1,))
+        micro_batches = asked.pop("micro_batches", None)
+        limit = asked.pop("memory_limit", None)
         self.micro_batches.append(micro_batches)
         self.asked.append(asked)
         self.methods.append(asked.get("method"))
@@ -85,13 +87,21 @@ class FakeApi(types.ModuleType):
                 mesh=plans.simple(mesh=f"dp={machine.devices}").mesh,
             )
 
-        found = plans.frontier()
-        every = list(found)
-        if micro_batches is None or 2 in micro_batches:
-            every.append(replace(plans.simple(ms=300, mib=80), micro_batches=2))
-        return Frontier(
-            tuple(on_these(p) for p in every), tuple(on_these(p) for p in found.baselines), 0.25
-        )
+        def run(counts):
+            found = plans.frontier()
+            every = list(found)
+            if counts is None or 2 in counts:
+                every.append(replace(plans.simple(ms=300, mib=80), micro_batches=2))
+            return Frontier(
+                tuple(on_these(p) for p in every),
+                tuple(on_these(p) for p in found.baselines),
+                0.25,
+                device_bytes=machine.device.usable_bytes,
+            )
+
+        if micro_batches is None:
+            return if_tight(run, limit)
+        return run(None if micro_batches == "all" else micro_batches)
 
     def verify(self, model, plan, args=(), kwargs=None):
         return self.report

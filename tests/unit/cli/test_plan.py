@@ -73,8 +73,8 @@ def test_objective_and_limit_choose_from_the_frontier(api, target, as_json, opti
 @pytest.mark.parametrize(
     "options, asked, chosen",
     [
-        (("--memory-limit", "300MiB"), [(1,)], 1),
-        (("--memory-limit", "90MiB"), [(1,), None], 2),
+        (("--memory-limit", "300MiB"), [None], 1),
+        (("--memory-limit", "90MiB"), [None], 2),
         (("--micro-batches", "2,1"), [(1, 2)], 1),
         (("--micro-batches", "2", "--objective", "memory"), [(2,)], 2),
     ],
@@ -85,7 +85,7 @@ def test_micro_batches_are_tried_when_named_or_needed(api, target, as_json, opti
     assert found["micro_batches"] == found["plan"]["micro_batches"] == chosen
 
 
-@pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 5)])
+@pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 4)])
 def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devices):
     found = as_json(
         "plan", target, "--machine", "8xcpu", "--objective", "devices", "--memory-limit", limit
@@ -191,7 +191,7 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
         ),
         (
             ("--machine", "2xcpu", "--objective", "devices", "--memory-limit", "50MiB"),
-            "no plan on 1 to 2 devices of 2xcpu fits 50.0 MiB per rank; the smallest needs 100 MiB",
+            "no plan on 1 to 2 devices of 2xcpu fits 50.0 MiB per rank; the smallest needs 80.0",
         ),
         (
             ("--machine", "2xcpu", "--micro-batches", "0,2"),
