@@ -298,7 +298,7 @@ class Frontier:
         ends; of these remain those that none of the others beats.
         """
         last = len(self.plans) - 1
-        places = range(last + 1)
+        places: Sequence[int] = range(last + 1)
         if last >= most:
             places = sorted({round(i * last / (most - 1)) for i in range(most)})
         found = [self.settled(self.plans[place]) for place in places]
