@@ -14,7 +14,9 @@ from shardwright.ir.plan import Plan, PlanError
 _VERSION = 2  # plans of the first one store parameters in layouts that are refused now
 
 
-def cache_key(captured: planning.Captured, machine: Machine, limit: int | None, wishes: object) -> str:
+def cache_key(
+    captured: planning.Captured, machine: Machine, limit: int | None, wishes: object
+) -> str:
     """A name for the search: graph, optimizer, machine, memory limit and wishes."""
     asked = (_VERSION, captured.graph.fingerprint, captured.optimizer, machine.to_toml(), limit)
     return hashlib.sha256(repr((*asked, wishes)).encode()).hexdigest()[:16]
