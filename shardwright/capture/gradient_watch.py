@@ -203,7 +203,8 @@ class GradientWatch(TorchFunctionMode):
         """The path of the innermost module whose code is running."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            path = self._paths.get(id(frame.f_locals.get("self")))
+            owner: Any = frame.f_locals.get("self")
+            path: str | None = self._paths.get(id(owner))
             if path is not None:
                 return path
             frame = frame.f_back

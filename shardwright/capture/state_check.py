@@ -93,7 +93,8 @@ def _differs(trial: Trial, changed: Sequence[Place]) -> Place | None:
 
 
 def _call(trial: Trial, more: Sequence[Tensor]) -> _Calls:
-    with _Calls([*trial.data, *more]) as calls:
+    calls = _Calls([*trial.data, *more])
+    with calls:
         trial.run()
     return calls
 
