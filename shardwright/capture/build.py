@@ -195,13 +195,24 @@ class _Builder:
         several = isinstance(values, tuple | list)
         require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
-        args = tuple(self._arg(a) for a in _parts_with_elements(node))
+        try:
+            args = tuple(self._arg(a) for a in _parts_with_elements(node))
+        except CaptureError as e:
+            raise error(node, f"{target}: {e}") from e
         if target == UNIFORM:
             args = (args[0], self.draws)
             self.draws += 1
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
         op = Op(node.name, target, args, kwargs, results, source_of(node), part_of=part_of(node))
-        self._add(op, values if several else (values,))
+        try:
+            self._add(op, values if several else (values,))
+        except (NotImplementedError, RuntimeError) as e:
+            raise error(
+                node,
+                f"{target} does not tell what it gives, or what of it has a gradient, without"
+                f" computing it ({_first_line(e)}); use another operator, or compute it outside the"
+                " model",
+            ) from e
         self.names[node] = results if several else results[0]
 
     def add_outputs(
@@ -281,7 +292,7 @@ class _Builder:
             if isinstance(arg, known):
                 name = "here" if kind == "device" else str(arg).removeprefix("torch.")
                 return Symbol(kind, name)
-        raise CaptureError(f"an operator has an argument of type {type(arg).__name__}: {arg}")
+        raise CaptureError(f"the argument {arg} is a {type(arg).__name__}, which no plan can hold")
 
     def _only_part(self, node: fx.Node) -> str | None:
         """The operand that a `cat` with otherwise empty parts just returns."""
@@ -302,6 +313,11 @@ _SYMBOLS: dict[str, type] = {
     "memory_format": torch.memory_format,
     "device": torch.device,
 }
+
+
+def _first_line(error: Exception) -> str:
+    """The first sentence of an error of torch's."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0]
 
 
 def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:

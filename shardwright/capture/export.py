@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from shardwright.capture.regions import inline_regions
 from shardwright.capture.repeats import Repeats
 from shardwright.capture.returned import Returned as AllReturned
 from shardwright.capture.returned import take_outputs
+from shardwright.capture.rewritten import Rewritten
 from shardwright.ir.habits import EXACT, Habits
 
 _MOST_ATTEMPTS = 3  # to export with blocks shared
@@ -149,7 +151,8 @@ def _export(
             functional = None if strict else _with_repeats(call, example, table)
             if functional is None:
                 said.truncate(said.seek(0))  # what was begun is done again
-                with watched(call.model):
+                rewritten = nullcontext() if strict else Rewritten()
+                with watched(call.model), rewritten:
                     program = torch.export.export(call, example, strict=strict)
                 functional = _functional(program, table)
     finally:
@@ -168,7 +171,7 @@ def _with_repeats(
         if not repeats.found:
             return None
         try:
-            with repeats, call.shared(repeats), watched(call.model):
+            with repeats, call.shared(repeats), watched(call.model), Rewritten():
                 program = torch.export.export(call, example, strict=False)
             if not repeats.failed:
                 put_in_line(program, repeats.placed)
@@ -209,6 +212,12 @@ def _explain(model: nn.Module, error: Exception) -> str:
     frame = users_frame(traceback.extract_tb(error.__traceback__))
     where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
     kind = type(error).__name__
+    if "DynamicOutputShape" in kind:
+        return (
+            f"{type(model).__name__} cannot be captured: {where}: the sizes of what {reason[0]}"
+            " gives are not known without computing it; compute it outside the model, from what the"
+            " model returns"
+        )
     if "DataDependent" in kind or "data-dependent" in str(error).lower():
         return (
             f"{type(model).__name__} cannot be captured: {where} decides on the value of a tensor"

@@ -246,14 +246,24 @@ def largest_atoms(atoms: Atoms, layout: Layout) -> Atoms:
 
 
 def fits(atoms: Atoms, layout: Layout) -> bool:
-    """Whether every placement names an atom and no device would hold an empty tile."""
+    """Whether every placement names an atom and no device would hold an empty tile.
+
+    A tensor without elements is replicated.
+    """
     for placement in layout.placements:
         if isinstance(placement, Shard) and not (
-            placement.dim < len(atoms) and placement.atom < len(atoms[placement.dim])
+            placement.dim < len(atoms)
+            and placement.atom < len(atoms[placement.dim])
+            and atoms[placement.dim][placement.atom]
         ):
             return False
     last = tuple(size - 1 for size in layout.mesh.shape)
-    return all(size > 0 for sizes in local_atoms(atoms, layout, last) for size in sizes)
+    tiles = zip(atoms, local_atoms(atoms, layout, last), strict=True)
+    return all(
+        local > 0 or size == 0
+        for sizes, locals_ in tiles
+        for size, local in zip(sizes, locals_, strict=True)
+    )
 
 
 def is_natural(atoms: Atoms, layout: Layout) -> bool:

@@ -97,6 +97,8 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
     try:
         if op.target.split(".")[0] not in table.NAMESPACES:
             return None
+        if any(0 in shape for shape in (*call.operands, *call.results)):
+            return _opaque(call)  # without elements there is nothing to split
         if kind in table.BUILDERS:
             return table.BUILDERS[kind](call)
         if kind in table.TEXT:
@@ -130,11 +132,11 @@ def _carried(call: Call) -> Notation:
 
 
 def _opaque(call: Call) -> Notation:
-    """Every dimension its own and whole."""
+    """Every dimension is its own, and whole."""
     sizes: dict[str, int] = {}
 
     def dims(tag: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
-        names = [f"{tag}d{d}" if size > 1 else "" for d, size in enumerate(shape)]
+        names = [f"{tag}d{d}" if size != 1 else "" for d, size in enumerate(shape)]
         sizes.update((n, size) for n, size in zip(names, shape, strict=True) if n)
         return tuple((n,) if n else () for n in names)
 

@@ -36,33 +36,34 @@ def baddbmm(call: Call) -> Notation:
     return parse(f"+{bias}, b m k, b k n -> b m n", call.operands, call.results, work="b m k n")
 
 
-def convolution(call: Call) -> Notation | None:
-    """`conv1d/2d/3d`: batch and output channels are parallel, input channels are summed."""
+def convolution(call: Call) -> Notation:
+    """`conv1d/2d/3d`: batch and output channels are parallel, input channels are summed.
+
+    The batch may be missing.
+    """
     spatial = len(call.operands[1]) - 2
-    if len(call.operands[0]) != spatial + 2:
-        return None
+    b = "b" if len(call.operands[0]) == spatial + 2 else ""
     groups = call.arg(6, "groups", 1)
     kernel, inside, outside = (
         " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
     )
     sizes = {"g": groups} if isinstance(groups, int) and groups > 1 else {"g": 1}
-    text = f"b (g c) {inside}, (g o) c {kernel}, +(g o) -> b (g o) {outside}"
-    work = f"b g c o {kernel} {outside}".replace("!", "")
+    text = f"{b} (g c) {inside}, (g o) c {kernel}, +(g o) -> {b} (g o) {outside}"
+    work = f"{b} g c o {kernel} {outside}".replace("!", "")
     return parse(text, call.operands, call.results, sizes=sizes, work=work)
 
 
-def transposed_convolution(call: Call) -> Notation | None:
+def transposed_convolution(call: Call) -> Notation:
     """`conv_transpose1d/2d/3d`: its weight is (input channels, output channels per group, ...)."""
     spatial = len(call.operands[1]) - 2
-    if len(call.operands[0]) != spatial + 2:
-        return None
+    b = "b" if len(call.operands[0]) == spatial + 2 else ""
     groups = call.arg(6, "groups", 1)
     kernel, inside, outside = (
         " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
     )
     assert isinstance(groups, int)
-    text = f"b (g c) {inside}, (g c) o {kernel}, +(g o) -> b (g o) {outside}"
-    work = f"b g c o {kernel} {inside}".replace("!", "")
+    text = f"{b} (g c) {inside}, (g c) o {kernel}, +(g o) -> {b} (g o) {outside}"
+    work = f"{b} g c o {kernel} {inside}".replace("!", "")
     return parse(text, call.operands, call.results, sizes={"g": groups}, work=work)
 
 

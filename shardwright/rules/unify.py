@@ -114,7 +114,7 @@ class Unified:
 def unify(graph: Graph, notations: Mapping[str, Notation]) -> Unified:
     """Solve the equations of all `notations`, which are by operator name."""
     values = {
-        value.name: tuple(Dim(size) if size > 1 else None for size in value.shape)
+        value.name: tuple(Dim(size) if size != 1 else None for size in value.shape)
         for value in graph.values
     }
     indices: dict[str, dict[str, Dim]] = {}

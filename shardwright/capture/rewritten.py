@@ -1,0 +1,151 @@
+"""Functions of torch that tracing cannot follow, computed by their formulas.
+
+`torch.cov` warns where there are too few observations, and `gaussian_nll_loss` raises for a
+negative variance: decisions on a value, which no graph can take. Where torch would raise the
+result is NaN. `instance_norm` updates running statistics that its schema does not declare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shardwright.capture.call import CaptureError
+
+
+@final
+class Rewritten(TorchFunctionMode):
+    """Within, the functions of this file take the place of torch's."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _REWRITTEN.get(func, func)(*args, **(kwargs or {}))
+
+
+def _covariance(
+    x: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """The covariance of the rows of `x`, as `torch.cov`; with too few observations infinite."""
+    rows = x.reshape(1, -1) if x.dim() < 2 else x
+    weights = fweights
+    if aweights is not None:
+        weights = aweights if weights is None else weights * aweights
+    weighted = rows if weights is None else rows * weights
+    total: Any = rows.shape[1] if weights is None else weights.sum()
+    rest = total - correction
+    if weights is not None and aweights is not None and correction != 0:
+        rest = total - correction * (weights * aweights).sum() / total
+    rest = rest.clamp(min=0) if isinstance(rest, Tensor) else rows.new_full((), max(rest, 0))
+    mean = (weighted.sum(1) / total).unsqueeze(1)
+    centred = rows - mean
+    others = centred if weights is None else centred * weights
+    return (torch.mm(centred, others.t().conj()) / rest).squeeze()
+
+
+def _correlation(x: Tensor) -> Tensor:
+    """The correlation coefficients of the rows of `x`, as `torch.corrcoef`."""
+    found = _covariance(x)
+    if found.dim() == 0:
+        return found / found
+    deviation = torch.sqrt(found.diag().real if found.is_complex() else found.diag())
+    found = found / deviation.view(-1, 1) / deviation.view(1, -1)
+    if found.is_complex():
+        return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1))
+    return found.clip(-1, 1)
+
+
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The loss of `F.gaussian_nll_loss`; NaN where the variance is negative."""
+    if not isinstance(var, Tensor):
+        if var < 0:
+            raise ValueError("var has negative entry/entries")
+        var = var * torch.ones_like(input)
+    if var.size() != input.size():
+        if input.size()[:-1] == var.size():
+            var = var.unsqueeze(-1)
+        elif input.size()[:-1] != var.size()[:-1] or var.size(-1) != 1:
+            raise ValueError("var is of incorrect size")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not valid")
+    # As torch's: the clamp is no part of the derivative.
+    var = torch.where(var < 0, math.nan, var)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return {"none": lambda: loss, "mean": loss.mean, "sum": loss.sum}[reduction]()
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`F.instance_norm`, whose running statistics are updated where a graph can see it."""
+    if not use_input_stats or running_mean is None or running_var is None:
+        return F.instance_norm(
+            input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        )
+    with torch.no_grad():
+        x = input.detach().flatten(2)
+        mean = x.sum(2) / x.shape[2]
+        squares = (x - mean.unsqueeze(2)).square().sum(2)
+        variance = squares / max(1, x.shape[2] - 1)
+        for running, one in ((running_mean, mean), (running_var, variance)):
+            running.mul_(1 - momentum).add_((one.sum(0) / x.shape[0]).to(running.dtype) * momentum)
+    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+def _unseen(name: str) -> Callable[..., Tensor]:
+    """A logical operator in place, which autograd takes for the identity."""
+
+    def refuse_gradients(x: Tensor, *args: Any) -> Tensor:
+        if x.requires_grad:
+            raise CaptureError(
+                f"{name}_ writes into a tensor that requires a gradient, unseen by autograd: the"
+                f" gradient passes as if nothing was written; use {name}"
+            )
+        written: Tensor = getattr(Tensor, f"{name}_")(x, *args)
+        return written
+
+    return refuse_gradients
+
+
+_LOGICAL = ("logical_and", "logical_not", "logical_or", "logical_xor")
+
+_REWRITTEN: dict[Any, Callable[..., Any]] = {
+    torch.cov: _covariance,
+    torch.Tensor.cov: _covariance,
+    torch.corrcoef: _correlation,
+    torch.Tensor.corrcoef: _correlation,
+    F.gaussian_nll_loss: _gaussian_nll_loss,
+    F.instance_norm: _instance_norm,
+    **{getattr(Tensor, f"{name}_"): _unseen(name) for name in _LOGICAL},
+}
