@@ -20,6 +20,7 @@ PARTS = (
     "async.md",
     "constraints.md",
     "models.md",
+    "operators.md",
     "pipelines.md",
     "training.md",
     "wide.md",
