@@ -131,7 +131,8 @@ def _reason(finding: dict[str, Any]) -> str:
     if finding["verdict"] == "whole":
         operators = ", ".join(f"`{name}`" for name in finding["whole"]) or "it has no dimensions"
         return f"{operators}: no split gives the same results"
-    text = finding["texts"][0].partition("): ")[2] or finding["texts"][0]
+    first = str(finding["texts"][0])
+    text = first.partition("): ")[2] or first
     return text.replace(str(ROOT), ".").replace("|", "\\|")[:240]
 
 

@@ -95,7 +95,9 @@ def _gaussian_nll_loss(
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
-    return {"none": lambda: loss, "mean": loss.mean, "sum": loss.sum}[reduction]()
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 def _instance_norm(

@@ -21,6 +21,12 @@ from shardwright.runtime.waiting import Waited, exchange_over, reduce_over, wait
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _TAG = 39  # keeps parts of gathers from other messages between the same two ranks
+_WIDER = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
 
 
 class _Together:
@@ -59,8 +65,11 @@ def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Wa
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     """`x` after `move`, which moves data along `mesh`, of one axis; in memory of its own.
 
-    Tiles are seen as their atoms, one dimension each, in any dtype that the backend sums.
+    Tiles are seen as their atoms, one dimension each. Backends know few integers: others travel in
+    wider ones, in which sums wrap around to the same.
     """
+    if x.dtype in _WIDER:
+        return collected(x.to(_WIDER[x.dtype]), move, mesh).to(x.dtype)
     group = mesh.get_group()
     match move.collective:
         case Collective.ALL_REDUCE:

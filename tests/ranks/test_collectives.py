@@ -1,6 +1,6 @@
 """Steps on plain tiles give what cutting, joining and adding up whole tensors gives."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from shardwright.runtime.collectives import collected
 from tests.ranks.harness import run_ranks
 
 RANKS = 3
+DTYPES = torch.float64, torch.complex128, torch.int16  # gloo knows no integers of 16 bits
 SHAPES = (6, 3), (5, 4), (1, 7), (2, 4, 5)  # over three ranks: even, shorter last tiles, empty ones
 
 
@@ -23,8 +24,8 @@ def test_every_step_of_uneven_tiles_is_exact():
 def _collects():
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     rank, seed = mesh.get_local_rank(), torch.Generator().manual_seed(3)
-    for shape in SHAPES:
-        parts = [torch.randint(-99, 99, shape, generator=seed).double() for _ in range(RANKS)]
+    for shape, dtype in product(SHAPES, DTYPES):
+        parts = [torch.randint(-99, 99, shape, generator=seed).to(dtype) for _ in range(RANKS)]
         whole, mine = sum(parts), parts[rank]
         for kind, src, dst in _steps(len(shape)):
             given = mine if src < 0 else _tile(whole, src, rank)
@@ -35,7 +36,7 @@ def _collects():
             length = 0 if dst < 0 else expected.shape[dst]
             move = Move("dp", kind, shape, src, dst, start, length, True)
             found = collected(tile, move, mesh)
-            assert torch.equal(found, expected), (kind, shape, src, dst)
+            assert torch.equal(found, expected), (kind, shape, dtype, src, dst)
             assert torch.equal(tile, given), f"{kind} writes into what it is given"
 
 
