@@ -1,0 +1,38 @@
+"""Changes to torch that hold for as long as a model is being captured, by whichever threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import final
+
+
+@final
+class Patches:
+    """One change that is made when the first thread needs it and undone after the last.
+
+    The change itself has to look at a `ContextVar`, so that threads that
+    capture nothing see none of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: Callable[[], None] | None = None
+
+    @contextmanager
+    def applied(self, apply: Callable[[], Callable[[], None]]) -> Iterator[None]:
+        """Within, what `apply` changed is in force; what it returned undoes it."""
+        with self._lock:
+            if self._users == 0:
+                self._undo = apply()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and self._undo is not None:
+                    undo, self._undo = self._undo, None
+                    undo()
