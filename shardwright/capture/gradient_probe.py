@@ -32,6 +32,7 @@ from shardwright.ir.graph import Graph, LeafKind, Op
 _MOST_ELEMENTS = 2**28  # of all values of a graph: larger ones are judged by their structure
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3}  # of a gradient's largest element
 _COARSE = 5e-2  # of 16-bit floats
+_ROUNDING = 1e-2  # of that, of the largest element of all gradients: what cancels leaves so much
 _DROPOUTS: tuple[Any, ...] = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
@@ -109,8 +110,10 @@ def probe(
             _check_structure(captured.graph, suspected)
             return
         ours = _Gradients.of(own, lambda: _run_graph(model, batch, captured, device))
+    largest = theirs.largest()
     for name in own:
-        if (difference := _difference(theirs.by_name[name], ours.by_name[name])) is not None:
+        difference = _difference(theirs.by_name[name], ours.by_name[name], largest)
+        if difference is not None:
             raise CaptureError(
                 f"{_all(suspected)}: the captured graph gives {name} another gradient than the"
                 f" module does ({difference}); write this as operators that autograd differentiates"
@@ -139,6 +142,13 @@ class _Gradients:
         ]
         found = torch.autograd.grad(outputs, list(own.values()), weights, allow_unused=True)
         return cls(dict(zip(own, found, strict=True)))
+
+    def largest(self) -> float:
+        """The absolute value of the largest element that is a number."""
+        every = (
+            g.nan_to_num().abs().max() for g in self.by_name.values() if g is not None and g.numel()
+        )
+        return max(map(float, every), default=0.0)
 
 
 def _has_values(model: nn.Module, tensors: Mapping[str, torch.Tensor], captured: Captured) -> bool:
@@ -243,7 +253,9 @@ def _check_structure(graph: Graph, suspected: Sequence[Suspicion]) -> None:
             )
 
 
-def _difference(theirs: torch.Tensor | None, ours: torch.Tensor | None) -> str | None:
+def _difference(
+    theirs: torch.Tensor | None, ours: torch.Tensor | None, largest: float
+) -> str | None:
     """The difference in words, or None where there is none; no gradient counts as zeros."""
     if theirs is None and ours is None:
         return None
@@ -258,7 +270,7 @@ def _difference(theirs: torch.Tensor | None, ours: torch.Tensor | None) -> str |
     if worst != worst:  # NaN on one side at least
         same = torch.equal(theirs.isnan(), ours.isnan())
         return None if same else "one of the two is not a number"
-    if worst <= _TOLERANCE.get(known.dtype, _COARSE) * scale:
+    if worst <= _TOLERANCE.get(known.dtype, _COARSE) * max(scale, _ROUNDING * largest):
         return None
     return f"by {worst:.1e}, where the largest element is {scale:.1e}"
 
