@@ -322,11 +322,11 @@ def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
     """Seconds per unit between the two largest messages that have this factor; 0 if unknown."""
-    sizes = sorted({factor for factor in factors.tolist() if factor > 0})[-2:]
+    sizes: list[float] = sorted({factor for factor in factors.tolist() if factor > 0})[-2:]
     if len(sizes) < 2:
         return 0.0
     small, large = (float(np.median(seconds[factors == size])) for size in sizes)
-    return max(0.0, (large - small) / (sizes[1] - sizes[0]))
+    return max(0.0, (large - small) / float(sizes[1] - sizes[0]))
 
 
 def _non_negative(rows: np.ndarray, left: np.ndarray, seconds: np.ndarray) -> np.ndarray:
