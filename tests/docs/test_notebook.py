@@ -28,10 +28,11 @@ def test_the_notebook_shows_a_frontier_and_a_plan(capsys):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
     scope = {}
-    shown = {name: run(source, scope) for name, source in code.items()}
-    front, plan = shown["frontier"], shown["plan"]
+    returned = {name: run(source, scope) for name, source in code.items()}
+    front, plan = returned["frontier"], returned["plan"]
     circles = list(ET.fromstring(front._repr_html_()).iter("circle"))
-    assert len(circles) == len(front) + len(front.baselines) > 10
+    shown = front.all_settled()
+    assert len(circles) == len(shown) + len(shown.baselines) > 10
     assert plan.peak_bytes <= 2 * 2**30
     assert "blocks.0" in ET.fromstring(plan._repr_html_()).find("pre").text
     free, bound = re.findall(r"^(.+): ([\d.]+) ms a step$", capsys.readouterr().out, re.M)
