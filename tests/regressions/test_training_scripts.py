@@ -11,8 +11,9 @@ import warnings
 import pytest
 
 import shardwright as sw
+from shardwright.runtime.batch import BatchError
 from tests.ranks.harness import run_ranks
-from tests.training_scripts import EXACT
+from tests.training_scripts import EXACT, REFUSED, STEPS
 
 PLANS = ("fully sharded", "tensor parallel")
 TOLERANCE = 1e-10  # float64, sums in another order
@@ -56,6 +57,20 @@ def test_scripts_train_what_they_train_on_one_device():
     wrong = {key: value for key, value in found.items() if not is_small(value)}
     assert not wrong, wrong
     assert len(found) == len(EXACT)
+
+
+@pytest.mark.parametrize("script", REFUSED)
+def test_gradients_of_inputs_are_refused(script):
+    """They were those of a rank's own part of the batch, in silence."""
+    plain, _ = script(lambda model, args: model)
+    assert len(plain) >= STEPS
+    machine = sw.Machine.preset("1xcpu")
+    with pytest.raises(BatchError, match="the argument x requires a gradient"):
+        script(
+            lambda model, args: sw.parallelize(
+                model, sw.plan(model, args, machine=machine, loss="outside")
+            )
+        )
 
 
 def is_small(difference):
