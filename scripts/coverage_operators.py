@@ -38,10 +38,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these entries")
     parser.add_argument("--resume", action="store_true", help="entries without a finding")
+    parser.add_argument("--page", action="store_true", help="only write the page of what is found")
     options = parser.parse_args()
     names = [entry.name for entry in entries()]
     found = read() if options.only or options.resume else {}
     chosen = options.only or [name for name in names if name not in found]
+    if options.page:
+        found, chosen = read(), []
     if unknown := set(chosen) - set(names):
         parser.error(f"no entry is called {', '.join(sorted(unknown))}")
     FINDINGS.write_text("".join(json.dumps(f) + "\n" for n, f in found.items() if n not in chosen))
@@ -100,7 +103,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "two ranks in turn, uneven sizes included: loss, every gradient and every buffer, in",
         "float64. Splits that a former entry has shown are not run again.",
         "",
-        f"{len(found)} entries, {samples} samples, {splits} splits, with torch {torch.__version__}",
+        f"{len(found)} of {len(entries())} entries, {samples} samples, {splits} splits, with torch"
+        f" {torch.__version__}",
         f"on Python {platform.python_version()} at commit {commit}"
         " (`python scripts/coverage_operators.py`):",
         "",
@@ -133,7 +137,7 @@ def _reason(finding: dict[str, Any]) -> str:
         return f"{operators}: no split gives the same results"
     first = str(finding["texts"][0])
     text = first.partition("): ")[2] or first
-    return text.replace(str(ROOT), ".").replace("|", "\\|")[:240]
+    return text.replace("|", "\\|")[:240]
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.verify import one_device
 from tests.sweep.entries import Entry, entries
 
+ROOT = Path(__file__).resolve().parents[2]
 MESH = Mesh.parse("a=2")
 FLOOR = 1e-4  # of gradients' errors, relative to the largest gradient
 
@@ -54,6 +55,7 @@ class Finding:
     def note(self, verdict: str, text: str) -> None:
         order = ("exact", "whole", "refused", "crash", "wrong")
         self.verdict = max(self.verdict, verdict, key=order.index)
+        text = text.replace(f"{ROOT}/", "")
         if text not in self.texts:
             self.texts.append(text)
 
