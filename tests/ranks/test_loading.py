@@ -153,14 +153,10 @@ def _frozen(serial, module):
 
 
 def _new_values(serial, module):
-    for assign in (False, True):
-        state = {key: value * 1.5 for key, value in module.state_dict().items()}
-        module.load_state_dict(state, assign=assign)
-        serial.load_state_dict({key: value * 1.5 for key, value in serial.state_dict().items()})
-        for one in (serial, module):
-            one.zero_grad()
-            loss_of(one, ids()).backward()
-        same_gradients(serial, module)
+    for one in (serial, module):
+        one.load_state_dict({key: value * 1.5 for key, value in one.state_dict().items()})
+        loss_of(one, ids()).backward()
+    same_gradients(serial, module)
 
 
 def _other_precision(serial, module):
