@@ -22,7 +22,6 @@ from shardwright.capture.kernels import UNIFORM
 from shardwright.capture.mixtures import with_mixtures
 from shardwright.capture.observer import Observer
 from shardwright.capture.onebyone import Functional
-from shardwright.capture.opaque import OpaqueCall
 from shardwright.capture.operators import OVERLOAD
 from shardwright.capture.origin import PREFIX, error, part_of, require_fixed_sizes, source_of
 from shardwright.capture.renumber import renumbered
@@ -65,7 +64,7 @@ class Captured:
     graph: Graph
     constants: dict[str, torch.Tensor]
     output_keys: tuple[str, ...]
-    opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)  # by key
+    opaque: Mapping[str, Any] = field(default_factory=dict)  # by key
     signature: inspect.Signature | None = None  # of the module's forward
     returned: Returned | None = None  # where the graph returns all that the module does
 
@@ -81,7 +80,7 @@ def build(
     call: FlatCall,
     habits: Habits = EXACT,
     note: str = "",
-    opaque: Mapping[str, OpaqueCall] = MappingProxyType({}),
+    opaque: Mapping[str, Any] = MappingProxyType({}),
 ) -> Captured:
     """The graph of an exported program; raises `CaptureError` for what it cannot express."""
     builder = _Builder(call.model, opaque)
@@ -113,7 +112,7 @@ def build(
 class _Builder:
     """The graph while it grows, node by node."""
 
-    def __init__(self, model: nn.Module, opaque: Mapping[str, OpaqueCall]) -> None:
+    def __init__(self, model: nn.Module, opaque: Mapping[str, Any]) -> None:
         self.model = model
         self.observer = Observer(model, opaque)
         self.leaves: list[Leaf] = []

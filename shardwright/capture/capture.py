@@ -12,6 +12,7 @@ from shardwright.capture.build import Captured, build
 from shardwright.capture.call import CaptureError, split_call
 from shardwright.capture.checkpointing import left_out
 from shardwright.capture.export import FlatCall, export
+from shardwright.capture.functions import Functions, known
 from shardwright.capture.gradient_probe import probe, suspicions
 from shardwright.capture.hooks import refuse_backward_hooks, refuse_hooks
 from shardwright.capture.opaque import OpaqueModules
@@ -59,14 +60,17 @@ def _captured(
         try:
             refuse_backward_hooks(model, opaque.reasons)
             with opaque.replaced(), suspicions() as suspected:
-                with left_out() as checkpoints:
+                functions = Functions(model)
+                with left_out() as checkpoints, functions.intercepted():
                     program, how = export(call, tensors, habits)
                 if how or call.returned.changed:
                     trials = (call_on_meta(call, tensors), call_of_copy(call, tensors))
                     check_state(call.returned.changed, trials, type(model).__name__)
             notes = [text for text in (how, opaque.note(), checkpoints.note()) if text]
-            captured = build(program, call, habits, "; ".join(notes), opaque.calls)
-            probe(call, tensors, captured, suspected)
+            calls = {**opaque.calls, **functions.calls}
+            with known(calls):
+                captured = build(program, call, habits, "; ".join(notes), calls)
+                probe(call, tensors, captured, suspected)
             return captured
         except CaptureError as e:
             first, path = first or e, _next_whole(model, e.module, opaque)

@@ -64,7 +64,8 @@ def left_out() -> Iterator[Checkpoints]:
 
 
 def _patch() -> Callable[[], None]:
-    apply = CheckpointFunction.apply  # bound to the class
+    patched: Any = CheckpointFunction
+    apply = patched.apply  # bound to the class
     generator = getattr(torch_checkpoint, _WITHOUT_REENTRANT)
 
     def without_reentrant(*args: Any, **kwargs: Any) -> Any:
@@ -89,10 +90,10 @@ def _patch() -> Callable[[], None]:
         return function(*args)
 
     setattr(torch_checkpoint, _WITHOUT_REENTRANT, without_reentrant)
-    CheckpointFunction.apply = classmethod(reentrant)
+    patched.apply = classmethod(reentrant)
 
     def undo() -> None:
         setattr(torch_checkpoint, _WITHOUT_REENTRANT, generator)
-        del CheckpointFunction.apply
+        del patched.apply
 
     return undo

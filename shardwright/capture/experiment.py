@@ -33,6 +33,7 @@ from shardwright.ir.graph import Graph, Op, Tensor
 # Twice a prime each, so that sizes divide no other; and smaller ones, for many dimensions.
 _SIZES = ((6, 10, 14, 22, 26, 34, 38, 46), (3, 4, 5, 6, 7, 8, 9, 10))
 _LARGEST = 2**16  # elements of operands in an experiment
+_LARGEST_ABOVE = 2**21  # where small sizes have to be above a number
 _PATIENCE = 60  # seconds for one operator
 _HARSH_PATIENCE = 10  # seconds more, for values that it may die of
 
@@ -40,17 +41,18 @@ Finding = tuple[Trial, list[Cut]] | CaptureError | None  # None: the call does n
 Search = Callable[[Call, bool], Finding]  # of a call, and whether autograd works
 
 
-def discover(op: Op, graph: Graph) -> str | None:
+def discover(op: Op, graph: Graph, least: int = 0) -> str | None:
     """Index notation of a call, or None where nothing can be split or nothing can be run.
 
     Each trial runs in a process of its own: a kernel that is given sizes it
     does not expect may take the process with it, and then others are tried.
-    Raises `CaptureError` for an operator that answers differently when asked again.
+    Raises `CaptureError` for an operator that answers differently when asked again. Sizes up to
+    `least` stay as they are and others stay above it: the operator may compare them with numbers.
     """
-    return tried(op, graph, _splits)
+    return tried(op, graph, _splits, least)
 
 
-def tried(op: Op, graph: Graph, search: Search) -> str | None:
+def tried(op: Op, graph: Graph, search: Search, least: int = 0) -> str | None:
     """The notation that `search` finds at the first sizes and precision at which the call runs.
 
     Raises the `CaptureError` that it finds instead; None where nothing can be run.
@@ -58,9 +60,9 @@ def tried(op: Op, graph: Graph, search: Search) -> str | None:
     described = {name: graph.tensor[name] for name in op.operands}
     dims = [len(graph.tensor[name].shape) for name in op.outputs]
     end = time.monotonic() + _PATIENCE
-    for sizes in _trials(tuple(described.values())):
+    for sizes in _trials(tuple(described.values()), least):
         for wide in (torch.float64, torch.float32):
-            call = Call(op, described, sizes, wide, dims)
+            call = Call(op, described, sizes, wide, dims, least)
             found = _in_a_process(end - time.monotonic(), search, call)
             if isinstance(found, CaptureError):
                 raise found
@@ -159,7 +161,7 @@ def _splits(call: Call, differentiates: bool) -> Finding:
             if trial is None:
                 return None
             cuts = trial.cuts()
-            for sizes in _trials(tuple(call.described.values())):
+            for sizes in _trials(tuple(call.described.values()), call.least):
                 if cuts and sizes != call.sizes:
                     again = Trial(replace(call, sizes=sizes), trial.domain, differentiates)
                     if again.runs():
@@ -170,15 +172,29 @@ def _splits(call: Call, differentiates: bool) -> Finding:
         return e
 
 
-def _trials(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
-    """Small sizes for the sizes there are; then those there are, if they are small enough."""
+def _trials(tensors: Sequence[Tensor], least: int = 0) -> Iterator[dict[int, int]]:
+    """Small sizes for the sizes there are; then those there are, if they are small enough.
+
+    Sizes up to `least` stay as they are, and small sizes are larger than it.
+    """
     known = sorted({size for tensor in tensors for size in tensor.shape if size > 1})
-    for small in _SIZES:
-        sizes = dict(zip(known, small, strict=False))
-        if len(known) <= len(small) and _elements(tensors, sizes) <= _LARGEST:
+    fixed = [size for size in known if size <= least]
+    others = [size for size in known if size > least]
+    largest = _LARGEST if least < 2 else _LARGEST_ABOVE
+    for smallest in _SIZES:
+        small = [n for n in (*smallest, *_above(least)) if n > least and n not in fixed]
+        if least < 2 and len(known) > len(smallest):
+            continue
+        sizes = {**dict(zip(others, small, strict=False)), **{n: n for n in fixed}}
+        if _elements(tensors, sizes) <= largest:
             yield sizes
-    if _elements(tensors, {}) <= _LARGEST:
+    if _elements(tensors, {}) <= largest:
         yield {size: size for size in known}
+
+
+def _above(least: int) -> list[int]:
+    """Further sizes above `least`, of which none divides another."""
+    return [least + least % 2 + 2 * n for n in range(1, 9)] if least > 1 else []
 
 
 def _elements(tensors: Sequence[Tensor], sizes: Mapping[int, int]) -> int:

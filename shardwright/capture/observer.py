@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardwright.capture.autograd import Facts, observe
 from shardwright.capture.opaque import OPAQUE, OpaqueCall, sample_like
-from shardwright.capture.operators import call_op
+from shardwright.capture.operators import FUNCTION, call_op
 from shardwright.ir.graph import Arg, Op, Ref, Tensor
 
 
@@ -20,7 +20,7 @@ from shardwright.ir.graph import Arg, Op, Ref, Tensor
 class Observer:
     """Runs operators alone, on meta tensors, and modules that are kept whole, on their weights."""
 
-    def __init__(self, model: nn.Module, opaque: Mapping[str, OpaqueCall]) -> None:
+    def __init__(self, model: nn.Module, opaque: Mapping[str, Any]) -> None:
         self.model = model
         self.opaque = opaque
         self._known: dict[Any, Facts] = {}
@@ -46,8 +46,17 @@ class Observer:
                 for t in described
             ]
 
+            if op.target == FUNCTION and not self.opaque[str(op.args[1])].on_meta:
+                leaves = [
+                    sample_like(t, torch.Generator(device="cpu").manual_seed(0)).requires_grad_(
+                        t.requires_grad
+                    )
+                    for t in leaves
+                ]
+            device = leaves[0].device if leaves else torch.device("meta")
+
             def call(given: list[torch.Tensor]) -> list[torch.Tensor]:
-                return call_op(op, dict(zip(operands, given, strict=True)), torch.device("meta"))
+                return call_op(op, dict(zip(operands, given, strict=True)), device)
 
             facts = observe(call, leaves)
             if op.kind == "scaled_dot_product_attention":
@@ -60,7 +69,8 @@ class Observer:
         operands = list(dict.fromkeys(op.operands))
         key = op.args[1]
         assert isinstance(key, str)
-        call, generator = self.opaque[key], torch.Generator(device="cpu").manual_seed(0)
+        call: OpaqueCall = self.opaque[key]
+        generator = torch.Generator(device="cpu").manual_seed(0)
         own = [self._own(f"{call.path}.{name}") for name in call.names]
         given = [tensors[name] for name in op.operands[len(own) :]]
         drawn = [

@@ -66,6 +66,10 @@ class OpaqueCall:
     changed: tuple[str, ...] = ()
     results: tuple[tuple[torch.Size, torch.dtype], ...] = ()
 
+    def classes(self) -> Iterator[type]:
+        """Those that a process needs to run it."""
+        return map(type, self.module.modules())
+
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Results for the module's own tensors, by `names`, followed by those of the call.
 

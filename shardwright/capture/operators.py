@@ -18,12 +18,28 @@ from shardwright.ir.graph import Arg, Op, Ref, Symbol
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class
 
 
+FUNCTION = "shardwright.function.default"  # args: operands, key of the call, class and arguments
+_PYTHON: dict[str, Callable[..., Any]] = {}  # operators that are run by Python functions
+
+
+def python_operator(target: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates what runs the operator `target` wherever it is called by its name."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        _PYTHON[target] = run
+        return run
+
+    return register
+
+
 def operator_of(target: str) -> Callable[..., Any]:
     """The torch operator `namespace.name.overload`.
 
     >>> operator_of("aten.mm.default")
     <OpOverload(op='aten.mm', overload='default')>
     """
+    if target in _PYTHON:
+        return _PYTHON[target]
     namespace, name, overload = target.split(".")
     found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     return found

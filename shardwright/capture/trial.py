@@ -9,7 +9,7 @@ from itertools import product
 import torch
 
 from shardwright.capture.call import CaptureError
-from shardwright.capture.operators import call_op
+from shardwright.capture.operators import FUNCTION, call_op
 from shardwright.capture.recombine import equal, gradients, put_together, weights_of
 from shardwright.capture.samples import HARSH, ORDINARY, sample
 from shardwright.ir.graph import Arg, Op, Tensor
@@ -17,6 +17,7 @@ from shardwright.ir.graph import Arg, Op, Tensor
 _SMALLEST_NAMED = 5  # an argument this large that equals a size is that size
 _MOST_CANDIDATES = 256  # per size
 _FEWEST = 5  # samples that an operator has to take
+_SCALES = (1.0, -1e-5, 1e-2, -1e5)  # of gradients
 _CPU = torch.device("cpu")
 
 Place = tuple[str, int]  # an operand and a dimension of it
@@ -34,6 +35,7 @@ class Call:
     sizes: Mapping[int, int]
     wide: torch.dtype
     dims: Sequence[int]
+    least: int = 0  # sizes up to it stay as they are
 
 
 @dataclass(frozen=True)
@@ -224,11 +226,32 @@ class Trial:
             if verdict == "neither":
                 return None
             found.append(None if isinstance(verdict, str) else verdict)
-        if self.differentiates and not all(
-            equal(mine, gradient) for mine, gradient in gradients_of(tiles, cut, found)
-        ):
+        if self.differentiates and not self._same_gradients(tiles, cut, found):
             return None
         return tuple(found)
+
+    def _same_gradients(
+        self, tiles: Tiles, cut: Mapping[str, int], found: Sequence[tuple[int, int] | None]
+    ) -> bool:
+        """Whether the gradients of tiles make those of the whole.
+
+        Backward passes of torch's operators are linear in what they are given. One that a user
+        wrote may clip or round it, may run once only, and may fail, which is no agreement.
+        """
+        if self.op.target != FUNCTION:
+            return all(equal(mine, other) for mine, other in gradients_of(tiles, cut, found))
+        wanted = any(r.requires_grad for r in tiles.whole) and any(
+            value.requires_grad for value in tiles.drawn.values()
+        )
+        for scale in _SCALES:
+            whole, one, other = map(self._call, (tiles.drawn, *tiles.operands))
+            if whole is None or one is None or other is None:
+                return False
+            again = replace(tiles, whole=whole, results=(one, other))
+            pairs = list(gradients_of(again, cut, found, scale))
+            if (wanted and not pairs) or not all(equal(mine, other) for mine, other in pairs):
+                return False
+        return True
 
     def _call(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         try:
@@ -258,14 +281,17 @@ class Trial:
 
 
 def gradients_of(
-    tiles: Tiles, cut: Mapping[str, int], found: Sequence[tuple[int, int] | None]
+    tiles: Tiles,
+    cut: Mapping[str, int],
+    found: Sequence[tuple[int, int] | None],
+    scale: float = 1.0,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Per operand, the gradient that tiles make and that of the whole.
 
-    `found` says what becomes of each result. Where only one of them has a derivative, the pair is
-    of different shapes.
+    `found` says what becomes of each result, `scale` how large their gradients are. Where only one
+    of them has a derivative, the pair is of different shapes.
     """
-    weights = weights_of(tiles.whole)
+    weights = [scale * weight for weight in weights_of(tiles.whole)]
     halves = [
         [w, w] if at is None else list(w.split([n * at[1] for n in tiles.lengths], at[0]))
         for w, at in zip(weights, found, strict=True)

@@ -26,7 +26,9 @@ from shardwright.capture import experiment, recombine, samples, trial
 from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
+from shardwright.capture.functions import known, rule_of
 from shardwright.capture.opaque import OPAQUE
+from shardwright.capture.operators import FUNCTION
 from shardwright.capture.statement import check_statement
 from shardwright.ir.graph import Arg, Graph, Op, Ref
 from shardwright.ir.habits import EXACT, Habits
@@ -47,7 +49,8 @@ def capture_with_rules(
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""
     captured = capture_call(model, args, kwargs, habits, outputs)
-    return replace(captured, graph=with_rules(captured.graph))
+    with known(captured.opaque):
+        return replace(captured, graph=with_rules(captured.graph))
 
 
 def with_rules(graph: Graph) -> Graph:
@@ -65,6 +68,8 @@ def with_rules(graph: Graph) -> Graph:
 
 def _rule(graph: Graph, op: Op) -> str:
     key = _pattern(graph, op)
+    if op.target == FUNCTION:
+        return rule_of(op, key, lambda least: discover(op, graph, least))
     if (text := stated(op.target)) is not None:
         if (text, key) not in _checked:
             _check(graph, op, text)

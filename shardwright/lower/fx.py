@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.capture.operators import operator_of, to_torch
+from shardwright.capture.operators import FUNCTION, operator_of, to_torch
 from shardwright.lower.program import (
     Attention,
     Compute,
@@ -125,7 +125,8 @@ class _Writer:
         op = instruction.op
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
-        if not instruction.regathers and instruction.routing is None:
+        plain = instruction.routing is None and op.target != FUNCTION
+        if not instruction.regathers and plain:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"
         self.root.add_module(name, self.make(instruction))

@@ -11,6 +11,7 @@ from shardwright.rules.stated import stated
 
 _ATTENTION = "attention with dropout"
 _OPAQUE = "shardwright.opaque.default"
+_FUNCTION = "shardwright.function.default"  # args: operands, key, class and arguments
 _FUSED_INSTEAD = (
     "computed by its formula, since a fused kernel draws numbers of its own; rng='fast' keeps it"
 )
@@ -40,7 +41,8 @@ def remarks(
 def _by_target(kind: RemarkKind, ops: Iterable[Op]) -> Iterable[Remark]:
     by_target: dict[str, list[Op]] = {}
     for op in ops:
-        by_target.setdefault(op.target, []).append(op)
+        name = f"autograd function {op.args[2]}" if op.target == _FUNCTION else op.target
+        by_target.setdefault(name, []).append(op)
     for target, own in sorted(by_target.items(), key=lambda item: -len(item[1])):
         rules = list(dict.fromkeys(op.rule for op in own))
         more = f" and {len(rules) - 1} more, by shape" if len(rules) > 1 else ""

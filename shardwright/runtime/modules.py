@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.capture.build import Captured
-from shardwright.capture.operators import operator_of
+from shardwright.capture.operators import FUNCTION, operator_of
 from shardwright.ir.layout import Mesh
 from shardwright.lower.fx import Special
 from shardwright.lower.program import (
@@ -36,7 +37,7 @@ from shardwright.runtime.redistribute import Redistribution, reduced_over
 from shardwright.runtime.regather import Keep, Regathering, Source, as_it_is
 from shardwright.runtime.ring import TiledAttention
 from shardwright.runtime.seeded import FastAttention, FastDropout
-from shardwright.runtime.whole import WholeModule
+from shardwright.runtime.whole import OwnFunction, WholeModule
 
 
 def module_maker(
@@ -63,11 +64,10 @@ def module_maker(
                 redistribution = made[instruction.result] = Redistribution(instruction, axes)
                 return redistribution
             case Compute():
-                operator = operator_of(instruction.op.target)
-                if instruction.routing is not None:
-                    operator = held_experts(instruction.routing, axes, device)
-                    if not instruction.regathers:
-                        return operator
+                operator: Callable[..., Any] = _operator(instruction, captured, axes, device)
+                if not instruction.regathers:
+                    assert isinstance(operator, nn.Module)
+                    return operator
                 again = [made[name] for name in instruction.regathers]
                 return Regathering(operator, again, keep)
             case Fetch():
@@ -96,3 +96,17 @@ def module_maker(
                 return GlobalUniform(instruction, device)
 
     return make
+
+
+def _operator(
+    instruction: Compute,
+    captured: Captured,
+    axes: Mapping[str, DeviceMesh],
+    device: torch.device,
+) -> Callable[..., Any]:
+    """What runs the operator of an instruction; a module where it is no operator of torch."""
+    if instruction.op.target == FUNCTION:
+        return OwnFunction(captured.opaque[str(instruction.op.args[1])])
+    if instruction.routing is not None:
+        return held_experts(instruction.routing, axes, device)
+    return operator_of(instruction.op.target)

@@ -1,4 +1,4 @@
-"""Modules that are kept whole, sent to the processes that `verify` starts.
+"""Modules and autograd functions that are kept whole, sent to the processes that `verify` starts.
 
 A class is sent by name, as pickle does it. Where the other process cannot
 import it, because it lives in a script, that script is loaded as a module, as
@@ -14,13 +14,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.capture.functions import FunctionCall
 from shardwright.capture.opaque import OpaqueCall
 from shardwright.ir.plan import PlanError
 
 
-def pack(calls: Mapping[str, OpaqueCall]) -> bytes:
+def pack(calls: Mapping[str, OpaqueCall | FunctionCall]) -> bytes:
     """Everything to run `calls` but the weights; raises `PlanError` for what cannot be sent."""
-    names = {type(m).__module__ for call in calls.values() for m in call.module.modules()}
+    names = {one.__module__ for call in calls.values() for one in call.classes()}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     try:
         return pickle.dumps((files, pickle.dumps(dict(calls))))
@@ -33,10 +34,10 @@ def pack(calls: Mapping[str, OpaqueCall]) -> bytes:
         ) from e
 
 
-def unpack(packed: bytes) -> dict[str, OpaqueCall]:
+def unpack(packed: bytes) -> dict[str, OpaqueCall | FunctionCall]:
     """The calls that `pack` packed, in a process of the same user on the same machine."""
     files, calls = pickle.loads(packed)
-    found: dict[str, OpaqueCall] = _Reader(io.BytesIO(calls), files).load()
+    found: dict[str, OpaqueCall | FunctionCall] = _Reader(io.BytesIO(calls), files).load()
     return found
 
 

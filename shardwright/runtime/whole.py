@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from shardwright.capture.functions import FunctionCall
 from shardwright.capture.opaque import OpaqueCall
 from shardwright.lower.program import RunModule
 from shardwright.runtime.seeded import seed_of, seeded
+
+
+class OwnFunction(nn.Module):
+    """One call of an autograd function, on tiles or on whole tensors, with its own backward."""
+
+    def __init__(self, call: FunctionCall) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, tensors: Sequence[torch.Tensor], key: str, kind: str) -> list[torch.Tensor]:
+        """The function's results; `key` and `kind` name it in the graph."""
+        return self.call(tensors)
+
+    def extra_repr(self) -> str:
+        return self.call.kind
 
 
 class WholeModule(nn.Module):
