@@ -35,6 +35,8 @@ def _terms(operator: Any, at: int) -> Callable[..., Any]:
         if reduction == _NONE:
             return NotImplemented
         terms = operator(*args[:at], *args[at + 1 :], **given, reduction=_NONE)
+        if terms.numel() == 0:  # the mean of nothing is NaN, and there is nothing to split
+            return NotImplemented
         total = terms.sum()
         return total * (1.0 / terms.numel()) if reduction == _MEAN else total
 

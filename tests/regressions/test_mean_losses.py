@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.rules.analysis import analyze, splittable
+from tests.uneven import check_on_two_ranks
 from tests.zoo.subject import Subject
 
 _generator = torch.Generator().manual_seed(0)
@@ -66,3 +67,11 @@ def test_a_loss_is_split_and_is_that_of_the_module(name, reduction):
     torch.testing.assert_close(found["loss"], loss.detach(), rtol=1e-13, atol=1e-13)
     gradient = found["gradient of w"].reshape(9, 7)
     torch.testing.assert_close(gradient, alone.w.grad, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.ranks
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_uneven_tiles_on_two_ranks_give_what_one_device_gives():
+    check_on_two_ranks(
+        {name: Subject(Loss(f, "mean"), batch) for name, (f, batch) in CASES.items()}
+    )
