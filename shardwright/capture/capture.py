@@ -65,7 +65,8 @@ def _captured(
                     program, how = export(call, tensors, habits)
                 if how or call.returned.changed:
                     trials = (call_on_meta(call, tensors), call_of_copy(call, tensors))
-                    check_state(call.returned.changed, trials, type(model).__name__)
+                    changed, named = call.returned.changed, call.returned.named
+                    check_state(changed, trials, type(model).__name__, named)
             notes = [text for text in (how, opaque.note(), checkpoints.note()) if text]
             calls = {**opaque.calls, **functions.calls}
             with known(calls):

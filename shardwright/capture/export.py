@@ -40,6 +40,7 @@ class Returned:
     keys: tuple[str, ...] = ()
     whole: AllReturned | None = None  # where all of it is kept
     changed: tuple[Place, ...] = ()
+    named: frozenset[Place] = frozenset()  # those at which only None became a text
 
 
 class FlatCall(nn.Module):
@@ -80,7 +81,9 @@ class FlatCall(nn.Module):
                 with self.repeats.watch(tensors):
                     return self._outputs(tensors)
         finally:
-            self.returned.changed = tuple(before.changes(Snapshot(self.model)))
+            after = Snapshot(self.model)
+            self.returned.changed = tuple(before.changes(after))
+            self.returned.named = before.named_later(after)
             before.restore()
 
     @contextlib.contextmanager

@@ -76,6 +76,16 @@ class Snapshot:
             if _plain(self.leaves.get(p, {})) != _plain(later.leaves.get(p, {}))
         ]
 
+    def named_later(self, later: Snapshot) -> frozenset[Place]:
+        """Places at which nothing differs but that None became a text, as a mode that is chosen."""
+        found = []
+        for place in self.changes(later):
+            mine, theirs = self.leaves.get(place, {}), later.leaves.get(place, {})
+            apart = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
+            if all(mine.get(k) == (type(None), "None") and theirs[k][0] is str for k in apart):
+                found.append(place)
+        return frozenset(found)
+
     def restore(self) -> None:
         """Put every attribute and the content of every container back."""
         for attributes, own in self._attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -48,11 +48,18 @@ class Trial(NamedTuple):
     data: Sequence[Tensor]
 
 
-def check_state(changed: Sequence[Place], trials: Sequence[Callable[[], Trial]], name: str) -> None:
+def check_state(
+    changed: Sequence[Place],
+    trials: Sequence[Callable[[], Trial]],
+    name: str,
+    named: Collection[Place] = (),
+) -> None:
     """Raise `CaptureError` unless two calls in a row compute the same from the same.
 
     `changed` are places that a call was seen to change. `trials` make copies to call; the first
-    that can be called is taken. `name` is that of the model in messages.
+    that can be called is taken. `name` is that of the model in messages. Where none can be called,
+    on the meta device say, places that are `named` pass: a mode that was None and is a text, as
+    Hugging Face's `problem_type`, is chosen once.
     """
     for make in trials:
         try:
@@ -64,8 +71,8 @@ def check_state(changed: Sequence[Place], trials: Sequence[Callable[[], Trial]],
         if place is not None:
             raise _error(place, trials, name)
         return
-    if changed:
-        raise _error(changed[0], trials, name)
+    if left := [place for place in changed if place not in named]:
+        raise _error(left[0], trials, name)
 
 
 def _differs(trial: Trial, changed: Sequence[Place]) -> Place | None:

@@ -321,3 +321,21 @@ def test_a_model_on_the_meta_device_is_looked_at_too():
         model = _with(lambda m: _doubled_backward(m.b))
     with pytest.raises(ValueError, match=r"b .Linear. has a backward hook.*build the model with"):
         sw.capture(model, (X.float().to("meta"),))
+
+
+@pytest.mark.hf
+def test_a_mode_that_a_call_chooses_once_is_no_state_also_on_the_meta_device():
+    """Hugging Face's classifiers note their `problem_type` in the first call, and no copy on the
+    meta device can be called to see that the second does the same.
+    """
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    config = RobertaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=20,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = RobertaForSequenceClassification(config)
+        ids, labels = torch.ones(4, 8, dtype=torch.long), torch.ones(4, dtype=torch.long)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    assert sw.capture(model, (), batch).outputs
