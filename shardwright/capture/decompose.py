@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.capture import batchnorm, composed_losses, draws, localnorm, recurrent
+from shardwright.capture import batchnorm, composed_losses, deviations, draws, localnorm, recurrent
 from shardwright.capture.attention import attention
 from shardwright.ir.habits import EXACT, Habits
 
@@ -150,4 +150,5 @@ def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
     norms = {**batchnorm.table(), **localnorm.table(habits)}
-    return {**found, **norms, **composed_losses.table(), **draws.table(), **recurrent.table()}
+    composed = {**composed_losses.table(), **deviations.table()}
+    return {**found, **norms, **composed, **draws.table(), **recurrent.table()}

@@ -1,0 +1,102 @@
+"""Variances, standard deviations and vector norms (p 1 and 2), made of sums.
+
+An operator that reduces a dimension keeps it whole; a sum over it can be split. Only float32 and
+float64: torch accumulates narrower numbers in wider ones. At zero a deviation and a norm have
+torch's gradient, zero, where the square root alone has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten: Any = torch.ops.aten
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def _sum(x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
+    total: Tensor = aten.sum.dim_IntList(x, dim or None, keepdim)
+    return total
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root, whose gradient at zero is zero."""
+    zero = x == 0
+    return x.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+def _moments(finish: Callable[[Tensor], Tensor], with_mean: bool) -> Callable[..., Any]:
+    def decomposed(
+        x: Tensor,
+        dim: list[int] | None = None,
+        *,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> Any:
+        if x.dtype not in _WIDE or x.dim() == 0 or x.numel() == 0:
+            return NotImplemented
+        first = _sum(x, dim, True)
+        count = x.numel() // first.numel()
+        freedom = count - (1 if correction is None else correction)
+        if freedom <= 0:
+            return NotImplemented
+        # The second step makes the mean of equal elements exact, so that their deviation is zero.
+        mean = first / count
+        mean = mean + _sum(x - mean, dim, True) / count
+        apart = x - mean
+        spread = finish(_sum(apart * apart, dim, keepdim) / freedom)
+        return (spread, mean.reshape(spread.shape)) if with_mean else spread
+
+    return decomposed
+
+
+def _unbiased(of: Callable[..., Any]) -> Callable[..., Any]:
+    """The overload that says `unbiased` where the other has a correction."""
+
+    def decomposed(
+        x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False
+    ) -> Any:
+        return of(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+    return decomposed
+
+
+def _norm(
+    x: Tensor,
+    p: float | None = 2,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if p not in (1, 2) or dtype is not None or x.dtype not in _WIDE or x.numel() < 2:
+        return NotImplemented
+    total = _sum(x.abs() if p == 1 else x * x, dim, keepdim)
+    if total.numel() == x.numel():  # nothing is summed
+        return NotImplemented
+    return total if p == 1 else _root(total)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions by operator."""
+    moments = {
+        aten.var: _moments(_same, False),
+        aten.std: _moments(_root, False),
+        aten.var_mean: _moments(_same, True),
+        aten.std_mean: _moments(_root, True),
+    }
+    return {
+        **{operator.correction: made for operator, made in moments.items()},
+        **{operator.dim: _unbiased(made) for operator, made in moments.items()},
+        aten.linalg_vector_norm.default: lambda x, ord=2, *a, **k: _norm(x, ord, *a, **k),
+        aten.norm.Scalar: _norm,
+        aten.norm.ScalarOpt_dim: _norm,
+    }
