@@ -1,8 +1,9 @@
 """Variances, standard deviations and vector norms (p 1 and 2), made of sums.
 
-An operator that reduces a dimension keeps it whole; a sum over it can be split. Only float32 and
-float64: torch accumulates narrower numbers in wider ones. At zero a deviation and a norm have
-torch's gradient, zero, where the square root alone has none.
+An operator that reduces everything keeps everything whole; a sum can be split. Reductions over some
+dimensions stay torch's, as the others can be split. Only float32 and float64: torch accumulates
+narrower numbers in wider ones. At zero a deviation and a norm have torch's gradient, zero, where
+the square root alone has none.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _moments(finish: Callable[[Tensor], Tensor], with_mean: bool) -> Callable[..
         if x.dtype not in _WIDE or x.dim() == 0 or x.numel() == 0:
             return NotImplemented
         first = _sum(x, dim, True)
-        count = x.numel() // first.numel()
+        if first.numel() > 1:
+            return NotImplemented
+        count = x.numel()
         freedom = count - (1 if correction is None else correction)
         if freedom <= 0:
             return NotImplemented
@@ -76,7 +79,7 @@ def _norm(
     if p not in (1, 2) or dtype is not None or x.dtype not in _WIDE or x.numel() < 2:
         return NotImplemented
     total = _sum(x.abs() if p == 1 else x * x, dim, keepdim)
-    if total.numel() == x.numel():  # nothing is summed
+    if total.numel() > 1:
         return NotImplemented
     return total if p == 1 else _root(total)
 

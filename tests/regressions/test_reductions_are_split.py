@@ -1,7 +1,7 @@
-"""Deviations and norms that every device computed over a whole dimension.
+"""Deviations and norms of whole tensors, which every device computed alone.
 
-`x.std(0)` or `x.norm()` over the batch made every device gather the batch, though it is made of
-sums. Now those of p 1 and 2, and variances, are; gradients at zero are torch's.
+`x.std()` or `x.norm()` made every device gather all of `x`, though they are made of sums. Now
+variances, and norms of p 1 and 2, are; gradients at zero are torch's.
 """
 
 import copy
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.rules.analysis import splittable
 from tests.uneven import check_on_two_ranks
 from tests.zoo.subject import Subject
 
@@ -29,15 +30,12 @@ class Reduced(nn.Module):
 
 CASES = {
     "std": lambda x: x.std(),
-    "std of rows": lambda x: x.std(0, correction=0),
-    "std of columns": lambda x: x.std([1], keepdim=True),
+    "std, biased": lambda x: x.std([0, 1], correction=0, keepdim=True),
     "var": lambda x: x.var([0, 1], correction=3),
-    "var of rows": lambda x: x.var(-2, keepdim=True),
-    "std_mean": lambda x: torch.std_mean(x, 0),
+    "std_mean": lambda x: torch.std_mean(x),
     "var_mean": lambda x: torch.var_mean(x),
     "norm": lambda x: x.norm(),
-    "norm of rows": lambda x: torch.linalg.vector_norm(x, 2, 0),
-    "norm 1": lambda x: torch.linalg.vector_norm(x, 1, -1, keepdim=True),
+    "norm 1": lambda x: torch.linalg.vector_norm(x, 1),
 }
 _values = torch.randn(9, 7, generator=torch.Generator().manual_seed(0))
 _column = _values.clone()
@@ -58,6 +56,10 @@ Y = {"y": torch.ones(9, 7)}
 def test_a_reduction_is_that_of_the_module(name):
     one = Subject(Reduced(CASES[name], _values), Y)
     assert not {op.kind for op in one.graph.ops} & set(WHOLE)
+    sums = [
+        op for op in one.graph.ops if op.kind == "sum" and one.graph.tensor[op.operands[0]].shape
+    ]
+    assert all(splittable(one.analysis.rules[op.name]) for op in sums)
     for values in VALUES.values():
         model = Reduced(CASES[name], values).double()
         one.weights = dict(copy.deepcopy(model).named_parameters())
@@ -71,10 +73,10 @@ def test_a_reduction_is_that_of_the_module(name):
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x[:1].var(0), lambda x: x.norm(3), lambda x: x.half().std().float()],
+    [lambda x: x.var(0), lambda x: x.norm(3), lambda x: x.half().std().float()],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_sums_do_not_give_exactly_stays_one_operator(function):
+def test_what_sums_do_not_give_or_is_split_otherwise_stays_one_operator(function):
     one = Subject(Reduced(function, _values), Y)
     assert {op.kind for op in one.narrow.ops} & set(WHOLE)
 
@@ -85,6 +87,6 @@ def test_uneven_tiles_on_two_ranks_give_what_one_device_gives():
         {
             f"{name} {key}": Subject(Reduced(lambda_of, VALUES[key]), Y)
             for name, lambda_of in CASES.items()
-            for key in ("any", "columns")
+            for key in ("any",)
         }
     )
