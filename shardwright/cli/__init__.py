@@ -38,8 +38,9 @@ def main() -> None:
     """Find, explain and run the best ways to train a PyTorch model in parallel.
 
     TARGET is file.py:function, where the function returns a shardwright.Job, or
-    a Hugging Face config.json together with --batch and --seq. MACHINE is a
-    preset such as 8xH100, 2x8xA100 or 2xcpu, a TOML file, or `here`.
+    a Hugging Face config.json, or a folder with one, together with --batch and,
+    for language models, --seq. MACHINE is a preset such as 8xH100, 2x8xA100 or
+    2xcpu, a TOML file, or `here`.
     """
 
 

@@ -31,9 +31,15 @@ def _limit(ctx: click.Context, option: click.Parameter, text: str | None) -> int
     return text if text == UNLIMITED else memory(ctx, option, text)
 
 
+def _number(ctx: click.Context, option: click.Parameter, figure: float) -> float:
+    if math.isnan(figure):
+        raise click.BadParameter("nan is no number", ctx, option)
+    return figure
+
+
 def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
     parts = text.split(",") if text is not None else []
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is no list of counts, as 1,2,4,8", ctx, option)
     return tuple(sorted({int(part) for part in parts}))
 
@@ -183,6 +189,7 @@ _CONSTRAINTS = (
 seconds = click.option(
     "--seconds",
     type=click.FloatRange(min=0),
+    callback=_number,
     default=math.inf,
     help="Search about so long at most, and take the best so far.",
 )

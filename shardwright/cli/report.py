@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,8 +107,9 @@ def _memory_of(machine: str) -> int | None:
 def _timeline(file: str) -> Timeline:
     try:
         return read_trace(Path(file).read_text(), Path(file).name)
-    except OSError as e:
-        raise UsageError(f"cannot read {file}: {e.strerror}") from e
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UsageError(f"cannot read {file}: {reason}") from e
 
 
 def _measured(file: str) -> Measured:
@@ -115,12 +117,26 @@ def _measured(file: str) -> Measured:
         data = json.loads(Path(file).read_text())
         return Measured(
             Path(file).stem,
-            float(data["predicted_step_seconds"]),
-            float(data["measured_step_seconds"]),
-            data.get("predicted_peak_bytes"),
-            data.get("measured_peak_bytes"),
+            _positive(data["predicted_step_seconds"]),
+            _positive(data["measured_step_seconds"]),
+            _bytes(data.get("predicted_peak_bytes")),
+            _bytes(data.get("measured_peak_bytes")),
         )
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:
         raise UsageError(f"{file} is not what `run --json` printed ({e!r}); run it again") from e
+
+
+def _positive(seconds: object) -> float:
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"a step of {seconds!r} s")
+    return float(seconds)
+
+
+def _bytes(number: object) -> int | None:
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"memory of {number!r} bytes")
+    return number

@@ -218,6 +218,7 @@ class Level:
 
 
 EXPERT_SKEW = 1.25
+_MOST_DEVICES = 2**20
 SKEWED_SECONDS = 10e-3
 INDEPENDENT = 0.5  # `Machine.arrival_skew_power`
 
@@ -261,6 +262,10 @@ class Machine:
     def __post_init__(self) -> None:
         if not self.levels:
             raise MachineError(f"machine {self.name} has no level of links; give at least one")
+        if self.devices > _MOST_DEVICES:
+            raise MachineError(
+                f"machine {self.name} has {self.devices} devices; plan for at most {_MOST_DEVICES}"
+            )
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
             raise MachineError(f"backend {self.backend!r} is not known; choose one of {known}")

@@ -34,6 +34,10 @@ _OF_DEVICE = (
     *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
 )
 _PREFIXES = ("", "k", "M", "G", "T", "P")
+_HIGHEST_RATE = 1e24  # per second
+_LONGEST = 3600.0  # seconds
+_LARGEST_MEMORY = 1e18  # bytes
+_LOWEST_PART = 1e-9
 _BY_BYTES = ("memory", "update", "functions", "pooling")  # efficiencies over bytes, not over FLOP
 
 
@@ -84,6 +88,34 @@ def parse_quantity(name: str, text: object, units: Units) -> float:
     if math.isinf(figure):
         raise MachineError(f'{name} is {text!r}, more than can be; write one such as "{example}"')
     return figure
+
+
+def _rate(name: str, text: object, units: Units) -> float:
+    """Bandwidth or compute; raises `MachineError` for one that no hardware has.
+
+    With such figures the times of plans are beyond floats, or say nothing.
+    """
+    figure = parse_quantity(name, text, units)
+    if figure and not 1 <= figure <= _HIGHEST_RATE:  # zero is told by what it is a figure of
+        limits = f"{quantity(1.0, units)} to {quantity(_HIGHEST_RATE, units)}"
+        raise MachineError(f'{name} is {text!r}; give {limits}, as "{units.example}"')
+    return figure
+
+
+def _time(name: str, text: object) -> Seconds:
+    """Duration of at most an hour."""
+    seconds = parse_quantity(name, text, DURATION)
+    if seconds > _LONGEST:
+        raise MachineError(f'{name} is {text!r}; give at most an hour, as "{DURATION.example}"')
+    return Seconds(seconds)
+
+
+def _memory(name: str, text: object) -> Bytes:
+    size = parse_quantity(name, text, SIZE)
+    if size > _LARGEST_MEMORY:
+        most = quantity(_LARGEST_MEMORY, SIZE)
+        raise MachineError(f'{name} is {text!r}; give at most {most}, as "{SIZE.example}"')
+    return Bytes(int(size))
 
 
 def quantity(figure: float, units: Units) -> str:
@@ -277,18 +309,14 @@ def _machine(data: dict[str, Any]) -> Machine:
         levels=tuple(_level(_is("level", level, dict)) for level in levels),
         provenance=_is("provenance", data.get("provenance", ""), str),
         backend=_is("backend", data.get("backend", "nccl"), str),
-        collective_launch_seconds=Seconds(
-            parse_quantity("collective_launch", data.get("collective_launch", "0s"), DURATION)
-        ),
+        collective_launch_seconds=_time("collective_launch", data.get("collective_launch", "0s")),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
         gather_overlap=None
         if "gather_overlap" not in data
         else float(_is("gather_overlap", data["gather_overlap"], int | float)),
         contention=float(_is("contention", data.get("contention", 1.0), int | float)),
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
-        arrival_skew_seconds=Seconds(
-            parse_quantity("arrival_skew", data.get("arrival_skew", "0s"), DURATION)
-        ),
+        arrival_skew_seconds=_time("arrival_skew", data.get("arrival_skew", "0s")),
         arrival_skew_power=float(
             _is("arrival_skew_power", data.get("arrival_skew_power", INDEPENDENT), int | float)
         ),
@@ -319,7 +347,7 @@ def _efficiency(data: dict[str, Any]) -> Efficiency:
 def _part(name: str, value: Any) -> float | Curve:
     where, units = f"device.efficiency.{name}", SIZE if name in _BY_BYTES else WORK
     if not isinstance(value, list):
-        return float(_is(where, value, int | float))
+        return _reached(where, value)
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
             example = f'["{units.example}", 0.5]'
@@ -327,12 +355,18 @@ def _part(name: str, value: Any) -> float | Curve:
     try:
         return Curve(
             tuple(
-                (parse_quantity(where, work, units), float(_is(where, part, int | float)))
-                for work, part in value
+                (parse_quantity(where, work, units), _reached(where, part)) for work, part in value
             )
         )
     except CurveError as e:
         raise MachineError(f"{where} has {e}") from e
+
+
+def _reached(where: str, value: Any) -> float:
+    part = float(_is(where, value, int | float))
+    if 0 < part < _LOWEST_PART:
+        raise MachineError(f"{where} is {part}; give a part of at least {_LOWEST_PART}")
+    return part
 
 
 def _device(data: dict[str, Any]) -> Device:
@@ -342,20 +376,18 @@ def _device(data: dict[str, Any]) -> Device:
     compute = _is("device.compute", data["compute"], dict)
     return Device(
         kind=_is("device.kind", data["kind"], str),
-        memory_bytes=Bytes(int(parse_quantity("device.memory", data["memory"], SIZE))),
+        memory_bytes=_memory("device.memory", data["memory"]),
         flop_per_s=tuple(
-            (dtype, parse_quantity(f"device.compute.{dtype}", figure, COMPUTE))
+            (dtype, _rate(f"device.compute.{dtype}", figure, COMPUTE))
             for dtype, figure in compute.items()
         ),
-        bytes_per_s=parse_quantity("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
-        launch_seconds=Seconds(parse_quantity("device.launch", data["launch"], DURATION)),
+        bytes_per_s=_rate("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
+        launch_seconds=_time("device.launch", data["launch"]),
         efficiency=_efficiency(_is("device.efficiency", data.get("efficiency", {}), dict)),
         dispatch_seconds=_duration("dispatch", data),
-        parameter_seconds=Seconds(
-            parse_quantity("device.parameter", data.get("parameter", "0s"), DURATION)
-        ),
+        parameter_seconds=_time("device.parameter", data.get("parameter", "0s")),
         packing_seconds=_duration("packing", data),
-        context_bytes=Bytes(int(parse_quantity("device.context", data.get("context", "0B"), SIZE))),
+        context_bytes=_memory("device.context", data.get("context", "0B")),
     )
 
 
@@ -363,7 +395,7 @@ def _duration(key: str, device: dict[str, Any]) -> Seconds | None:
     """What a device says of it, if anything."""
     if key not in device:
         return None
-    return Seconds(parse_quantity(f"device.{key}", device[key], DURATION))
+    return _time(f"device.{key}", device[key])
 
 
 def _level(data: dict[str, Any]) -> Level:
@@ -373,11 +405,11 @@ def _level(data: dict[str, Any]) -> Level:
     return Level(
         name=data["name"],
         size=_is(f"{name}: size", data["size"], int),
-        bytes_per_s=parse_quantity(f"{name}: bandwidth", data["bandwidth"], BANDWIDTH),
-        latency_seconds=Seconds(parse_quantity(f"{name}: latency", data["latency"], DURATION)),
+        bytes_per_s=_rate(f"{name}: bandwidth", data["bandwidth"], BANDWIDTH),
+        latency_seconds=_time(f"{name}: latency", data["latency"]),
         gather_bytes_per_s=None
         if gather is None
-        else parse_quantity(f"{name}: gather_bandwidth", gather, BANDWIDTH),
+        else _rate(f"{name}: gather_bandwidth", gather, BANDWIDTH),
     )
 
 

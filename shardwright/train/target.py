@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,16 @@ from torch import nn
 
 from shardwright.cost.memory import known_optimizer
 from shardwright.train.export import load_weights
-from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.hf_config import TargetError, config_file, config_job, unknown_setting
+from shardwright.train.job import Job, JobError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_CONFIG_STEPS = 20  # of training on made-up tokens, enough to see the speed
-
-
-class TargetError(ValueError):
-    """A TARGET that does not lead to a job."""
+__all__ = [
+    *("TargetError", "build_model", "half_precision", "load_job", "optimizer_name"),
+]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 
 def load_job(
@@ -41,33 +41,39 @@ def load_job(
 ) -> Job:
     """The job that TARGET names.
 
-    `batch` and `seq` are the sizes of the example batch of a `config.json`, and
-    belong to it only. `settings`, as `num_layers=4`, change fields of the config,
-    or are arguments of the function. Raises `TargetError` for what is missing or is no job.
+    `batch` and `seq` are the sizes of the example batch of a `config.json`, or of
+    a folder with one, and belong to it only; images need no `seq`. `settings`, as
+    `num_layers=4`, change fields of the config, or are arguments of the function.
+    Raises `TargetError` for what is missing or is no job.
     """
     given = dict(_setting(text) for text in settings)
-    if target.endswith(".json"):
-        batch, seq = given.pop("batch", batch), given.pop("seq", seq)
-        if batch is None or seq is None:
-            raise TargetError(f"{target} has no batch: give its sizes, as in --batch 8 --seq 1024")
-        if not (isinstance(batch, int) and isinstance(seq, int)) or batch < 1 or seq < 2:
-            raise TargetError(
-                f"--batch {batch} --seq {seq}: at least 1 sequence of 2 tokens, please"
-            )
-        return _config_job(Path(target), batch, seq, given)
+    if (config := config_file(target)) is not None:
+        return config_job(config, given.pop("batch", batch), given.pop("seq", seq), given)
+    _check_form(target)
     if batch is not None or seq is not None:
         raise TargetError(
             f"{target} brings its own batch; --batch and --seq belong to a config.json, --set"
             " batch=… gives the function an argument"
         )
-    file, colon, function = target.rpartition(":")
-    if not colon or not file.endswith(".py") or not function:
-        example = f"{target}:job" if target.endswith(".py") else "train.py:job"
-        raise TargetError(
-            f"{target!r} is neither file.py:function nor a config.json; name the function that"
-            f" returns a Job, as in {example}"
-        )
+    file, _, function = target.rpartition(":")
     return _file_job(Path(file), function, given)
+
+
+def _check_form(target: str) -> None:
+    """Raise `TargetError` for what is no file.py:function, with what it may be meant to be."""
+    file, colon, function = target.rpartition(":")
+    if colon and file.endswith(".py") and function:
+        return
+    if _HUB_NAME.fullmatch(target) and not target.endswith(".py") and not Path(target).exists():
+        raise TargetError(
+            f"{target!r} is no file or folder here, and nothing is fetched from a hub: download"
+            " its config.json and name that file"
+        )
+    example = f"{target}:job" if target.endswith(".py") else "train.py:job"
+    raise TargetError(
+        f"{target!r} is neither file.py:function nor a config.json; name the function that"
+        f" returns a Job, as in {example}"
+    )
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
@@ -87,6 +93,8 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
     torch.manual_seed(job.seed)
     try:
         made = job.model()
+    except JobError:
+        raise
     except Exception as e:
         raise JobError(f"Job.model raised {_raised(e)}") from e
     model = _checked(made)
@@ -137,9 +145,10 @@ def half_precision(target: str) -> str | None:
 
     Models are built in float32 all the same.
     """
-    if not target.endswith(".json"):
+    file = config_file(target)
+    if file is None:
         return None
-    data = json.loads(Path(target).read_text())
+    data = json.loads(file.read_text())
     named = str(data.get("dtype") or data.get("torch_dtype"))
     return named if named in ("bfloat16", "float16") else None
 
@@ -165,12 +174,12 @@ def _file_job(file: Path, function: str, given: dict[str, Any]) -> Job:
     takes = inspect.signature(make).parameters
     for name in given:
         if name not in takes:
-            raise TargetError(_unknown(f"{file}:{function}", name, takes, "argument"))
+            raise TargetError(unknown_setting(f"{file}:{function}", name, takes, "argument"))
     try:
         job = make(**given)
     except JobError as e:
         raise TargetError(f"{file}:{function}: {e}") from e
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise TargetError(f"{file}:{function} raised {_cause(e, file)}") from e
     if not isinstance(job, Job):
         raise TargetError(
@@ -191,87 +200,15 @@ def _run_file(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         del sys.modules[name]
         raise TargetError(f"{file} cannot be imported: {_cause(e, file)}") from e
     return module
 
 
-def _cause(error: Exception, file: Path) -> str:
+def _cause(error: BaseException, file: Path) -> str:
     """What went wrong and the last line of the user's file that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if Path(f.filename).resolve() == file.resolve()]
     where = f" at line {lines[-1]}" if lines else ""
     return f"{type(error).__name__}{where}: {error}"
-
-
-def _unknown(owner: str, name: str, known: Iterable[str], what: str) -> str:
-    close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
-    there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
-    hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
-    return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
-
-
-def _config_job(file: Path, batch: int, seq: int, given: dict[str, Any]) -> Job:
-    """A causal language model of this architecture on random tokens."""
-    config = _read_config(file, given)
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and seq > longest:
-        raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
-
-    def example() -> Batch:
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(config.vocab_size, (batch, seq), generator=generator)
-        return {"input_ids": tokens, "labels": tokens}
-
-    def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters)
-
-    return Job(
-        model=lambda: _from_config(config),
-        batch=example,
-        optimizer=adamw,
-        data=lambda: iter([example()]),
-        steps=_CONFIG_STEPS,
-        name=str(config.model_type),
-    )
-
-
-def _read_config(file: Path, given: dict[str, Any]) -> Any:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as e:
-        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
-    if not isinstance(data, dict) or "model_type" not in data:
-        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
-    try:
-        from transformers import AutoConfig
-    except ImportError as e:
-        raise TargetError("a config.json needs transformers: pip install 'shardwright[hf]'") from e
-    try:
-        config = AutoConfig.for_model(**data)
-        for name in given:
-            if not hasattr(config, name):
-                raise TargetError(_unknown(str(file), name, config.to_dict(), "field"))
-        config = AutoConfig.for_model(**{**data, **given}) if given else config
-    except TargetError:
-        raise
-    except (KeyError, TypeError, ValueError) as e:
-        raise TargetError(
-            f"{file}: this version of transformers does not take it: {str(e).splitlines()[0]}"
-        ) from e
-    config.use_cache = False  # a training step returns no keys and values
-    return config
-
-
-def _from_config(config: Any) -> nn.Module:
-    import transformers
-
-    named = [getattr(transformers, name, None) for name in config.architectures or ()]
-    architecture = next((found for found in named if found is not None), None)
-    if architecture is not None:
-        model = architecture(config)
-    else:
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert isinstance(model, nn.Module)
-    return model.train()

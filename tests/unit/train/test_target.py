@@ -75,7 +75,7 @@ def test_a_target_that_leads_to_no_job_says_why(tmp_path, text, function, messag
         ("nowhere.py:job", (), "there is no file nowhere.py; a target is file.py:function"),
         ("nowhere.py", (), "nor a config.json; name the function .* as in nowhere.py:job"),
         ("a.py:job", (8, None), "a.py:job brings its own batch; --batch and --seq belong to"),
-        ("config.json", (8, None), "config.json has no batch: give its sizes, as in --batch 8"),
+        ("config.json", (None, 8), "config.json has no batch: give its sizes, as in --batch 8"),
         ("nowhere.json", (8, 8), "cannot read nowhere.json: .* give a Hugging Face config.json"),
     ],
 )

@@ -1,0 +1,255 @@
+"""Jobs of a Hugging Face `config.json`: a model with random weights, trained on random batches.
+
+Language models take tokens, models of image classification take pictures. What other architectures
+take is not known, and is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.train.job import Batch, Job, JobError
+
+_STEPS = 20  # of training on made-up batches, enough to see the speed
+_OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")
+
+
+class TargetError(ValueError):
+    """A TARGET that does not lead to a job."""
+
+
+def config_file(target: str) -> Path | None:
+    """The config that TARGET names, itself or as a folder; None if it names neither.
+
+    Raises `TargetError` for a folder without one.
+    """
+    path = Path(target)
+    if target and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise TargetError(
+                f"{target} is a folder without a config.json; give one with it, or file.py:function"
+            )
+        return path / "config.json"
+    return path if target.endswith(".json") else None
+
+
+def config_job(file: Path, batch: Any, seq: Any, given: dict[str, Any]) -> Job:
+    """A job that trains the config's architecture; `given` are fields to change."""
+    if batch is None:
+        raise TargetError(
+            f"{file} has no batch: give its sizes, as in --batch 8 --seq 1024, or --batch 8 for"
+            " images"
+        )
+    if not _whole(batch, 1) or not (seq is None or _whole(seq, 2)):
+        sizes = f"--batch {batch}" + (f" --seq {seq}" if seq is not None else "")
+        raise TargetError(f"{sizes}: at least 1 sequence of 2 tokens, or 1 image, please")
+    sizes_of_images: dict[str, Any] = {
+        name: given[name] for name in ("image_size", "num_channels") if name in given
+    }
+    config = _read_config(file, given)
+    make = _architecture(file, config)
+    takes = set(inspect.signature(make.forward).parameters)
+    if {"pixel_values", "labels"} <= takes and make.__name__.endswith("ForImageClassification"):
+        if seq is not None:
+            raise TargetError(f"--seq {seq}: {file} takes images; leave it out")
+        example = _images(file, config, batch, sizes_of_images)
+    elif {"input_ids", "labels"} <= takes and not make.__name__.endswith(_OTHER_LABELS):
+        example = _tokens(file, config, batch, seq)
+    else:
+        raise TargetError(
+            f"{file}: what {make.__name__} is trained on is not known; write a function that"
+            " returns a Job with this model and its batch, and name it as in train.py:job"
+        )
+
+    def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters)
+
+    return Job(
+        model=lambda: _made(make, config, file, given),
+        batch=example,
+        optimizer=adamw,
+        data=lambda: iter([example()]),
+        steps=_STEPS,
+        name=str(config.model_type),
+    )
+
+
+def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> str:
+    """That `owner` has no field or argument `name`, and which it has."""
+    close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
+    there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
+    hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
+    return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
+
+
+def _whole(number: object, least: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+
+def _negative(number: object) -> bool:
+    return isinstance(number, int | float) and number < 0
+
+
+def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[], Batch]:
+    """Random tokens, which are their own labels."""
+    if seq is None:
+        raise TargetError(
+            f"{file} has no batch: tokens per sequence are missing, as in --batch {batch} --seq"
+            " 1024"
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and seq > longest:
+        raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
+    words: Any = getattr(config, "vocab_size", None)
+    if not _whole(words, 1):
+        raise TargetError(
+            f"{file} has vocab_size {words!r}, so no tokens can be made up; give a whole number"
+        )
+
+    def example() -> Batch:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(words, (batch, seq), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+    return example
+
+
+def _images(file: Path, config: Any, batch: int, given: Mapping[str, Any]) -> Callable[[], Batch]:
+    """Random images of the config's size, or the `given` one, each with one random class."""
+    parts = (given, config.to_dict(), _as_dict(getattr(config, "vision_config", None)))
+
+    def field(name: str, example: str) -> Any:
+        found = next((part[name] for part in parts if part.get(name) is not None), None)
+        if found is None:
+            raise TargetError(f"{file} says no {name}; give it, as in --set {name}={example}")
+        return found
+
+    channels, size = field("num_channels", "3"), field("image_size", "224")
+    sides = (size, size) if isinstance(size, int) else size
+    if not _whole(channels, 1):
+        raise TargetError(f"{file} has num_channels {channels!r}; give a whole number, as 3")
+    if not (
+        isinstance(sides, list | tuple) and len(sides) == 2 and all(_whole(n, 1) for n in sides)
+    ):
+        raise TargetError(f"{file} has image_size {size!r}; give pixels, as 224 or [224, 224]")
+    problem = getattr(config, "problem_type", None)
+    if config.num_labels < 2 or problem not in (None, "single_label_classification"):
+        raise TargetError(
+            f"{file} has problem_type {problem!r} and {config.num_labels} labels; made-up images"
+            " have one of 2 classes or more each: write a function that returns a Job"
+        )
+
+    def example() -> Batch:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn((batch, channels, *sides), generator=generator)
+        labels = torch.randint(config.num_labels, (batch,), generator=generator)
+        return {"pixel_values": images, "labels": labels}
+
+    return example
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    found = config.to_dict() if hasattr(config, "to_dict") else config
+    return found if isinstance(found, dict) else {}
+
+
+def _read_config(file: Path, given: dict[str, Any]) -> Any:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as e:
+        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
+    try:
+        from transformers import AutoConfig
+    except ImportError as e:
+        raise TargetError("a config.json needs transformers: pip install 'shardwright[hf]'") from e
+    try:
+        config = AutoConfig.for_model(**data)
+    except Exception as e:  # of many classes, some derived from Exception only
+        raise TargetError(
+            f"{file}: this version of transformers does not take it: {_reason(e)}"
+        ) from e
+    of_images = config.model_type in _image_types()
+    changed = {}
+    for name, value in given.items():
+        if hasattr(config, name):
+            if _whole(getattr(config, name), 1) and _negative(value) and not name.endswith("_id"):
+                raise TargetError(f"--set {name}={value}: {file} needs a number of 0 or more")
+            changed[name] = value
+        elif not (of_images and name in ("image_size", "num_channels")):
+            raise TargetError(unknown_setting(str(file), name, config.to_dict(), "field"))
+    if changed:
+        try:
+            config = AutoConfig.for_model(**{**data, **changed})
+        except Exception as e:
+            raise TargetError(_not_taken(file, changed, e)) from e
+    config.use_cache = False  # a training step returns no keys and values
+    return config
+
+
+def _image_types() -> frozenset[str]:
+    """The model types that have a classifier of images."""
+    import transformers
+
+    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    return frozenset(config.model_type for config in known)
+
+
+def _not_taken(file: Path, given: Mapping[str, Any], error: Exception) -> str:
+    """That a config with these fields is refused, and why."""
+    said = " ".join(f"--set {name}={json.dumps(value)}" for name, value in given.items())
+    return f"{said}: {file} does not take it: {_reason(error)}"
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line: the first cause, which says more than what is raised from it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or "no reason is given"
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def _architecture(file: Path, config: Any) -> type[nn.Module]:
+    """The class of the config's architecture, else the language model or classifier of its type."""
+    import transformers
+
+    names = config.architectures or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TargetError(f'{file} has architectures {names!r}; give a list, as ["ViTModel"]')
+    named = (getattr(transformers, name, None) for name in names)
+    found = next((n for n in named if inspect.isclass(n) and issubclass(n, nn.Module)), None)
+    if found is not None:
+        return found
+    for known in (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    ):
+        if type(config) in known:
+            classes = known[type(config)]
+            first: type[nn.Module] = classes[0] if isinstance(classes, tuple) else classes
+            assert issubclass(first, nn.Module)
+            return first
+    raise TargetError(
+        f"{file} names no architecture, and {config.model_type} is neither a language model nor a"
+        ' classifier of images; name one of its classes, as in "architectures": ["T5Model"]'
+    )
+
+
+def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, Any]) -> nn.Module:
+    try:
+        return make(config).train()
+    except Exception as e:
+        if torch.get_default_device().type == "meta":  # `build_model` tries a real one
+            raise
+        if given:
+            raise JobError(_not_taken(file, given, e)) from e
+        raise JobError(f"{file}: {make.__name__} cannot be made: {_reason(e)}") from e

@@ -1,0 +1,127 @@
+"""What honest users mistype is one line and exit status 2, never a traceback or a hang.
+
+A `config.json` of ViT with `--batch` had no way to be planned, `--set hidden_size=33` for 4 heads
+and a trace that is no text were tracebacks, a hub name "brought its own batch", an efficiency of
+5e-324 gave "there is no pipeline of 1 stages", and a million million devices were searched.
+"""
+
+import json
+import re
+
+import pytest
+
+from shardwright.ir.machine import Machine
+from shardwright.train.target import TargetError, build_model, load_job
+
+VIT = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 16, "image_size": 8, "patch_size": 4, "num_channels": 3},
+}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 32},
+}
+
+
+def config(folder, data):
+    (folder / "config.json").write_text(json.dumps(data))
+    return str(folder / "config.json")
+
+
+@pytest.mark.hf
+def test_a_classifier_of_images_needs_no_seq(tmp_path):
+    for target in (config(tmp_path, VIT), str(tmp_path)):
+        job = load_job(target, 2)
+        args, kwargs = job.call()
+        assert args == ()
+        assert tuple(kwargs["pixel_values"].shape) == (2, 3, 8, 8)
+        assert tuple(kwargs["labels"].shape) == (2,)
+        build_model(job)(**kwargs).loss.backward()
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    "data, sizes, settings, says",
+    [
+        (VIT, (2, 8), (), "--seq 8: .*config.json takes images; leave it out"),
+        (VIT, (2, None), ("image_size=[8]",), r"image_size \[8\]; give pixels"),
+        (
+            {**VIT, "architectures": ["ViTModel"]},
+            (2, None),
+            (),
+            "what ViTModel is trained on is not",
+        ),
+        (LLAMA, (2, None), (), "tokens per sequence are missing, as in --batch 2 --seq"),
+        (LLAMA, (2, 8), ("hidden_size=33",), r"--set hidden_size=33: .*\(33\) is not a multiple"),
+        (LLAMA, (2, 8), ("num_hidden_layers=-1",), "--set num_hidden_layers=-1: .* 0 or more"),
+        (
+            LLAMA,
+            (2, 8),
+            ("num_hidden_layers=x",),
+            "num_hidden_layers=.x.: .* expected int, got str",
+        ),
+    ],
+)
+def test_a_config_that_does_not_fit(tmp_path, data, sizes, settings, says):
+    with pytest.raises(TargetError, match=says):
+        load_job(config(tmp_path, data), *sizes, settings)
+
+
+def test_targets_that_are_none(mistake, tmp_path):
+    def plan(target, *options):
+        return mistake("plan", target, "--machine", "2xcpu", *options)
+
+    line = plan("meta-llama/Llama-3-8B", "--batch", "8", "--seq", "16")
+    assert "nothing is fetched from a hub: download its config.json and name that file" in line
+    assert "is a folder without a config.json" in plan(tmp_path)
+    file = tmp_path / "leaves.py"
+    file.write_text("raise SystemExit(3)")
+    assert "leaves.py cannot be imported: SystemExit at line 1: 3" in plan(f"{file}:job")
+
+
+@pytest.mark.parametrize(
+    "key, figure, says",
+    [
+        ("bandwidth", '"5e-324B/s"', "level host: bandwidth is '5e-324B/s'; give 1B/s to"),
+        ("memory_bandwidth", '"1e290B/s"', "device.memory_bandwidth is '1e290B/s'; give 1B/s to"),
+        ("float32", '"1e-300FLOP/s"', "device.compute.float32 is '1e-300FLOP/s'; give 1FLOP/s to"),
+        ("latency", '"1e300s"', "level host: latency is '1e300s'; give at most an hour"),
+        ("memory", '"1e290GB"', "device.memory is '1e290GB'; give at most 1000PB"),
+        ("matmul", "5e-324", "device.efficiency.matmul is 5e-324; give a part of at least 1e-09"),
+        ("size", "1000000000000", "has 1000000000000 devices; plan for at most 1048576"),
+    ],
+)
+def test_an_absurd_figure_names_file_and_key(mistake, tmp_path, key, figure, says):
+    text = Machine.preset("2xcpu").to_toml()
+    changed = re.sub(rf"(?m)^{key} = .*$", f"{key} = {figure}", text, count=1)
+    assert changed != text
+    file = tmp_path / "cluster.toml"
+    file.write_text(changed)
+    line = mistake("plan", "nowhere.py:job", "--machine", file)
+    assert f"machine {file}: " in line
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("--machine", "999999999999xcpu"), "plan for at most 1048576"),
+        (("--machine", "2xcpu", "--seconds", "nan"), "nan is no number"),
+        (("--machine", "2xcpu", "--micro-batches", "²"), "is no list of counts"),
+    ],
+)
+def test_numbers_that_are_none(mistake, options, says):
+    assert says in mistake("plan", "nowhere.py:job", *options)
+
+
+def test_files_beside_a_report(mistake, plan_file, tmp_path):
+    page, file = tmp_path / "page.html", tmp_path / "beside.json"
+    file.write_bytes(b"\xff\xfe{")
+    assert "it is no text" in mistake("report", plan_file, "-o", page, "--trace", file)
+    for measured in ("NaN", "-1", "0", '"1"'):
+        file.write_text(f'{{"predicted_step_seconds": 1, "measured_step_seconds": {measured}}}')
+        line = mistake("report", plan_file, "-o", page, "--measured", file)
+        assert "is not what `run --json` printed" in line
