@@ -27,9 +27,7 @@ from shardwright.train.job import Job, JobError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = [
-    *("TargetError", "build_model", "half_precision", "load_job", "optimizer_name"),
-]
+__all__ = ["TargetError", "build_model", "half_precision", "load_job", "optimizer_name"]
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 
