@@ -5,7 +5,6 @@ then all ranks check one model after the other. On the mesh of one axis two pair
 the assignments; on the mesh of two axes all four run every one.
 """
 
-import itertools
 import pickle
 import random
 from dataclasses import dataclass, replace
@@ -15,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import REPLICATE, Bytes, Layout, Mesh, Seconds, Shard, fits
+from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
 from shardwright.lower.reading import read_plan
 from shardwright.rules.placing import tiling_text, tilings
@@ -168,7 +168,5 @@ def random_assignments(one, mesh, count, seed):
 
 
 def _storage(atoms, mesh):
-    """Every way to store a parameter: each axis replicates it or shards one of its atoms."""
-    shards = [Shard(d, a) for d, sizes in enumerate(atoms) for a in range(len(sizes))]
-    ways = itertools.product([REPLICATE, *shards], repeat=len(mesh.axes))
-    return [layout for way in ways if fits(atoms, layout := Layout(mesh, way))]
+    """Every layout in which a parameter may be stored."""
+    return [decode(code, atoms, mesh) for code in storable(atoms, mesh).tolist()]
