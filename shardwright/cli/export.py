@@ -7,7 +7,7 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
-from shardwright.cli.writing import write_text
+from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
@@ -17,7 +17,7 @@ from shardwright.search.collector import paused_to_the_end
 @click.command("export")
 @click.argument("plan", type=click.Path(dir_okay=False))
 @click.option("--to", "form", required=True, type=click.Choice(tuple(FORMS)), help="Its shape.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File instead of stdout.")
+@click.option("-o", "--output", type=OutputFile(), help="File instead of stdout.")
 @options.as_json
 @paused_to_the_end()
 def command(plan: str, form: str, output: str | None, as_json: bool) -> None:

@@ -12,7 +12,8 @@ import click
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_chart, print_frontier, print_json, working
 from shardwright.cli.errors import UsageError
-from shardwright.cli.report import write_page
+from shardwright.cli.report import PAGES, write_page
+from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.machine import Machine
@@ -40,7 +41,7 @@ from shardwright.search.collector import paused_to_the_end
 @click.option(
     "-o",
     "--output",
-    type=click.Path(),
+    type=OutputFileOrFolder(*PAGES),
     help="Page to write all plans to, as front.html, or a folder for their plan files.",
 )
 @options.as_json
@@ -112,7 +113,7 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
             for part, frontier in found
             for label, plan in _labelled(frontier)
         ]
-        if output.endswith((".html", ".htm")):
+        if output.endswith(PAGES):
             memory = found[0][0].device.usable_bytes
             fits = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= memory]
             best = min(fits, key=lambda i: shown[i].plan.step_seconds, default=0)

@@ -10,6 +10,7 @@ import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.cli.writing import OutputFile
 from shardwright.ir import remarks
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
@@ -41,7 +42,7 @@ from shardwright.search.collector import paused_to_the_end
 @options.allow_async
 @options.optimizer
 @options.habits
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
+@click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
 @options.as_json
 @paused_to_the_end()
 def command(

@@ -10,8 +10,8 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.files import write_whole
 from shardwright.ir.machine import SKEWED_SECONDS, Machine
 from shardwright.report.units import milliseconds, size
 
@@ -20,7 +20,7 @@ from shardwright.report.units import milliseconds, size
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(),
     help="Machine file to write; without it, what `--machine here` takes is measured again.",
 )
 @click.option(
@@ -43,9 +43,7 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
     measures the ranks that torchrun has started, on one host or several.
     """
     launched = "TORCHELASTIC_RUN_ID" in os.environ
-    if output is not None:
-        _check_folder(output)
-    elif launched:
+    if output is None and launched:
         raise UsageError("ranks of torchrun write a machine file: say where with -o machine.toml")
     if not launched:
         machine: Machine | None = _this_host(devices, seconds)
@@ -59,10 +57,7 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
     if machine is None:
         return  # another rank writes and tells
     if output is not None:
-        try:
-            write_whole(output, machine.to_toml())
-        except OSError as e:
-            raise UsageError(f"cannot write {output}: {e.strerror}; choose another path") from e
+        write_text(output, machine.to_toml())
     if as_json:
         print_json(content(machine, output))
         return
@@ -74,14 +69,6 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
         click.echo(f"wrote {output}; use it as --machine {output}")
     else:
         click.echo(f"kept for --machine here with {machine.devices} devices")
-
-
-def _check_folder(output: str) -> None:
-    folder = os.path.dirname(os.path.abspath(output))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"cannot write {output}: {folder} is no folder to write to; choose another"
-        )
 
 
 def content(machine: Machine, output: str | None) -> dict[str, object]:

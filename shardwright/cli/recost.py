@@ -9,6 +9,7 @@ import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_json, working
+from shardwright.cli.writing import OutputFile
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.diff import difference
@@ -22,7 +23,7 @@ from shardwright.search.collector import paused_to_the_end
 @options.machine
 @options.set_machine
 @options.optimizer
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Plan file to write.")
+@click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
 @options.as_json
 @paused_to_the_end()
 def command(

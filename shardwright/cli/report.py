@@ -14,7 +14,7 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
-from shardwright.cli.writing import write_text
+from shardwright.cli.writing import OutputFile, write_text
 from shardwright.cost.step import timeline as step_of
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
@@ -22,12 +22,13 @@ from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
 from shardwright.search.collector import paused_to_the_end
 
+PAGES = (".html", ".htm")  # names of files that are pages
 _TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred kilobytes
 
 
 @click.command("report")
 @click.argument("plans", nargs=-1, required=True, type=click.Path(dir_okay=False))
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="HTML file.")
+@click.option("-o", "--output", required=True, type=OutputFile(), help="HTML file.")
 @click.option(
     "--memory-limit",
     callback=options.memory,

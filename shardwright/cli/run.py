@@ -18,6 +18,7 @@ from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_traceable, write_steps
 from shardwright.cli.verify import NOT_EQUAL, content, verified
+from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
@@ -52,7 +53,7 @@ _OTHER_TRAINING = (
 @click.option(
     "--checkpoint",
     "folder",
-    type=click.Path(file_okay=False),
+    type=OutputFolder(),
     help="Folder to go on from if it holds a checkpoint, and to save to.",
 )
 @click.option(
@@ -94,17 +95,15 @@ _OTHER_TRAINING = (
     help="Start from these: a .safetensors file, or a Hugging Face folder.",
 )
 @click.option("--compile", "compiled", is_flag=True, help="Run steps through torch.compile.")
-@click.option(
-    "--tensorboard", type=click.Path(file_okay=False), help="Folder for TensorBoard's event files."
-)
+@click.option("--tensorboard", type=OutputFolder(), help="Folder for TensorBoard's event files.")
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(),
     help="File for the simulated step and the third one of the run, measured, side by side.",
 )
 @click.option(
     "--export",
-    type=click.Path(),
+    type=OutputFileOrFolder(".safetensors", make_folder=True),
     help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
 )
 @click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards.")
@@ -189,7 +188,7 @@ def command(
 
     steps = steps or captured.job.steps
     if trace:
-        check_traceable(trace, chosen, steps)
+        check_traceable(chosen, steps)
     click.echo(f"\ntraining {target} on {chosen.devices} ranks", err=as_json)
     training = launch(
         target,

@@ -11,7 +11,7 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step
-from shardwright.cli.writing import write_text
+from shardwright.cli.writing import OutputFile, write_text
 from shardwright.cost.pipeline_step import mini_batches
 from shardwright.cost.timeline import Stream, Timeline
 from shardwright.ir.explain import WIDTH
@@ -26,7 +26,7 @@ from shardwright.search.collector import paused_to_the_end
 
 @click.command("simulate")
 @click.argument("plan", type=click.Path(dir_okay=False))
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Trace file to write.")
+@click.option("-o", "--output", type=OutputFile(), help="Trace file to write.")
 @click.option(
     "--measured",
     multiple=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
@@ -27,8 +26,8 @@ def simulated_step(plan: Plan) -> Timeline:
         raise UsageError(str(e)) from e
 
 
-def check_traceable(output: str, plan: Plan, steps: int) -> None:
-    """Raise `UsageError` where a run of `steps` could not write the trace of one to `output`."""
+def check_traceable(plan: Plan, steps: int) -> None:
+    """Raise `UsageError` where a run of `steps` has no step that can be traced."""
     from shardwright.train.traced import NTH
 
     if plan.pipeline is not None and plan.pipeline.weights is not None:
@@ -38,8 +37,6 @@ def check_traceable(output: str, plan: Plan, steps: int) -> None:
         )
     if steps < NTH:
         raise UsageError(f"--trace shows step {NTH} of a run, and this one has {steps}; take more")
-    if not Path(output).absolute().parent.is_dir():
-        raise UsageError(f"--trace {output} is in a folder that does not exist; make it first")
     simulated_step(plan)
 
 

@@ -1,9 +1,13 @@
-"""Files that commands write: a path that does not work is the user's mistake."""
+"""Files that commands write: a path that does not work is the user's mistake, told before work."""
 
 from __future__ import annotations
 
+from typing import Any, final
+
+import click
+
 from shardwright.cli.errors import UsageError
-from shardwright.ir.files import write_whole
+from shardwright.ir.files import check_file, check_folder, write_whole
 
 
 def write_text(path: str, text: str) -> None:
@@ -12,3 +16,63 @@ def write_text(path: str, text: str) -> None:
         write_whole(path, text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
+
+
+class _Output(click.Path):
+    """A path that the command writes to; it is checked while options are read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = str(super().convert(value, param, ctx))
+        if not path:
+            self.fail("an empty path; name a file or folder to write", param, ctx)
+        try:
+            self.check(path)
+        except OSError as e:
+            why = e.strerror or str(e)
+            self.fail(f"cannot write {path}: {why}; choose another path", param, ctx)
+        return path
+
+    def check(self, path: str) -> None:
+        """Raise `OSError` where nothing can be written to `path`."""
+        raise NotImplementedError
+
+
+@final
+class OutputFile(_Output):
+    """A file in a folder that is there."""
+
+    name = "file"
+
+    def check(self, path: str) -> None:
+        check_file(path)
+
+
+@final
+class OutputFolder(_Output):
+    """A folder, which is made with those it is in."""
+
+    name = "directory"
+
+    def check(self, path: str) -> None:
+        check_folder(path)
+
+
+@final
+class OutputFileOrFolder(_Output):
+    """A file if its name ends in one of `suffixes`, else a folder.
+
+    With `make_folder` the folder of the file is made, too.
+    """
+
+    name = "path"
+
+    def __init__(self, *suffixes: str, make_folder: bool = False) -> None:
+        super().__init__()
+        self.suffixes = suffixes
+        self.make_folder = make_folder
+
+    def check(self, path: str) -> None:
+        if path.endswith(self.suffixes):
+            check_file(path, make_folder=self.make_folder)
+        else:
+            check_folder(path)

@@ -57,7 +57,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
     tmp_path, measured, mistake
 ):
     line = mistake("profile", "-o", tmp_path / "nowhere" / "machine.toml")
-    assert "is no folder to write to" in line
+    assert "No such file or directory; choose another path" in line
     assert measured == []
 
 
