@@ -19,7 +19,8 @@ from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
-from shardwright.search.planner import Progress, check_arguments, search
+from shardwright.search.arguments import check_arguments
+from shardwright.search.planner import Progress, search
 
 __all__ = [
     "Frontier",
@@ -106,7 +107,9 @@ def plan(
     optimizer, machine = known_optimizer(optimizer), machine_of(machine)
     if memory_limit is not None:
         memory_limit = parse_limit(memory_limit)
-    check_arguments(machine, constraints, stages)
+    check_arguments(
+        machine, constraints, stages, micro_batches=micro_batches, allow_async=allow_async
+    )
     graph = capture(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )

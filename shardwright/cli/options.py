@@ -13,6 +13,7 @@ import click
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.habits import CHOICES
+from shardwright.train.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])
 METHODS = ("joint", "kcut")  # those of `search`, which is not imported for --help
@@ -109,8 +110,17 @@ def _figures(
 
 
 def target(function: F) -> F:
-    """TARGET with the sizes that a config.json needs, and changes to try."""
-    function = click.option(
+    """TARGET with the sizes that a config.json needs, and changes to try.
+
+    Its text is checked before the command begins.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        parse_target(*(kwargs[name] for name in ("target", "batch", "seq", "settings")))
+        return function(*args, **kwargs)
+
+    decorated: Any = click.option(
         "--set",
         "settings",
         multiple=True,
@@ -119,14 +129,14 @@ def target(function: F) -> F:
         metavar="NAME=VALUE",
         help="What if: a field of the config.json, an argument of the function, as layers=4, or"
         " another machine, as machine=4xV100.",
-    )(function)
-    function = click.option(
+    )(checked)
+    decorated = click.option(
         "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
-    )(function)
-    function = click.option(
+    )(decorated)
+    decorated = click.option(
         "--batch", type=click.IntRange(min=1), help="Global batch size, for a config.json."
-    )(function)
-    return click.argument("target")(function)
+    )(decorated)
+    return click.argument("target")(decorated)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

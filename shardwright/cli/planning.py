@@ -153,12 +153,19 @@ def _since(machine: Machine, measured: Measured) -> str:
 
 def check(machines: Sequence[Machine], wishes: Wishes) -> None:
     """Raise the mistakes that show before a model is captured, if no machine is without one."""
-    from shardwright.search.planner import check_arguments
+    from shardwright.search.arguments import check_arguments
 
     last: ValueError | None = None
     for machine in machines:
         try:
-            check_arguments(machine, wishes.constraints, wishes.stages or (1,))
+            check_arguments(
+                machine,
+                wishes.constraints,
+                wishes.stages or (1,),
+                method=wishes.method,
+                micro_batches=wishes.micro_batches or None,
+                allow_async=wishes.allow_async,
+            )
             return
         except (ConstraintError, PipelineError) as e:
             last = e
@@ -210,7 +217,7 @@ def surface(
     for share, machine in zip(wishes.shares(len(machines)), machines, strict=True):
         try:
             found.append((machine, search(captured, machine, share)))
-        except ConstraintError as e:
+        except (ConstraintError, PipelineError) as e:
             if machine is machines[-1] and not found:
                 raise
             reasons[machine.devices] = str(e)

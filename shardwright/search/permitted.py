@@ -91,7 +91,7 @@ def allowed_meshes(
     found = given or fixed or _default_meshes(devices, constraints, {axis for _, axis in spoken})
     found = [mesh for mesh in found if mesh.size == devices and (not named or mesh in fixed)]
     if not found:
-        raise _of_wrong_size(named, devices, groups)
+        raise _of_wrong_size(named or given or (), devices, groups)
     caps = [c for c in constraints if isinstance(c, Cap)]
     left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]
     if not left:

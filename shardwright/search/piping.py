@@ -19,33 +19,16 @@ from typing import final
 
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
-from shardwright.ir.pipeline import ASYNC, PipelineError
+from shardwright.ir.pipeline import ASYNC
 from shardwright.search.permitted import allowed_meshes
 from shardwright.search.pipelines import OTHERS
 from shardwright.search.rounds import NOTHING, Gain, Rounds
 
-_MOST_STAGES = 64  # that are tried when nobody says how many
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
 _FIRST = 4  # of these are tried first, if the batch is large enough
 _PATIENCE = 2  # meshes that give nothing new before the others are left out
 _CLIMB = 0.7  # of this search is spent on 1F1B and GPipe
 _WEIGHTS = "spectrain"
-
-
-def stages_of(machine: Machine, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The numbers of stages to search; raises `PipelineError` for those that devices cannot be."""
-    devices = machine.devices
-    if wanted is None:
-        powers = (2**i for i in range(_MOST_STAGES.bit_length()))
-        return tuple(count for count in powers if devices % count == 0)
-    for count in wanted:
-        if count < 1 or devices % count:
-            raise PipelineError(
-                f"{count} stages cannot share the {devices} devices of {machine.name} evenly; take"
-                " a divisor of that"
-            )
-    return tuple(sorted(set(wanted))) or (1,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from shardwright.cost.memory import known_optimizer
-from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
+from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.frontier import Frontier, Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
-from shardwright.rules.micro import MicroBatchError
+from shardwright.search.arguments import Asked, check_arguments
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
 from shardwright.search.memories import Memories
 from shardwright.search.meshes import mesh_of_cuts, meshes_of
-from shardwright.search.micro import ALL, if_tight
+from shardwright.search.micro import if_tight
 from shardwright.search.overtaken import Overtaken
-from shardwright.search.permitted import meshes_by_groups, refuse, stages_asked
-from shardwright.search.piping import Piping, stages_of
+from shardwright.search.permitted import refuse
+from shardwright.search.piping import Piping
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
 from shardwright.search.settle import settled
 from shardwright.search.sources import Sources
@@ -33,14 +33,8 @@ from shardwright.search.thinning import thin
 
 Progress = Callable[[str, float], None]  # what is being done, which part of all is done
 
-METHODS = ("joint", "kcut")
-
 _PLANS = 48
 _SHARE = 0.3  # of a search with pipelines is spent on plans without
-
-
-class MethodError(ValueError):
-    """A way of searching that does not exist, or not with what else is asked for."""
 
 
 @paused()
@@ -88,25 +82,23 @@ def search(
 
     `optimizer` is a name, a class of torch.optim, or one that was made.
 
-    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet, and
-    `OptimizerError` for an optimizer that is not known.
+    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet,
+    `OptimizerError` for an optimizer that is not known, and what `check_arguments` raises.
     """
     optimizer = known_optimizer(optimizer)
     machine = machine_of(machine)
-    if method not in METHODS:
-        raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
-    if isinstance(micro_batches, str) and micro_batches != ALL:
-        raise MicroBatchError(
-            f"micro_batches={micro_batches!r} is not known; give numbers such as (1, 2, 4),"
-            f" {ALL!r}, or None for as many as the memory limit asks for"
-        )
+    asked = check_arguments(
+        machine,
+        constraints,
+        stages,
+        meshes,
+        method=method,
+        exact=exact,
+        micro_batches=micro_batches,
+        allow_async=allow_async,
+        seconds=seconds,
+    )
     if method == "kcut":
-        plain = not (exact or constraints or allow_async) and len(meshes or ()) <= 1
-        if not plain or {*(micro_batches or (1,)), *(stages or (0,))} != {1}:
-            raise MethodError(
-                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
-                " micro-batches, no stages and no `allow_async`; leave these out"
-            )
         (mesh,) = meshes or (mesh_of_cuts(machine),)
         # Its neighbours on the page: the ends of the frontier, and the baselines.
         ends = partial(
@@ -114,13 +106,7 @@ def search(
         )
         found = kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
         return replace(found, device_bytes=machine.device.usable_bytes)
-    wanted = parse_constraints(constraints)
-    groups, chosen = check_arguments(machine, wanted, stages, meshes)
-    if allow_async and stages is not None and tuple(stages) == (1,):
-        stages = None  # to allow them and to try none would be odd
-        groups = stages_of(machine, stages)
-    asked = _Asked(groups, meshes, chosen, wanted, stages is not None, allow_async)
-    sources = Sources(graph, Marks.on(graph, wanted), recompute=recompute)
+    sources = Sources(graph, Marks.on(graph, asked.wanted), recompute=recompute)
     end = time.perf_counter() + seconds
 
     def run(counts: Sequence[int] | None) -> Frontier:
@@ -131,28 +117,13 @@ def search(
     return run(None if isinstance(micro_batches, str) else micro_batches)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """Which meshes and pipelines a search tries: `chosen` are those of plans without stages.
-
-    With `every` all numbers of groups are tried.
-    """
-
-    groups: Sequence[int]
-    meshes: Sequence[Mesh] | None
-    chosen: Sequence[Mesh]
-    wanted: Sequence[Constraint]
-    every: bool
-    allow_async: bool
-
-
 def _search(
     sources: Sources,
     machine: Machine,
     optimizer: str,
     exact: bool,
     micro_batches: Sequence[int] | None,
-    asked: _Asked,
+    asked: Asked,
     end: float,
     tell: Progress,
 ) -> Frontier:
@@ -183,22 +154,6 @@ def _search(
             rounds.compare(free, mesh, counts[0], wanted, sources.marks)
     tell("done", 1.0)
     return _frontier_of(rounds, wanted, start)
-
-
-def check_arguments(
-    machine: Machine,
-    constraints: Sequence[str | Constraint] = (),
-    stages: Sequence[int] | None = (1,),
-    meshes: Sequence[Mesh] | None = None,
-) -> tuple[tuple[int, ...], tuple[Mesh, ...]]:
-    """Numbers of groups, and meshes of plans without stages, to search.
-
-    Needs no graph, so that mistakes show before a model is captured.
-    Raises `ConstraintError` or `PipelineError` for what the machine's devices cannot be.
-    """
-    wanted = parse_constraints(constraints)
-    groups = stages_of(machine, stages_asked(wanted, stages))
-    return groups, meshes_by_groups(machine.devices, groups, wanted, meshes)
 
 
 def _search_meshes(

@@ -17,44 +17,19 @@ import torch
 from torch import nn
 
 from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.target_text import ConfigTarget, TargetError, whole
 
 _STEPS = 20  # of training on made-up batches, enough to see the speed
 _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")
 
 
-class TargetError(ValueError):
-    """A TARGET that does not lead to a job."""
-
-
-def config_file(target: str) -> Path | None:
-    """The config that TARGET names, itself or as a folder; None if it names neither.
-
-    Raises `TargetError` for a folder without one.
-    """
-    path = Path(target)
-    if target and path.is_dir():
-        if not (path / "config.json").is_file():
-            raise TargetError(
-                f"{target} is a folder without a config.json; give one with it, or file.py:function"
-            )
-        return path / "config.json"
-    return path if target.endswith(".json") else None
-
-
-def config_job(file: Path, batch: Any, seq: Any, given: dict[str, Any]) -> Job:
-    """A job that trains the config's architecture; `given` are fields to change."""
-    if batch is None:
-        raise TargetError(
-            f"{file} has no batch: give its sizes, as in --batch 8 --seq 1024, or --batch 8 for"
-            " images"
-        )
-    if not _whole(batch, 1) or not (seq is None or _whole(seq, 2)):
-        sizes = f"--batch {batch}" + (f" --seq {seq}" if seq is not None else "")
-        raise TargetError(f"{sizes}: at least 1 sequence of 2 tokens, or 1 image, please")
+def config_job(target: ConfigTarget) -> Job:
+    """A job that trains the config's architecture."""
+    file, batch, seq, given = target.file, target.batch, target.seq, target.given
     sizes_of_images: dict[str, Any] = {
         name: given[name] for name in ("image_size", "num_channels") if name in given
     }
-    config = _read_config(file, given)
+    config = _config(file, target.content, given)
     make = _architecture(file, config)
     takes = set(inspect.signature(make.forward).parameters)
     if {"pixel_values", "labels"} <= takes and make.__name__.endswith("ForImageClassification"):
@@ -90,10 +65,6 @@ def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> s
     return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
 
 
-def _whole(number: object, least: int) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= least
-
-
 def _negative(number: object) -> bool:
     return isinstance(number, int | float) and number < 0
 
@@ -109,7 +80,7 @@ def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[]
     if isinstance(longest, int) and seq > longest:
         raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
     words: Any = getattr(config, "vocab_size", None)
-    if not _whole(words, 1):
+    if not whole(words, 1):
         raise TargetError(
             f"{file} has vocab_size {words!r}, so no tokens can be made up; give a whole number"
         )
@@ -134,10 +105,10 @@ def _images(file: Path, config: Any, batch: int, given: Mapping[str, Any]) -> Ca
 
     channels, size = field("num_channels", "3"), field("image_size", "224")
     sides = (size, size) if isinstance(size, int) else size
-    if not _whole(channels, 1):
+    if not whole(channels, 1):
         raise TargetError(f"{file} has num_channels {channels!r}; give a whole number, as 3")
     if not (
-        isinstance(sides, list | tuple) and len(sides) == 2 and all(_whole(n, 1) for n in sides)
+        isinstance(sides, list | tuple) and len(sides) == 2 and all(whole(n, 1) for n in sides)
     ):
         raise TargetError(f"{file} has image_size {size!r}; give pixels, as 224 or [224, 224]")
     problem = getattr(config, "problem_type", None)
@@ -161,13 +132,7 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_config(file: Path, given: dict[str, Any]) -> Any:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as e:
-        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
+def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError as e:
@@ -182,7 +147,7 @@ def _read_config(file: Path, given: dict[str, Any]) -> Any:
     changed = {}
     for name, value in given.items():
         if hasattr(config, name):
-            if _whole(getattr(config, name), 1) and _negative(value) and not name.endswith("_id"):
+            if whole(getattr(config, name), 1) and _negative(value) and not name.endswith("_id"):
                 raise TargetError(f"--set {name}={value}: {file} needs a number of 0 or more")
             changed[name] = value
         elif not (of_images and name in ("image_size", "num_channels")):

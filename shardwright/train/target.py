@@ -9,26 +9,31 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import re
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from shardwright.cost.memory import known_optimizer
 from shardwright.train.export import load_weights
-from shardwright.train.hf_config import TargetError, config_file, config_job, unknown_setting
+from shardwright.train.hf_config import config_job, unknown_setting
 from shardwright.train.job import Job, JobError
+from shardwright.train.target_text import (
+    ConfigTarget,
+    FunctionTarget,
+    TargetError,
+    config_file,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = ["TargetError", "build_model", "half_precision", "load_job", "optimizer_name"]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 
 def load_job(
@@ -44,34 +49,8 @@ def load_job(
     `num_layers=4`, change fields of the config, or are arguments of the function.
     Raises `TargetError` for what is missing or is no job.
     """
-    given = dict(_setting(text) for text in settings)
-    if (config := config_file(target)) is not None:
-        return config_job(config, given.pop("batch", batch), given.pop("seq", seq), given)
-    _check_form(target)
-    if batch is not None or seq is not None:
-        raise TargetError(
-            f"{target} brings its own batch; --batch and --seq belong to a config.json, --set"
-            " batch=… gives the function an argument"
-        )
-    file, _, function = target.rpartition(":")
-    return _file_job(Path(file), function, given)
-
-
-def _check_form(target: str) -> None:
-    """Raise `TargetError` for what is no file.py:function, with what it may be meant to be."""
-    file, colon, function = target.rpartition(":")
-    if colon and file.endswith(".py") and function:
-        return
-    if _HUB_NAME.fullmatch(target) and not target.endswith(".py") and not Path(target).exists():
-        raise TargetError(
-            f"{target!r} is no file or folder here, and nothing is fetched from a hub: download"
-            " its config.json and name that file"
-        )
-    example = f"{target}:job" if target.endswith(".py") else "train.py:job"
-    raise TargetError(
-        f"{target!r} is neither file.py:function nor a config.json; name the function that"
-        f" returns a Job, as in {example}"
-    )
+    found = parse_target(target, batch, seq, settings)
+    return config_job(found) if isinstance(found, ConfigTarget) else _file_job(found)
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
@@ -151,20 +130,8 @@ def half_precision(target: str) -> str | None:
     return named if named in ("bfloat16", "float16") else None
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """Name and value of `name=value`; a value that is no JSON is text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip().isidentifier():
-        raise TargetError(f"--set {text}: write it as name=value, as in --set num_layers=4")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        return name.strip(), value
-
-
-def _file_job(file: Path, function: str, given: dict[str, Any]) -> Job:
-    if not file.is_file():
-        raise TargetError(f"there is no file {file}; a target is file.py:function")
+def _file_job(found: FunctionTarget) -> Job:
+    file, function, given = found.file, found.function, found.given
     module = _run_file(file)
     make = getattr(module, function, None)
     if not callable(make):

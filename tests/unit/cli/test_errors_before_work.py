@@ -6,6 +6,9 @@ preset with one other figure needed a whole TOML file. Each is one line at once 
 """
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.pipeline import PipelineError
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -124,6 +129,39 @@ def test_python_takes_the_name_of_a_preset():
     frontier = sw.search(graph, "2xcpu")
     assert frontier[0].machine == "2xcpu"
     assert sw.plan(_Loss(model), (x,), machine="2xcpu").devices == 2
+
+
+def test_mistakes_in_arguments_are_told_without_torch(tmp_path):
+    """Importing torch takes seconds; `--mesh` and `--stages` were checked by what needs it."""
+    file = tmp_path / "job.py"
+    file.write_text("raise AssertionError('imported')")
+    code = """
+import sys
+from click.testing import CliRunner
+from shardwright.cli import main
+for line in sys.argv[1:]:
+    result = CliRunner().invoke(main, line.split())
+    print(result.exit_code, "torch" in sys.modules, result.stderr.strip())
+"""
+    options = {
+        "--mesh dp=3": "mesh dp=3 is of 3, not of 8 devices",
+        "--stages 3": "3 stages cannot share the 8 devices",
+        "--forbid *=zz:batch": "there is no axis zz",
+        "--method kcut --stages 2": "method 'kcut' cuts one mesh",
+        "-o .": "it is a folder",
+        "--batch 2": "brings its own batch",
+    }
+    targets = {
+        "nowhere.py:job": "there is no file nowhere.py",
+        "nowhere.json --batch 2": "cannot read nowhere.json: [Errno 2]",
+        f"{tmp_path} --batch 2": "is a folder without a config.json",
+    }
+    lines = {f"plan {file}:job --machine 8xcpu {given}": says for given, says in options.items()}
+    lines |= {f"plan {target} --machine 8xcpu": says for target, says in targets.items()}
+    found = subprocess.check_output([sys.executable, "-c", code, *lines], cwd=ROOT, text=True)
+    for line, says in zip(found.splitlines(), lines.values(), strict=True):
+        assert line.startswith("2 False shardwright: ")
+        assert says in line
 
 
 class _Loss(nn.Module):

@@ -94,13 +94,13 @@ def test_targets_that_are_none(mistake, tmp_path):
         ("size", "1000000000000", "has 1000000000000 devices; plan for at most 1048576"),
     ],
 )
-def test_an_absurd_figure_names_file_and_key(mistake, tmp_path, key, figure, says):
+def test_an_absurd_figure_names_file_and_key(mistake, target, tmp_path, key, figure, says):
     text = Machine.preset("2xcpu").to_toml()
     changed = re.sub(rf"(?m)^{key} = .*$", f"{key} = {figure}", text, count=1)
     assert changed != text
     file = tmp_path / "cluster.toml"
     file.write_text(changed)
-    line = mistake("plan", "nowhere.py:job", "--machine", file)
+    line = mistake("plan", target, "--machine", file)
     assert f"machine {file}: " in line
     assert says in line
 
@@ -113,8 +113,8 @@ def test_an_absurd_figure_names_file_and_key(mistake, tmp_path, key, figure, say
         (("--machine", "2xcpu", "--micro-batches", "²"), "is no list of counts"),
     ],
 )
-def test_numbers_that_are_none(mistake, options, says):
-    assert says in mistake("plan", "nowhere.py:job", *options)
+def test_numbers_that_are_none(mistake, target, options, says):
+    assert says in mistake("plan", target, *options)
 
 
 def test_files_beside_a_report(mistake, plan_file, tmp_path):

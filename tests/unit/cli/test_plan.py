@@ -5,7 +5,7 @@ import pytest
 from shardwright.capture.opaque import WeightsNeededError
 from shardwright.cli.options import METHODS
 from shardwright.ir.plan import Plan
-from shardwright.search import planner
+from shardwright.search import arguments
 
 
 def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shardwright_command):
@@ -219,7 +219,7 @@ def test_a_mistake_leaves_no_plan_file(api, target, tmp_path, mistake):
 
 def test_a_file_that_cannot_be_written_is_a_mistake(api, target, tmp_path, mistake):
     file = tmp_path / "nowhere" / "plan.json"
-    assert f"cannot write plan {file}" in mistake("plan", target, "--machine", "2xcpu", "-o", file)
+    assert f"cannot write {file}" in mistake("plan", target, "--machine", "2xcpu", "-o", file)
 
 
 def test_a_missing_target_is_a_mistake(api, mistake):
@@ -232,4 +232,4 @@ def test_the_method_is_handed_on(api, target, as_json):
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut")
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut", "--objective", "devices")
     assert api.methods == ["joint", "kcut", "kcut"]
-    assert METHODS == planner.METHODS
+    assert METHODS == arguments.METHODS

@@ -7,8 +7,9 @@ import pytest
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.search.arguments import MethodError
 from shardwright.search.kcut import Cutter
-from shardwright.search.planner import MethodError, search
+from shardwright.search.planner import search
 from tests.unit.search.layers import residual_layers
 
 MACHINE = Machine.preset("2x6xA100")

@@ -1,0 +1,129 @@
+"""TARGET as it is written: what its text, its sizes and its settings say, without running anything.
+
+Needs neither torch nor transformers, so that what is mistyped is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
+
+
+class TargetError(ValueError):
+    """A TARGET that does not lead to a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTarget:
+    """A Hugging Face `config.json` with its `content`, sizes of a batch, and fields to change."""
+
+    file: Path
+    content: dict[str, Any]
+    batch: int
+    seq: int | None
+    given: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTarget:
+    """`file.py:function`, and its arguments."""
+
+    file: Path
+    function: str
+    given: dict[str, Any]
+
+
+def parse_target(
+    target: str, batch: int | None, seq: int | None, settings: Sequence[str]
+) -> ConfigTarget | FunctionTarget:
+    """What these name; raises `TargetError` where it is missing, or cannot be read."""
+    given = dict(_setting(text) for text in settings)
+    if (config := config_file(target)) is not None:
+        batch, seq = _sizes(config, given.pop("batch", batch), given.pop("seq", seq))
+        return ConfigTarget(config, _read(config), batch, seq, given)
+    _check_form(target)
+    if batch is not None or seq is not None:
+        raise TargetError(
+            f"{target} brings its own batch; --batch and --seq belong to a config.json, --set"
+            " batch=… gives the function an argument"
+        )
+    file, _, function = target.rpartition(":")
+    if not Path(file).is_file():
+        raise TargetError(f"there is no file {file}; a target is file.py:function")
+    return FunctionTarget(Path(file), function, given)
+
+
+def config_file(target: str) -> Path | None:
+    """The config that TARGET names, itself or as a folder; None if it names neither.
+
+    Raises `TargetError` for a folder without one.
+    """
+    path = Path(target)
+    if target and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise TargetError(
+                f"{target} is a folder without a config.json; give one with it, or file.py:function"
+            )
+        return path / "config.json"
+    return path if target.endswith(".json") else None
+
+
+def whole(number: object, least: int) -> bool:
+    """Whether it is a whole number of at least `least`."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as e:
+        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
+    return data
+
+
+def _sizes(file: Path, batch: Any, seq: Any) -> tuple[int, int | None]:
+    if batch is None:
+        raise TargetError(
+            f"{file} has no batch: give its sizes, as in --batch 8 --seq 1024, or --batch 8 for"
+            " images"
+        )
+    if not whole(batch, 1) or not (seq is None or whole(seq, 2)):
+        sizes = f"--batch {batch}" + (f" --seq {seq}" if seq is not None else "")
+        raise TargetError(f"{sizes}: at least 1 sequence of 2 tokens, or 1 image, please")
+    return batch, seq
+
+
+def _check_form(target: str) -> None:
+    """Raise `TargetError` for what is no file.py:function, with what it may be meant to be."""
+    file, colon, function = target.rpartition(":")
+    if colon and file.endswith(".py") and function:
+        return
+    if _HUB_NAME.fullmatch(target) and not target.endswith(".py") and not Path(target).exists():
+        raise TargetError(
+            f"{target!r} is no file or folder here, and nothing is fetched from a hub: download"
+            " its config.json and name that file"
+        )
+    example = f"{target}:job" if target.endswith(".py") else "train.py:job"
+    raise TargetError(
+        f"{target!r} is neither file.py:function nor a config.json; name the function that"
+        f" returns a Job, as in {example}"
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Name and value of `name=value`; a value that is no JSON is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise TargetError(f"--set {text}: write it as name=value, as in --set num_layers=4")
+    try:
+        return name.strip(), json.loads(value)
+    except (ValueError, RecursionError):
+        return name.strip(), value
