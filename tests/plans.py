@@ -97,7 +97,13 @@ def transformer():
         notes=("the graph is too wide to search whole; pinned: blocks.0.up <&>",),
         remarks=(
             Remark(RemarkKind.DISCOVERED, "foo.bar.default", "f0 f1 -> f0 f1", ("relu_0",), 1),
-            Remark(RemarkKind.REPLICATED, "foo.baz.default", "", ("head", "relu_1"), 2),
+            Remark(
+                RemarkKind.REPLICATED,
+                "foo.baz.default",
+                "no rule is written",
+                ("head", "relu_1"),
+                2,
+            ),
             Remark(
                 RemarkKind.EXPLICIT,
                 "attention with dropout",

@@ -20,7 +20,7 @@ class RemarkKind(Enum):
 
     DISCOVERED = "discovered"  # their rule was found by experiment
     STATED = "stated"  # the user stated their rule
-    REPLICATED = "replicated"  # nobody knows a rule: every device computes all of it
+    REPLICATED = "replicated"  # they cannot be split: every device computes all of them
     OPAQUE = "opaque"  # sub-modules that are kept whole
     EXPLICIT = "explicit"  # the parts of an operator that was taken apart
 
@@ -28,7 +28,7 @@ class RemarkKind(Enum):
 _MEANING = {
     RemarkKind.DISCOVERED: "rule found by experiment:",
     RemarkKind.STATED: "rule stated by the user:",
-    RemarkKind.REPLICATED: "no rule is known, so every device computes all of it",
+    RemarkKind.REPLICATED: "every device computes all of it:",
     RemarkKind.OPAQUE: "kept whole, so every device computes all of it",
     RemarkKind.EXPLICIT: "",
 }

@@ -13,6 +13,8 @@ from shardwright.rules.notation import Notation, NotationError, elementwise, par
 from shardwright.rules.rule import FactorKind, Rule
 from shardwright.rules.unify import Dim, refine_rule, unify
 
+_UNKNOWN = "no rule is written, and experiments found no split that gives its results"
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -46,7 +48,7 @@ def analyze(graph: Graph) -> Analysis:
             discovered.append(op.name)
         elif notation is None:
             unknown.append(op.name)
-            notation = _opaque(Call(graph, op))
+            notation = _opaque(Call(graph, op), _UNKNOWN)
         notations[op.name] = notation
     unified = unify(graph, notations)
     leaves = {
@@ -98,7 +100,7 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
         if op.target.split(".")[0] not in table.NAMESPACES:
             return None
         if any(0 in shape for shape in (*call.operands, *call.results)):
-            return _opaque(call)  # without elements there is nothing to split
+            return _opaque(call, "a tensor without elements cannot be split")
         if kind in table.BUILDERS:
             return table.BUILDERS[kind](call)
         if kind in table.TEXT:
@@ -131,7 +133,7 @@ def _carried(call: Call) -> Notation:
         ) from e
 
 
-def _opaque(call: Call) -> Notation:
+def _opaque(call: Call, reason: str) -> Notation:
     """Every dimension is its own, and whole."""
     sizes: dict[str, int] = {}
 
@@ -145,7 +147,7 @@ def _opaque(call: Call) -> Notation:
     work: tuple[str, ...] = ()
     if call.op.flop:  # a factor of its own, as many multiply-adds long
         sizes["flop"], work = max(2, call.op.flop // 2), ("flop",)
-    return Notation(operands, results, sizes, whole=frozenset(sizes), work=work)
+    return Notation(operands, results, sizes, whole=frozenset(sizes), work=work, reason=reason)
 
 
 def _numbers(values: Mapping[str, Sequence[list[Dim]]]) -> dict[Dim, int]:

@@ -12,6 +12,8 @@ from shardwright.ir.graph import Ref
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, Shape, elementwise, parse
 
+_MEET = "two of its writes may hit the same place"
+
 
 def index(call: Call) -> Notation | None:
     """`x[i, :, j]`: the dimensions of the index tensors are the look-ups."""
@@ -32,7 +34,8 @@ def index_put(call: Call) -> Notation | None:
     into, values = _looked_up(call, places, call.operands[1:-1], whole="!")
     indices = [_aligned(shape, "i", "!") for shape in call.operands[1:-1]]
     given = " ".join(values.split()[-len(call.operands[-1]) :]) if call.operands[-1] else ""
-    return parse(f"{into}, {', '.join(indices)}, {given} -> {into}", call.operands, call.results)
+    text = f"{into}, {', '.join(indices)}, {given} -> {into}"
+    return parse(text, call.operands, call.results, reason=_MEET)
 
 
 def _indexed(call: Call) -> list[int] | None:
@@ -77,7 +80,8 @@ def scatter(call: Call) -> Notation | None:
     if len(call.operands) > 2:
         pairs = zip(hits.split(), call.operands[1], call.operands[2], strict=True)
         parts.append(" ".join(w if n == m else f"s{d}!" for d, (w, n, m) in enumerate(pairs)))
-    return parse(f"{', '.join(parts)} -> {into}", call.operands, call.results)
+    text = f"{', '.join(parts)} -> {into}"
+    return parse(text, call.operands, call.results, reason=_MEET)
 
 
 def _facing(call: Call, dim: int, whole: str) -> tuple[str, str]:
@@ -136,4 +140,5 @@ def histogram(call: Call) -> Notation:
         results=((tuple(known),),),
         sizes={**one.sizes, **known},
         whole=one.whole | frozenset(known),
+        reason="it counts over every dimension",
     )

@@ -31,7 +31,10 @@ class NotationError(Exception):
 
 @dataclass(frozen=True)
 class Notation:
-    """Indices of each operand and result; see `Rule` for what the other fields say."""
+    """Indices of each operand and result; see `Rule` for what the other fields say.
+
+    `reason` says why the `whole` indices are.
+    """
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -44,6 +47,7 @@ class Notation:
     agreed: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
+    reason: str = ""
 
 
 def parse(
@@ -54,6 +58,7 @@ def parse(
     sizes: Mapping[str, int] | None = None,
     linear: Sequence[Sequence[int]] = (),
     work: str = "",
+    reason: str = "",
 ) -> Notation:
     """The notation `text` for operands and results of these shapes.
 
@@ -91,6 +96,7 @@ def parse(
             for name in (reader.ellipsis_names() if word == "..." else [word])
             if name in known
         ),
+        reason=reason,
     )
 
 
@@ -146,6 +152,7 @@ def elementwise(
     *,
     whole: Sequence[int] = (),
     linear: Sequence[Sequence[int]] = (),
+    reason: str = "",
 ) -> Notation:
     """Broadcast operands to `result`, one index per dimension; `whole` dimensions stay unsplit."""
 
@@ -159,6 +166,7 @@ def elementwise(
         sizes={f"d{i}": n for i, n in enumerate(result) if n > 1},
         whole=frozenset(f"d{i}" for i in whole if result[i] > 1),
         linear=tuple(frozenset(s) for s in linear),
+        reason=reason,
     )
 
 
@@ -196,6 +204,7 @@ def reshape(before: Shape, after: Shape) -> Notation:
         sizes=sizes,
         whole=frozenset(whole),
         linear=(frozenset({0}),),
+        reason="no tile of it is a tile of the other shape",
     )
 
 

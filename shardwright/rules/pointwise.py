@@ -63,4 +63,5 @@ def fill_shape(call: Call) -> Notation:
 
 def arange(call: Call) -> Notation:
     """Positions: every device counts all of them."""
-    return elementwise([], call.results[0], whole=range(len(call.results[0])))
+    whole = range(len(call.results[0]))
+    return elementwise([], call.results[0], whole=whole, reason="each element is its position")

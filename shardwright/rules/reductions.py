@@ -26,7 +26,8 @@ def _reduced(call: Call, *, summed: bool) -> Notation:
     dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
     chosen = {int(d) % len(shape) for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
     chosen = chosen or set(range(len(shape)))
-    one = elementwise([shape], shape, whole=() if summed else sorted(chosen))
+    reason = "it reduces every dimension, and is no sum"
+    one = elementwise([shape], shape, whole=() if summed else sorted(chosen), reason=reason)
     keep = len(call.results[0]) == len(shape)
     result = tuple(
         () if d in chosen else names
@@ -49,7 +50,8 @@ def along_dim(call: Call) -> Notation:
         chosen = [given % max(rank, 1)]
     else:
         chosen = list(range(rank))
-    one = elementwise(call.operands, call.results[0], whole=chosen if rank else ())
+    whole, reason = chosen if rank else (), "it works along every dimension"
+    one = elementwise(call.operands, call.results[0], whole=whole, reason=reason)
     return replace(one, results=one.results * len(call.results))
 
 
@@ -60,7 +62,7 @@ def layer_norm(call: Call) -> Notation:
     names = " ".join(f"n{i}!" for i in range(count))
     rest = ", ".join(f"{names}" for _ in call.operands[1:])
     text = f"... {names}{', ' + rest if rest else ''} -> ... {names}"
-    return parse(text, call.operands, call.results)
+    return parse(text, call.operands, call.results, reason="it normalizes over every dimension")
 
 
 def local_batch_norm(call: Call) -> Notation:

@@ -1,4 +1,7 @@
-"""Which operators of a graph a plan should remark upon: those whose rule is not in the tables."""
+"""Which operators of a graph a plan should remark upon.
+
+Those whose rule is not in the tables, and those that every device computes whole.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,14 @@ def remarks(
 
     `analysis` may be that of a shorter graph, whose operator `like(name)` stands for `name`.
     """
-    discovered, unknown = set(analysis.discovered), set(analysis.unknown)
+    discovered = set(analysis.discovered)
     ruled = [op for op in graph.ops if like(op.name) in discovered]
     mine = [op for op in ruled if stated(op.target) == op.rule]
     found = [op for op in ruled if stated(op.target) != op.rule]
-    whole = [op for op in graph.ops if like(op.name) in unknown and op.target != _OPAQUE]
     return (
         *_by_target(RemarkKind.DISCOVERED, found),
         *_by_target(RemarkKind.STATED, mine),
-        *_by_target(RemarkKind.REPLICATED, whole),
+        *_whole(graph, lambda op: analysis.rules[like(op.name)].why_whole),
         *_kept_whole(graph),
         *_explicit_attention(graph),
     )
@@ -41,13 +43,26 @@ def remarks(
 def _by_target(kind: RemarkKind, ops: Iterable[Op]) -> Iterable[Remark]:
     by_target: dict[str, list[Op]] = {}
     for op in ops:
-        name = f"autograd function {op.args[2]}" if op.target == _FUNCTION else op.target
-        by_target.setdefault(name, []).append(op)
+        by_target.setdefault(_name(op), []).append(op)
     for target, own in sorted(by_target.items(), key=lambda item: -len(item[1])):
         rules = list(dict.fromkeys(op.rule for op in own))
         more = f" and {len(rules) - 1} more, by shape" if len(rules) > 1 else ""
         names = tuple(op.name for op in own)
         yield Remark(kind, target, rules[0] + more, names, len(own))
+
+
+def _name(op: Op) -> str:
+    return f"autograd function {op.args[2]}" if op.target == _FUNCTION else op.target
+
+
+def _whole(graph: Graph, why: Callable[[Op], str]) -> Iterable[Remark]:
+    """What is computed of tensors and cannot be split, by target and reason."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for op in graph.ops:
+        if op.operands and op.target != _OPAQUE and (reason := why(op)):
+            alike.setdefault((_name(op), reason), []).append(op.name)
+    for (target, reason), names in sorted(alike.items(), key=lambda item: -len(item[1])):
+        yield Remark(RemarkKind.REPLICATED, target, reason, tuple(names), len(names))
 
 
 def _kept_whole(graph: Graph) -> Iterable[Remark]:

@@ -136,6 +136,7 @@ class Rule:
       own, which the factor `SPREAD` counts (its size is one, and grows where others are cut).
     * `together`: factors that may only be cut at once, by devices that hand each other tiles
       while the operator runs (`contractions.attention`).
+    * `reason`: why the whole factors are whole.
     """
 
     factors: tuple[Factor, ...]
@@ -148,6 +149,7 @@ class Rule:
     agreed: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
+    reason: str = ""
 
     @cached_property
     def factor(self) -> dict[str, Factor]:
@@ -168,6 +170,12 @@ class Rule:
     def by_word(self) -> dict[str, Choice]:
         """All choices by what `word_of` calls them."""
         return {word_of(choice): choice for choice in self._choices}
+
+    @property
+    def why_whole(self) -> str:
+        """Why no dimension may be split; empty where one may, or where there is none."""
+        splits = any(self.cuts(choice) for choice in self._choices)
+        return "" if splits or not self.factors else self.reason
 
     def cuts(self, choice: Choice) -> tuple[str, ...]:
         """The factors that `choice` cuts into tiles."""

@@ -103,6 +103,10 @@ def _refine(atoms: Sequence[Dim], bounds: Sequence[int]) -> bool:
     return False
 
 
+_SHARED = "other operators arrange its dimensions in another way"
+_ALL = "it needs all of every dimension"
+
+
 @dataclass(frozen=True)
 class Unified:
     """Dims of every value, None where the size is one, and of every operator's indices."""
@@ -215,6 +219,7 @@ def refine_rule(
         agreed=within,
         routes=routes,
         together=together,
+        reason=_SHARED if broken else notation.reason or (_ALL if notation.whole else ""),
     )
 
 

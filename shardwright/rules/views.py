@@ -117,7 +117,8 @@ def select(call: Call) -> Notation:
 
 
 def _without_dim(call: Call, dim: int) -> Notation:
-    one = elementwise([call.operands[0]], call.operands[0], whole=[dim])
+    reason = "it takes apart the only dimension"
+    one = elementwise([call.operands[0]], call.operands[0], whole=[dim], reason=reason)
     kept = tuple(names for d, names in enumerate(one.operands[0]) if d != dim)
     return replace(one, results=(kept,) * len(call.results), linear=(frozenset({0}),))
 
@@ -234,4 +235,5 @@ def _opaque(call: Call, *dims: int) -> Notation:
     whole = frozenset(n for n in sizes if not n.startswith("d")) | {
         f"d{d}" for d in range(rank) if d in dims
     }
-    return Notation(operands, results, sizes, whole & frozenset(sizes))
+    reason = "it cuts, joins or pads every dimension"
+    return Notation(operands, results, sizes, whole & frozenset(sizes), reason=reason)

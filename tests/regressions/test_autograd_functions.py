@@ -380,7 +380,7 @@ def test_a_remark_names_the_function():
     model, x = example()
     plan = sw.plan(model, (x,), machine=sw.Machine.preset("2xcpu"), optimizer="sgd")
     text = " ".join(plan.explain().split())
-    assert "autograd function Clipped(_)" in text and "no rule is known" in text
+    assert "autograd function Clipped(_)" in text and "no rule is written" in text
     assert "autograd function Sign(_)" in text
 
 

@@ -34,6 +34,7 @@ def test_a_plan_names_discovered_and_replicated_operators_and_what_they_cost(tmp
     assert found["discovered"]["what"] == "aten.special_i1e.default"
     assert found["discovered"]["text"] == "f1 f0 -> f1 f0"
     assert (found["discovered"]["count"], found["replicated"]["count"]) == (2, 1)
+    assert "experiments found no split" in found["replicated"]["text"]
     for remark in plan.remarks:
         own = [op for op in plan.ops if op.target == remark.what]
         assert {op.name for op in own} == set(remark.ops)
@@ -49,6 +50,34 @@ def test_a_stated_rule_is_told_from_a_discovered_one(monkeypatch):
     graph = sw.capture(Odd(), (torch.randn(8, 6),))
     kinds = [remark.kind for remark in remarks(graph, analyze(graph))]
     assert kinds == [RemarkKind.STATED, RemarkKind.REPLICATED]
+
+
+class Whole(nn.Module):
+    """Operators that cannot be split, and a sum of a number, which has nothing to split."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.layer(x).flatten()
+        ordered = y.sort()[0].cumsum(0)
+        place = torch.zeros(y.shape, dtype=torch.long)
+        written = y.scatter_add(0, place, y)
+        return (ordered + written).median() + y.argmax() + y.sum().sum()
+
+
+def test_an_operator_that_every_device_computes_says_why():
+    graph = sw.capture(Whole(), (torch.randn(8, 6),))
+    found = {remark.what.split(".")[1]: remark for remark in remarks(graph, analyze(graph))}
+    assert {kind: remark.text for kind, remark in found.items()} == {
+        "sort": "it works along every dimension",
+        "cumsum": "it works along every dimension",
+        "scatter_add": "two of its writes may hit the same place",
+        "median": "no rule is written, and experiments found no split that gives its results",
+        "argmax": "it reduces every dimension, and is no sum",
+    }
+    assert {remark.kind for remark in found.values()} == {RemarkKind.REPLICATED}
 
 
 def test_attention_with_dropout_says_what_its_formula_costs():
