@@ -1,6 +1,6 @@
 """Look-ups in part of a table: each device looks up the rows that it holds, the rest is zero.
 
-Importing this file makes `torch.ops.shardwright.embedding_tile` known.
+Importing this file makes `torch.ops.shardwright.embedding_tile` and `embedding_bags` known.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 aten: Any = torch.ops.aten
@@ -72,3 +73,104 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
 
 
 embedding_tile.register_autograd(_backward, setup_context=_keep)
+
+
+MODES = ("sum", "mean", "max")  # torch's numbers of them
+
+
+@torch.library.custom_op("shardwright::embedding_bags", mutates_args=())
+def embedding_bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    last: bool,
+    scale: bool,
+    tile: Sequence[int],
+) -> Tensor:
+    """The result (bags, width) of `torch.nn.functional.embedding_bag`.
+
+    `indices` are (bags, look-ups), or in one row with the `offsets` of bags, where `last` says that
+    the last is the end. `padding_idx` -1: none. Where there is a `tile` the table is that part of a
+    whole one (`local_index`), in mode sum or mean without `scale`: other rows count as zeros, and
+    rows that the whole has not as not a number.
+    """
+    return _bags(weight, indices, offsets, sample_weights, mode, padding_idx, last, scale, tile)
+
+
+@embedding_bags.register_fake
+def _(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    last: bool,
+    scale: bool,
+    tile: Sequence[int],
+) -> Tensor:
+    bags = indices.shape[0] if offsets is None else offsets.shape[0] - last
+    return weight.new_empty((bags, weight.shape[1]))
+
+
+def _bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    last: bool,
+    scale: bool,
+    tile: Sequence[int],
+) -> Tensor:
+    if indices.dim() == 2 and indices.numel() == 0:  # for which torch has no offsets
+        return weight[:0].sum() + weight.new_zeros(indices.shape[0], weight.shape[1])
+    how: dict[str, Any] = {"include_last_offset": last}
+    if not tile:
+        padding = padding_idx if padding_idx >= 0 else None
+        how |= {"mode": MODES[mode], "padding_idx": padding, "scale_grad_by_freq": scale}
+        return F.embedding_bag(indices, weight, offsets, per_sample_weights=sample_weights, **how)
+    counts = (indices != padding_idx).to(weight.dtype)
+    if sample_weights is not None:
+        counts = counts * sample_weights
+    at, inside = local_index(indices, tile)
+    known = (indices >= 0) & (indices < prod(tile[2::3]))
+    held = (counts * inside).masked_fill(~known, float("nan"))
+    total = F.embedding_bag(at, weight, offsets, mode="sum", per_sample_weights=held, **how)
+    if MODES[mode] == "sum":
+        return total
+    one = weight.new_ones(1, 1)
+    zeros = torch.zeros_like(indices)
+    often = F.embedding_bag(zeros, one, offsets, mode="sum", per_sample_weights=counts, **how)
+    return total / often.clamp(min=1)
+
+
+def _keep_bags(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    weight, indices, offsets, sample_weights, *ctx.how = inputs
+    ctx.save_for_backward(weight, indices, offsets, sample_weights)
+
+
+def _bags_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """By torch's own backward of the same bags, which are looked up once more."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        weight, indices, offsets, sample_weights = ctx.saved_tensors
+        if not again:
+            weight = weight.detach().requires_grad_(ctx.needs_input_grad[0])
+            if sample_weights is not None:
+                sample_weights = sample_weights.detach().requires_grad_(ctx.needs_input_grad[3])
+        result = _bags(weight, indices, offsets, sample_weights, *ctx.how)
+    wanted = {0: weight, 3: sample_weights}
+    wanted = {i: tensor for i, tensor in wanted.items() if ctx.needs_input_grad[i]}
+    found = torch.autograd.grad(
+        result, list(wanted.values()), grad, create_graph=again, allow_unused=True
+    )
+    gradients = dict(zip(wanted, found, strict=True))
+    return tuple(gradients.get(i) for i in range(9))
+
+
+embedding_bags.register_autograd(_bags_backward, setup_context=_keep_bags)

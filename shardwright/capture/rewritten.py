@@ -3,6 +3,7 @@
 `torch.cov` warns where there are too few observations, and `gaussian_nll_loss` raises for a
 negative variance: decisions on a value, which no graph can take. Where torch would raise the
 result is NaN. `instance_norm` updates running statistics that its schema does not declare.
+`embedding_bag` makes one row of all its bags.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.capture.call import CaptureError
+from shardwright.capture.lookup import MODES, embedding_bags
 
 
 @final
@@ -142,6 +144,49 @@ def _unseen(name: str) -> Callable[..., Tensor]:
 
 _LOGICAL = ("logical_and", "logical_not", "logical_or", "logical_xor")
 
+
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """`F.embedding_bag` as an operator whose bags are still rows, which may be split."""
+    unusual = sparse or max_norm is not None or input.is_floating_point() or input.is_nested
+    wrong = (
+        mode not in MODES or input.dim() not in (1, 2) or (input.dim() == 1) == (offsets is None)
+    )
+    wrong = wrong or (per_sample_weights is not None and mode != "sum")
+    if unusual or wrong:  # torch's own errors among them
+        return F.embedding_bag(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    last = include_last_offset and offsets is not None
+    number, scale = MODES.index(mode), scale_grad_by_freq
+    found: Tensor = embedding_bags(
+        weight, input, offsets, per_sample_weights, number, padding, last, scale, []
+    )
+    return found
+
+
 _REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.cov: _covariance,
     torch.Tensor.cov: _covariance,
@@ -149,5 +194,6 @@ _REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.Tensor.corrcoef: _correlation,
     F.gaussian_nll_loss: _gaussian_nll_loss,
     F.instance_norm: _instance_norm,
+    F.embedding_bag: _embedding_bag,
     **{getattr(Tensor, f"{name}_"): _unseen(name) for name in _LOGICAL},
 }

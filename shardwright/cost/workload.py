@@ -17,7 +17,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # These read as much of their operands as they return, not all of it.
-_LOOKUPS = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
+_LOOKUPS = frozenset(
+    {"embedding", "embedding_bags", "index_select", "gather", "index", "take_along_dim"}
+)
 
 
 # Elementwise operators that compute exponentials and the like, and whether their backward

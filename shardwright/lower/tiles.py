@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.capture.operators import argument
+from shardwright.capture.operators import argument, with_argument
 from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.lower.program import Compute, Joint, Run, SharedAttention
@@ -29,6 +29,8 @@ def placed_call(
     """The local call `op` where its tile has to know its place; None where any call would do."""
     if op.kind == "embedding":
         return _embedding(op, placing, positions, shapes)
+    if op.kind == "embedding_bags":
+        return _embedding_bags(op, positions, shapes)
     if op.kind == "experts":
         return _experts(op, placing, positions, shapes)
     if op.kind == "cross_entropy_loss":
@@ -50,6 +52,14 @@ def _embedding(
     target = "shardwright.embedding_tile.default"
     args = (*op.args[:2], flat, padding, scale)
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
+
+
+def _embedding_bags(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:
+    tile = positions(0)[0]
+    if all(length == size for _, length, size in tile):
+        return None
+    flat = tuple(number for atom in tile for number in atom)
+    return Compute(with_argument(op, 8, "tile", flat), shapes)
 
 
 def _experts(

@@ -7,6 +7,8 @@ from dataclasses import replace
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, parse
 
+_SUM, _MAX = 0, 2  # of bags of embeddings, as torch numbers them
+
 
 def matmul(call: Call) -> Notation:
     """`torch.matmul` with its broadcasting batch dimensions and its vectors."""
@@ -116,6 +118,25 @@ def embedding(call: Call) -> Notation:
     whole = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
     indices = " ".join(f"i{d}{whole}" for d in range(len(call.operands[1])))
     return parse(f"v h, {indices} -> {indices} h", call.operands, call.results)
+
+
+def embedding_bags(call: Call) -> Notation:
+    """Bags of look-ups in a table, of which a device may hold some rows: others add zeros.
+
+    Bags of several lengths, given by their offsets, stay together. So do the look-ups of one bag
+    but in a sum, the table where the largest is wanted, and all but the width where gradients are
+    scaled by how often a row is looked up.
+    """
+    mode, _, _, scale = call.op.args[4:8]
+    table = "v!" if scale or mode == _MAX else "v"
+    if len(call.operands[1]) == 1:
+        bags, given = "b!", ["n!", "o!", "n!"]
+    else:
+        bags = "b!" if scale else "b"
+        given = [f"{bags} {'l' if mode == _SUM and not scale else 'l!'}"] * 2
+    operands = [f"{table} h", *given]
+    text = f"{', '.join(operands[: len(call.operands)])} -> {bags} h"
+    return parse(text, call.operands, call.results)
 
 
 def experts(call: Call) -> Notation:

@@ -65,6 +65,7 @@ def _suggestions(graph: Graph, analysis: Analysis) -> Iterator[tuple[int, str]]:
         if "int" in tensor.dtype and len(tensor.shape) == 2:
             yield from ((one, "sequence") for one in analysis.dims[leaf.name][1])
     yield from _roles(graph, analysis, "embedding", _EMBEDDING)
+    yield from _roles(graph, analysis, "embedding_bags", _EMBEDDING)
     for kind in ("conv1d", "conv2d", "conv3d"):
         yield from _roles(graph, analysis, kind, _CONVOLUTION)
     for op in _of_kind(graph, "matmul", "bmm"):

@@ -132,6 +132,7 @@ BUILDERS: dict[str, Builder] = {
     "group_norm": reductions.group_norm,
     "local_batch_norm": reductions.local_batch_norm,
     "embedding": contractions.embedding,
+    "embedding_bags": contractions.embedding_bags,
     "index": indexing.index,
     "index_put": indexing.index_put,
     "index_select": indexing.index_select,

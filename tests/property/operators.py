@@ -233,6 +233,24 @@ CALLS = [
     call("embedding.default", f(11, 7), i(5, 6), 3),
     call("embedding.default", f(11, 7), i(5, 6), -1, True),
     call("embedding.default", f(7, 6), i(5, 6, below=7), 2, True),
+    *(
+        call("shardwright.embedding_bags.default", f(11, 7), i(5, 6), *rest)
+        for rest in (
+            (None, None, 0, -1, False, False, []),
+            (None, None, 1, 3, False, False, []),
+            (None, None, 2, 3, False, False, []),
+            (None, None, 1, 3, False, True, []),
+            (None, f(5, 6), 0, 3, False, False, []),
+        )
+    ),
+    *(
+        call("shardwright.embedding_bags.default", f(11, 7), i(6), *rest)
+        for rest in (
+            (torch.tensor([0, 2, 2]), None, 1, 3, False, False, []),
+            (torch.tensor([0, 2, 5, 6]), f(6), 0, -1, True, False, []),
+            (torch.tensor([0, 4]), None, 2, -1, False, False, []),
+        )
+    ),
     call("conv1d.default", f(5, 6, 11), f(9, 6, 3), f(9), [2], [1]),
     call("conv2d.default", f(3, 6, 7, 5), f(9, 6, 3, 3), f(9)),
     call("conv2d.default", f(3, 6, 7, 5), f(9, 2, 3, 3), f(9), [1, 1], [1, 1], [1, 1], 3),

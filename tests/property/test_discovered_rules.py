@@ -23,7 +23,7 @@ NOT_TRIED = (
     "squeeze",
     *("_grouped_mm", "lstm", "gru", "local_batch_norm"),
     # Their tiles have to know which they are, and no call of the operator itself says so.
-    *("embedding", "cross_entropy_loss", "experts"),
+    *("embedding", "embedding_bags", "cross_entropy_loss", "experts"),
 )
 MADE_UP = ("dropout", "uniform", "empty", "empty_like", "new_empty")
 ONCE = list({one.op.kind: one for one in reversed(CALLS) if one.op.kind not in MADE_UP}.values())
