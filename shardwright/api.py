@@ -7,9 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.capture.arguments import check_loss, require_loss
-from shardwright.capture.call import CaptureError
-from shardwright.cost.memory import known_optimizer
+from shardwright.capture.arguments import (
+    check_loss,
+    require_loss,
+    require_module,
+    weight_bytes,
+)
+from shardwright.cost.memory import known_optimizer, state_bytes
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
@@ -20,6 +24,7 @@ from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
 from shardwright.search.arguments import check_arguments
+from shardwright.search.limits import STATE, WEIGHTS, check_limit
 from shardwright.search.planner import Progress, search
 
 __all__ = [
@@ -61,12 +66,6 @@ def capture(
     `ValueError`, naming the user's file and line, for a model that no fixed
     graph can express.
     """
-    if not isinstance(model, nn.Module):
-        name = getattr(model, "__name__", type(model).__name__)
-        raise CaptureError(
-            f"capture is given {name}, which is no torch.nn.Module; write it as the forward of one,"
-            " which holds the parameters that are to be trained"
-        )
     check_loss(loss)
     found = capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision))
     if loss == "model":
@@ -110,10 +109,12 @@ def plan(
     check_arguments(
         machine, constraints, stages, micro_batches=micro_batches, allow_async=allow_async
     )
+    require_module(model)
+    check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
     graph = capture(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )
-
+    check_limit(machine, memory_limit, state_bytes(graph, optimizer), STATE)
     frontier = search(
         graph,
         machine,

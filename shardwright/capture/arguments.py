@@ -139,6 +139,38 @@ class CallForm:
         return any(isinstance(value, _Planned) for _, value in planned)
 
 
+def require_module(model: object) -> None:
+    """Raise `CaptureError` unless it is a module."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise CaptureError(
+            f"model is {name}, which is no torch.nn.Module; write it as the forward of one,"
+            " which holds the parameters that are to be trained"
+        )
+
+
+def require_call(args: object, kwargs: object) -> None:
+    """Raise `CaptureError` unless these are arguments of a call: a tuple or list, and a mapping."""
+    if not isinstance(args, tuple | list):
+        raise CaptureError(
+            f"args is a {type(args).__name__}; give the positional arguments of the model as a"
+            " tuple, as in args=(x,)"
+        )
+    if kwargs is not None and not (
+        isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    ):
+        raise CaptureError(
+            f"kwargs is a {type(kwargs).__name__}; give the keyword arguments of the model by name,"
+            ' as in kwargs={"x": x}'
+        )
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters, each once: what all ranks together hold at least."""
+    found = (p for p in model.parameters() if not nn.parameter.is_lazy(p))
+    return sum(p.numel() * p.element_size() for p in found)
+
+
 def check_loss(loss: str) -> None:
     """Raise `CaptureError` for a word that does not say where the loss is."""
     if loss not in ("model", "outside"):

@@ -19,6 +19,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary, ways
 from shardwright.search.collector import paused_to_the_end
+from shardwright.search.limits import limit_on
 
 
 @click.command("plan")
@@ -68,14 +69,23 @@ def command(
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     known = planning.machine_of(machine, figures=figures)
-    limit = planning.limit_on(known, memory_limit)
+    limit = limit_on(known, memory_limit)
     timing = time_operators if machine == "here" else 0.0
     wishes = planning.Wishes(
         constraints, seconds, method, micro_batches, stages, allow_async, timing
     )
     fewest = objective == "devices"
     planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes)
-    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
+    captured = planning.capture(
+        target,
+        batch,
+        seq,
+        settings,
+        optimizer,
+        habits=habits,
+        machine=known,
+        memory_limit=memory_limit,
+    )
     plan, frontier = planning.choose(captured, known, objective, memory_limit, wishes)
     if output:
         frontier.with_rivals(plan).save(output)

@@ -22,12 +22,12 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.layout import Bytes
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.measured import Measured
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.report.units import size
+from shardwright.search.limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.search.micro import ALL
 
 if TYPE_CHECKING:
@@ -80,13 +80,17 @@ def capture(
     optimizer: str | None = None,
     *,
     habits: Mapping[str, str] = MappingProxyType({}),
+    machine: Machine | None = None,
+    memory_limit: int | str | None = None,
 ) -> Captured:
     """Load TARGET and capture its model, on the meta device where it can be built there.
 
-    `habits` go before those of the job.
+    `habits` go before those of the job. Where `machine` is given, weights that its devices cannot
+    hold within `memory_limit` are refused before the capture.
     """
     with working(f"capturing {target}"):
         from shardwright import api
+        from shardwright.capture.arguments import weight_bytes
         from shardwright.capture.opaque import WeightsNeededError
         from shardwright.cost.memory import known_optimizer
         from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
@@ -97,7 +101,9 @@ def capture(
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
         model = build_model(job, meta=True)
-        name = known_optimizer(optimizer) if optimizer else optimizer_name(job, model)
+        name = known_optimizer(optimizer) if optimizer is not None else optimizer_name(job, model)
+        if machine is not None:
+            check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
         try:
             graph = api.capture(model, args, kwargs, **chosen)
         except WeightsNeededError:  # a sub-module has to be run to know what it returns
@@ -236,7 +242,7 @@ def choose(
     The memory limit is that of `Frontier.fastest`: by default the memory of a device. Raises
     `InfeasibleError`, naming the smallest memory that would do, when nothing fits.
     """
-    _check_limit(captured, machine, limit_on(machine, memory_limit))
+    check_limit(machine, memory_limit, captured.state_bytes, STATE)
     if objective == "devices":
         return _on_fewest_devices(captured, machine, memory_limit, wishes)
 
@@ -246,18 +252,6 @@ def choose(
     if wishes.timing_seconds and machine.measured is not None:
         return by_timings(captured.graph, machine, wishes.timing_seconds, chosen)
     return chosen(machine)
-
-
-def _check_limit(captured: Captured, machine: Machine, limit: int | None) -> None:
-    """Raise `InfeasibleError` where weights, gradients and optimizer state alone are too large."""
-    least = -(-captured.state_bytes // machine.devices)
-    if limit is not None and least > limit:
-        raise InfeasibleError(
-            f"weights, gradients and optimizer state alone need {size(least)} on each of"
-            f" {machine.devices} devices of {machine}, the limit is {size(limit)}: raise the"
-            " limit or take more devices",
-            Bytes(least),
-        )
 
 
 def _choose(
@@ -302,13 +296,6 @@ def _on_fewest_devices(
         " devices",
         least.smallest_bytes,
     )
-
-
-def limit_on(machine: Machine, memory_limit: int | str | None) -> int | None:
-    """Bytes of the limit, of a device of `machine` where none is given; None is no limit."""
-    if memory_limit is None:
-        return machine.device.usable_bytes
-    return None if isinstance(memory_limit, str) else memory_limit
 
 
 def machine_parts(machine: Machine) -> Iterator[Machine]:

@@ -22,6 +22,7 @@ from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
+from shardwright.search.limits import limit_on
 
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/async.md);"
@@ -169,9 +170,19 @@ def command(
             allow_async=allow_async,
             timing_seconds=time_operators if machine == "here" else 0.0,
         )
-        if machine != "here":  # else it is measured first, when the target is known to be one
-            planning.check([planning.machine_of(machine, devices, figures)], wishes)
-        captured = planning.capture(target, batch, seq, settings, habits=habits)
+        # This host is measured when the target is known to be one: a preset has as many devices.
+        named = f"{devices}xcpu" if machine == "here" else machine
+        known = planning.machine_of(named, devices, {} if machine == "here" else figures)
+        planning.check([known], wishes)
+        captured = planning.capture(
+            target,
+            batch,
+            seq,
+            settings,
+            habits=habits,
+            machine=None if machine == "here" else known,
+            memory_limit=memory_limit,
+        )
         captured.job.check_data()
         chosen = _planned(
             captured,
@@ -270,7 +281,7 @@ def _planned(
     quiet: bool,
 ) -> Plan:
     known = planning.machine_of(machine, devices, figures)
-    limit = planning.limit_on(known, memory_limit)
+    limit = limit_on(known, memory_limit)
     key = cache_key(captured, known, limit, wishes) if cache is not None else ""
     if cache is not None and (found := cache.find(key)) is not None:
         if not quiet:

@@ -214,11 +214,18 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:
-    """Bytes of weights, gradients and optimizer state, once: what all ranks together must hold."""
+    """Bytes of weights, gradients and optimizer state, once: what all ranks together must hold.
+
+    A parameter that no loss depends on has neither gradient nor state.
+    """
     total = 0
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         tensor = graph.tensor[leaf.name]
         stored = stored_bytes(graph, leaf.name)
-        total += stored * (2 + state_tensors(optimizer) if tensor.requires_grad else 1)
-        total += tensor.bytes if stored > tensor.bytes else 0  # the cast
+        readers = graph.consumers.get(leaf.name, ())
+        trained = tensor.requires_grad and any(
+            graph.tensor[name].requires_grad for op in readers for name in op.outputs
+        )
+        total += stored * (2 + state_tensors(optimizer) if trained else 1)
+        total += tensor.bytes if readers and stored > tensor.bytes else 0  # the cast
     return Bytes(total)

@@ -246,3 +246,12 @@ class Plan:
             f"{self.name}: {self.mesh} on {self.machine}{pieces},"
             f" {self.step_seconds * 1e3:.2f} ms/step, {size}/rank"
         )
+
+
+def require_plan(given: object) -> None:
+    """Raise `PlanError` unless it is a `Plan`."""
+    if not isinstance(given, Plan):
+        raise PlanError(
+            f"plan is a {type(given).__name__}; give a Plan, as sw.plan(...) returns it or"
+            " Plan.load('plan.json') reads it"
+        )

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from shardwright.capture import experiment, recombine, samples, trial
+from shardwright.capture.arguments import require_call, require_module
 from shardwright.capture.build import Captured
 from shardwright.capture.capture import capture_call
 from shardwright.capture.experiment import discover
@@ -48,6 +49,8 @@ def capture_with_rules(
     outputs: str = "loss",
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""
+    require_module(model)
+    require_call(args, kwargs)
     captured = capture_call(model, args, kwargs, habits, outputs)
     with known(captured.opaque):
         return replace(captured, graph=with_rules(captured.graph))

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.capture.arguments import BatchError, CallForm
+from shardwright.capture.arguments import BatchError, CallForm, require_module
 from shardwright.capture.build import Captured
 from shardwright.capture.call import example_call, select_outputs
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
-from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
@@ -70,6 +70,8 @@ def parallelize(
     accelerator if the process group uses one, else the CPU, whose process keeps freed memory then:
     `runtime/heap.py`; Gloo's threads take turns: `runtime/senders.py`).
     """
+    require_module(model)
+    require_plan(plan)
     if outputs not in ("loss", "model"):
         raise PlanError(f"outputs is {outputs!r}; choose 'loss', or 'model' for all it returns")
     if any(p.is_meta for p in model.parameters()):

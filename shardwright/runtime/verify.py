@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.capture.arguments import require_module
 from shardwright.capture.build import Captured
 from shardwright.capture.call import flatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
-from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.widen import widen
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
@@ -125,6 +126,8 @@ def verify(
     `model` is run eagerly, as it is, on copies of its parameters and buffers. `args` and `kwargs`
     are a batch with real values. Raises `PlanError` if the plan is not for this model and batch.
     """
+    require_module(model)
+    require_plan(plan)
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         raise PlanError(
             "an asynchronous plan does not compute what one device computes, so there is nothing to"

@@ -16,6 +16,7 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.rules.micro import MicroBatchError
 from shardwright.search.arguments import Asked, check_arguments
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
@@ -131,6 +132,8 @@ def _search(
     start = time.perf_counter()
     wanted, groups = asked.wanted, asked.groups
     counts, impossible = sources.possible(micro_batches)
+    if micro_batches is not None and len(impossible) == len(set(micro_batches)):
+        raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
     rounds = Rounds(sources, machine, optimizer, exact, impossible)
     several = groups[groups[0] == 1 :]
     share = _SHARE if several else 1.0  # of the bar

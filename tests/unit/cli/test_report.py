@@ -90,4 +90,4 @@ def test_a_folder_that_cannot_be_made_is_a_mistake(api, target, tmp_path, shardw
     asked = ("frontier", target, "--machine", "2xcpu", "-o", tmp_path / "file" / "front")
     result = shardwright_command(*asked)
     assert result.exit_code == 2
-    assert "cannot make the folder" in result.stderr
+    assert "cannot write" in result.stderr

@@ -222,7 +222,7 @@ def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
     assert "step 3 of a run, and this one has 2" in mistake(*asked, "--steps", 2, "--json")
     gone = tmp_path / "gone" / "trace.json"
     line = mistake("run", target, file, "--trace", gone, "--json")
-    assert "in a folder that does not exist" in line
+    assert "No such file or directory" in line
     assert launched.calls == []
 
 

@@ -10,6 +10,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
 from shardwright.rules.analysis import analyze
+from shardwright.rules.micro import MicroBatchError
 from shardwright.search.micro import MicroBook, if_tight
 from shardwright.search.planner import search
 from tests.plans import fastest_by_sums
@@ -138,12 +139,15 @@ def test_operators_take_longer_and_keep_less():
 
 
 def test_a_number_that_is_not_possible_is_left_out_and_noted():
-    (plan, *_) = search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(BATCH + 1,))
-    assert plan.micro_batches == 1
-    assert plan.notes[0] == (
+    said = (
         f"{BATCH + 1} micro-batches are not possible: a batch of {BATCH} cannot be cut into"
         f" {BATCH + 1} micro-batches, none of them empty"
     )
+    (plan, *_) = search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(1, BATCH + 1))
+    assert plan.micro_batches == 1
+    assert plan.notes[0] == said
+    with pytest.raises(MicroBatchError, match=f"^{said}; ask for other numbers"):
+        search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(BATCH + 1,))
 
 
 def test_micro_batches_are_tried_where_a_limit_asks_for_them():

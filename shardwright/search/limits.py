@@ -1,0 +1,33 @@
+"""Memory limits that no plan can keep: what training holds at least, spread evenly over devices."""
+
+from __future__ import annotations
+
+from shardwright.ir.frontier import InfeasibleError, format_bytes
+from shardwright.ir.layout import Bytes
+from shardwright.ir.machine import Machine
+
+WEIGHTS = "weights"
+STATE = "weights, gradients and optimizer state"
+
+
+def limit_on(machine: Machine, memory_limit: int | str | None) -> int | None:
+    """Bytes of the limit, of a device of `machine` where none is given; None is no limit."""
+    if memory_limit is None:
+        return machine.device.usable_bytes
+    return None if isinstance(memory_limit, str) else memory_limit
+
+
+def check_limit(machine: Machine, memory_limit: int | str | None, held: int, what: str) -> None:
+    """Raise `InfeasibleError` where `held` bytes, of `what`, do not fit on all devices together.
+
+    The memory limit is that of `Frontier.fastest`. Some rank holds its even share, or more.
+    """
+    limit = limit_on(machine, memory_limit)
+    least = -(-held // machine.devices)
+    if limit is not None and least > limit:
+        devices = f"{machine.devices} device{'s' * (machine.devices > 1)}"
+        raise InfeasibleError(
+            f"{what} alone need {format_bytes(least)} on each of {devices} of {machine}, the limit"
+            f" is {format_bytes(limit)}: raise the limit or take more devices",
+            Bytes(least),
+        )
