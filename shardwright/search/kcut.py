@@ -143,7 +143,7 @@ class Cutter:
         model = CostModel(
             self.graph, self.analysis, machine, mesh, self.optimizer, allowed, measure
         )
-        return make_space(model, recompute=False)
+        return make_space(model, ())
 
     def _more(self, cuts: Cuts, mesh: Mesh) -> Cuts:
         """`cuts` with those along the other axes of `mesh`, as good as they can be given these."""

@@ -59,7 +59,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         micro_batches=decisions.micro_batches,
         buckets=bucket_sizes(graph),
     )
-    space = make_space(model, recompute=any(decisions.pieces.values()))
+    space = make_space(model, None if any(decisions.pieces.values()) else ())
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanWriter(space, graph, Short(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])

@@ -6,12 +6,15 @@ copy of each run of repeats; the second stands for all that were left out, and t
 many of it as there are, each free to choose for itself (`folded.py`).
 Complexity: O(operators) for each candidate period.
 Oracle: the same search on the whole graph.
+
+What a user says of some copies parts a run of repeats where they begin. It moves no copy, so that
+copies, and with them what may be recomputed, are the same whatever is said.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +52,8 @@ class Short:
 
     `repeats` are in the short graph's numbering and have its three copies; `skipped` says of each
     how many copies were left out after the second. `stands_for` maps every operator and leaf of the
-    whole graph to the one of the short graph that does the same.
+    whole graph to the one of the short graph that does the same. `whole` has the repeats of the
+    whole graph, in its numbering and whatever the marks.
     """
 
     graph: Graph
@@ -57,6 +61,7 @@ class Short:
     skipped: tuple[int, ...]
     stands_for: dict[str, str]
     copy_of: dict[str, tuple[int, int]]  # name in a left-out copy -> (repeat, copy from 0 on)
+    whole: tuple[Repeat, ...] = ()
 
 
 def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
@@ -64,7 +69,8 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
 
     Operators and parameters with different `marks`, by name, do not repeat each other.
     """
-    repeats = tuple(find_repeats(graph, marks))
+    whole = tuple(find_repeats(graph))
+    repeats = tuple(_alike(graph, whole, marks)) if marks else whole
     stands_for: dict[str, str] = {}
     copy_of: dict[str, tuple[int, int]] = {}
     kept: list[Repeat] = []
@@ -79,7 +85,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
         shift = sum(before.period * (before.count - 3) for before in repeats[:r])
         kept.append(Repeat(repeat.start - shift, repeat.period, 3))
     if not repeats:
-        return Short(graph, (), (), {}, {})
+        return Short(graph, (), (), {}, {}, whole)
     short = replace(
         graph,
         leaves=tuple(leaf for leaf in graph.leaves if leaf.name not in stands_for),
@@ -92,7 +98,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
         updates=tuple(pair for pair in graph.updates if pair[1] not in stands_for),
     )
     skipped = tuple(repeat.count - 3 for repeat in repeats)
-    return Short(short, tuple(kept), skipped, stands_for, copy_of)
+    return Short(short, tuple(kept), skipped, stands_for, copy_of, whole)
 
 
 def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
@@ -104,9 +110,61 @@ def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
             yield name, other
 
 
-def find_repeats(graph: Graph, marks: Mapping[str, object] | None = None) -> Iterator[Repeat]:
+def _alike(
+    graph: Graph, repeats: Sequence[Repeat], marks: Mapping[str, object]
+) -> Iterator[Repeat]:
+    """The parts of `repeats` whose copies have the same marks, in order.
+
+    A copy of a part is one or several of a repeat: where marks alternate, a pair of layers repeats.
+    """
+    for repeat in repeats:
+        numbers: dict[object, int] = {}
+        said = np.array(
+            [
+                numbers.setdefault(_marks_of(graph, repeat.copy(c), marks), len(numbers))
+                for c in range(repeat.count)
+            ]
+        )
+        pending, found = [(0, repeat.count)], []
+        while pending:
+            begin, end = pending.pop()
+            best = max(_runs(said, begin, end), default=None)
+            if best is not None:
+                covered, negative, low = best
+                found.append((low, -negative, covered // -negative))
+                pending += [(begin, low), (low + covered, end)]
+        for low, together, count in sorted(found):
+            start = repeat.start + low * repeat.period
+            yield Repeat(start, together * repeat.period, count)
+
+
+def _marks_of(graph: Graph, copy: range, marks: Mapping[str, object]) -> tuple[object, ...]:
+    """The marks of a copy's operators and of the leaves that they read, in order."""
+    found: list[object] = []
+    for op in (graph.ops[i] for i in copy):
+        found.append(marks.get(op.name))
+        found += [marks.get(name) for name in op.operands if name not in graph.producer]
+    return tuple(found)
+
+
+def _runs(said: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of enough equal groups of numbers: how many they cover, minus their width, the start."""
+    for width in range(1, (end - begin) // _LEAST_COPIES + 1):
+        for low, high in _stretches(said[begin : end - width] == said[begin + width : end]):
+            count = (high - low) // width + 1
+            if count >= _LEAST_COPIES:
+                yield width * count, -width, begin + low
+
+
+def _stretches(true: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Where the runs of True begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], true.astype(np.int8), [0]))))
+    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def find_repeats(graph: Graph) -> Iterator[Repeat]:
     """Runs of at least five equal pieces, in order; where several are possible, the longest."""
-    kinds = _kinds(graph, marks or {})
+    kinds = _kinds(graph)
     numbers = _Numbers(graph)
     pending = [(0, len(kinds))]
     found: list[Repeat] = []
@@ -124,8 +182,7 @@ def _longest(kinds: NDArray[np.int64], begin: int, end: int, numbers: _Numbers) 
     candidates = []
     for period in _periods(kinds[begin:end]):
         same = kinds[begin : end - period] == kinds[begin + period : end]
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
-        for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        for low, high in _stretches(same):
             count = (high - low) // period + 1
             if count >= _LEAST_COPIES:
                 candidates.append((period * count, -period, begin + low, high - low + period))
@@ -151,7 +208,7 @@ def _periods(kinds: NDArray[np.int64]) -> list[int]:
     return [distance for distance, _ in distances.most_common(_PERIODS_TRIED)]
 
 
-def _kinds(graph: Graph, marks: Mapping[str, object]) -> NDArray[np.int64]:
+def _kinds(graph: Graph) -> NDArray[np.int64]:
     """A number per operator, equal where all but the names of values is equal."""
     seen: dict[object, int] = {}
     forms: dict[object, int] = {}
@@ -176,8 +233,6 @@ def _kinds(graph: Graph, marks: Mapping[str, object]) -> NDArray[np.int64]:
             tuple([names.index(name) if name in names else -1 for name in op.saves]),
             op.extra_saved,
             op.rule,
-            marks.get(op.name),
-            tuple([marks.get(name) for name in op.operands if name in leaves]) if marks else (),
         )
         found.append(seen.setdefault(key, len(seen)))
     return np.array(found, np.int64)

@@ -44,6 +44,16 @@ def segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     return tuple(piece for piece, size in zip(found, sizes, strict=True) if size > least)
 
 
+def kept_segments(pieces: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
+    """Those of `pieces` of the `whole` graph whose operators the `short` one has, in its numbers.
+
+    Repeats are left out copy by copy, so all of a piece is there or nothing of it.
+    """
+    at = {op.name: i for i, op in enumerate(short.ops)}
+    starts = ((at.get(whole.ops[piece.start].name), len(piece)) for piece in pieces)
+    return tuple(range(start, start + size) for start, size in starts if start is not None)
+
+
 def _pieces(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:
     """Operators `begin` to `end` in pieces that save about as much each."""
     inner = np.arange(begin + 1, end)

@@ -16,6 +16,7 @@ from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.cuts import Cuts
 from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short, shorten
+from shardwright.search.segments import kept_segments, segments
 from shardwright.search.space import Space, TooWideError, make_folded_space, make_space
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
@@ -44,6 +45,11 @@ class Sources:
     def cuts(self) -> Cuts:
         """Where the whole graph may be cut into stages."""
         return Cuts(self.graph)
+
+    @cached_property
+    def _segments(self) -> tuple[range, ...]:
+        """What may be recomputed of the whole graph. Marks have no say, or they would add to it."""
+        return segments(self.graph, self.short.whole)
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -89,13 +95,14 @@ class Sources:
         return self._space(model, recompute=False)
 
     def _space(self, model: Callable[[bool], CostModel], *, recompute: bool) -> tuple[Space, Short]:
-        short = self.short
+        short, pieces = self.short, self._segments if recompute else ()
+        kept = kept_segments(pieces, self.graph, short.graph)
         space = make_folded_space(
-            model(False), short.repeats, short.skipped, recompute=recompute, most_run=_MOST_RUN
+            model(False), short.repeats, short.skipped, kept, most_run=_MOST_RUN
         )
         if space is not None:
             return space, short
-        return make_space(model(True), recompute=recompute), Short(self.graph, (), (), {}, {})
+        return make_space(model(True), pieces), Short(self.graph, (), (), {}, {})
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

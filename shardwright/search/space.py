@@ -171,12 +171,13 @@ class Space:
         return agreed
 
 
-def make_space(model: CostModel, *, recompute: bool = True) -> Space:
+def make_space(model: CostModel, pieces: Sequence[range] | None = None) -> Space:
     """Every feasible tiling and storage of the model's graph on its mesh, with their costs.
 
-    With `recompute` pieces of it may be recomputed.
+    `pieces` of it may be recomputed, by default its `segments`.
     """
-    pieces = segments(model.graph, tuple(find_repeats(model.graph))) if recompute else ()
+    if pieces is None:
+        pieces = segments(model.graph, tuple(find_repeats(model.graph)))
     space = _make(model, pieces, (), ())
     assert space is not None, "a space without repeats is never refused"
     return space
@@ -186,16 +187,17 @@ def make_folded_space(
     model: CostModel,
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
+    pieces: Sequence[range],
     *,
-    recompute: bool = True,
     most_run: float = math.inf,
 ) -> Space | None:
     """The space of a graph in which the second of three copies stands for `1 + skipped`.
 
+    `pieces` may be recomputed; none lies in two copies.
+
     None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
     pieces may be recomputed and a run's table has more than `most_run` entries even if none is.
     """
-    pieces = segments(model.graph, repeats) if recompute else ()
     return _make(model, pieces, repeats, skipped, most_run)
 
 

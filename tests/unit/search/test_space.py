@@ -9,6 +9,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
 from shardwright.search.problem import price
 from shardwright.search.repeats import shorten
+from shardwright.search.segments import segments
 from shardwright.search.space import make_folded_space, make_space
 from shardwright.search.sweep import sweep
 from tests.unit.search.layers import residual_layers
@@ -23,7 +24,9 @@ def model(graph, mesh=MESH, machine="8xH100", whole=None):
 
 def folded(graph, mesh=MESH):
     short = shorten(graph)
-    return make_folded_space(model(short.graph, mesh, whole=graph), short.repeats, short.skipped)
+    pieces = segments(short.graph, short.repeats)
+    costs = model(short.graph, mesh, whole=graph)
+    return make_folded_space(costs, short.repeats, short.skipped, pieces)
 
 
 @pytest.mark.parametrize("tied", [False, True])
