@@ -47,7 +47,7 @@ def comparison(plan: Plan, training: Training) -> str:
     counted = (
         f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
         f" {plan.peak_bytes / memory:.2f} of it"
-        f"{f'; predicted to be at {plan.memory.at}' if plan.memory else ''}"
+        f"{f'; predicted to be at {plan.memory.at}' if plan.memory and plan.memory.at else ''}"
         if memory
         else ""
     )

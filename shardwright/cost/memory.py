@@ -213,6 +213,29 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
     return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
 
 
+def state_parts(graph: Graph, name: str, held: int, optimizer: str) -> dict[str, int]:
+    """What bytes that are held for a parameter are: parts of `ir.memory.PARTS`, which add up.
+
+    >>> from shardwright.ir.graph import Graph, Leaf, Tensor
+    >>> w = Tensor("w", (8,), "float32", requires_grad=True)
+    >>> graph = Graph((Leaf("w", LeafKind.PARAMETER),), (), (), (w,))
+    >>> state_parts(graph, "w", 128, "adamw")
+    {'parameters': 32, 'gradients': 32, 'optimizer_state': 64}
+    """
+    tensor = graph.tensor[name]
+    states = state_tensors(optimizer)
+    wide, narrow = stored_bytes(graph, name), tensor.bytes
+    cast = narrow if wide > narrow else 0
+    whole = wide * (2 + states if tensor.requires_grad else 1) + cast
+    tile = held * wide // max(1, whole)
+    found = {"parameters": tile}
+    if tensor.requires_grad:
+        found |= {"gradients": tile, "optimizer_state": states * tile}
+    if rest := held - sum(found.values()):
+        found["saved"] = rest  # the cast, which the backward pass needs
+    return found
+
+
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:
     """Bytes of weights, gradients and optimizer state, once: what all ranks together must hold.
 

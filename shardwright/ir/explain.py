@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.ir import remarks
@@ -20,6 +20,8 @@ from shardwright.ir.modules import (
     kind,
     module_tree,
     moves_data,
+    part_name,
+    shares,
     stored,
     tiling_words,
 )
@@ -31,11 +33,19 @@ _NAME = 26
 _NUMBER = 9
 SMALL_SHARE = 0.1  # of a module's time; operators below it are not named
 LEGEND = (
-    "Rows include their submodules, a row of n modules shows one of them. State is weights,"
-    " gradients and optimizer state; all numbers are of one rank. An axis that is not named"
-    " computes all of it, or holds a copy (R)."
+    "Rows include their submodules, a row of n modules shows one of them. Memory is what one rank"
+    " holds at the peak, and that of the first row is all of it: state is weights, gradients and"
+    " optimizer state, saved what the backward pass needs, other the rest. What belongs to no"
+    " module has rows in parentheses. An axis that is not named computes all of it, or holds a copy"
+    " (R)."
 )
-HEADINGS = (("state", "MiB"), ("compute", "ms"), ("saved", "MiB"), ("comm", "ms"))
+HEADINGS = (
+    ("state", "MiB"),
+    ("saved", "MiB"),
+    ("other", "MiB"),
+    ("compute", "ms"),
+    ("comm", "ms"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +81,6 @@ def head(plan: Plan) -> list[str]:
     compute = sum(op.seconds for op in plan.ops)
     moved = sum(t.seconds for t in plan.transfers)
     update = sum(p.seconds for p in plan.parameters)
-    state = sum(p.bytes for p in plan.parameters)
-    saved = sum(op.saved_bytes for op in plan.ops)
     lines = [
         f"{plan.name}: mesh {plan.mesh} on {plan.machine}, optimizer {plan.optimizer}",
         _item("step time", f"{_ms(plan.step_seconds)} ms"),
@@ -83,10 +91,11 @@ def head(plan: Plan) -> list[str]:
     ]
     if plan.memory is not None:
         lines += _memory(plan.memory)
-    elif plan.pipeline is None:
-        temporary = max(0, plan.peak_bytes - state - saved)
-        parts = f"= state {_size(state)} + saved for backward {_size(saved)}"
-        lines.append(_item("", f"{parts} + temporary {_size(temporary)}"))
+    else:
+        parts: Counter[str] = Counter()
+        for share in shares(plan):
+            parts[part_name(share.part)] += share.bytes
+        lines += _sum_of(parts)
     rest = plan.step_seconds - compute - moved - update
     if plan.pipeline is not None:
         lines[2] += " of all stages, at the same time"
@@ -119,15 +128,18 @@ def head(plan: Plan) -> list[str]:
 
 def _memory(memory: Memory) -> Iterator[str]:
     """What the peak is made of, where it is, and what comes beside."""
-    parts = [f"{PARTS[name]} {_size(size)}" for name, size in memory.parts().items() if size]
-    for line in textwrap.wrap(f"= {' + '.join(parts)}", WIDTH - 16, break_on_hyphens=False):
+    yield from _sum_of({PARTS[name]: size for name, size in memory.parts().items()})
+    at = f", at {memory.at}" if memory.at else ", as the tables of the search add up"
+    for line in textwrap.wrap(f"on rank {memory.rank}{at}", WIDTH - 16):
         yield _item("", line)
-    yield from (
-        _item("", line)
-        for line in textwrap.wrap(f"on rank {memory.rank}, at {memory.at}", WIDTH - 16)
-    )
     if memory.context:
         yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
+
+
+def _sum_of(parts: Mapping[str, int]) -> Iterator[str]:
+    texts = [f"{name} {_size(size)}" for name, size in parts.items() if size]
+    for line in textwrap.wrap(f"= {' + '.join(texts)}", WIDTH - 16, break_on_hyphens=False):
+        yield _item("", line)
 
 
 def _stages(plan: Plan) -> list[str]:
@@ -215,8 +227,9 @@ def _numbers(module: Module) -> tuple[float, ...]:
     costs = module.costs
     return (
         costs.state_bytes / 2**20,
-        costs.compute_seconds * 1e3,
         costs.saved_bytes / 2**20,
+        costs.other_bytes / 2**20,
+        costs.compute_seconds * 1e3,
         costs.comm_seconds * 1e3,
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from shardwright.ir.layout import Bytes
 
@@ -19,6 +22,19 @@ PARTS = {
     "communication": "communication",
     "rounding": "rounding",
 }
+STATE = ("parameters", "gradients", "optimizer_state")
+
+
+class Share(NamedTuple):
+    """Bytes of one part of the peak that belong to one module.
+
+    `module` is its path, "" the model itself; None where they belong to none, as buffers of
+    collectives in which several modules' parameters are sent. `part` is one of `PARTS`.
+    """
+
+    module: str | None
+    part: str
+    bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +50,11 @@ class Memory:
 
     `context` is what the driver and its libraries take beside, which no allocator counts. `at` is
     the operator, by module, that runs at that moment, and in which pass; `rank` the first of those
-    that need most.
+    that need most. `shares` says what belongs to which module, each module and part once: those of
+    a part add up to it. There are none where that is not known, as in plans of older versions.
+
+    A pipeline's memory is what the tables of the search add up to on the group that needs most:
+    `at` is empty.
     """
 
     parameters: Bytes
@@ -48,6 +68,17 @@ class Memory:
     context: Bytes = NOTHING
     rank: int = 0
     at: str = ""
+    shares: tuple[Share, ...] = ()
+
+    @classmethod
+    def of(cls, found: Iterable[Share], *, rank: int, at: str, context: Bytes = NOTHING) -> Memory:
+        """The memory that these shares add up to."""
+        shares = tuple(share for share in found if share.bytes)
+        parts: Counter[str] = Counter()
+        for share in shares:
+            parts[share.part] += share.bytes
+        sizes = {name: Bytes(parts[name]) for name in PARTS}
+        return cls(**sizes, context=context, rank=rank, at=at, shares=shares)
 
     @property
     def peak(self) -> Bytes:
@@ -59,6 +90,8 @@ class Memory:
         return {name: getattr(self, name) for name in PARTS}
 
 
-def as_json(memory: Memory | None) -> dict[str, int | str] | None:
+def as_json(memory: Memory | None) -> dict[str, Any] | None:
     """Everything of it by name, for `--json`; None where it was not settled."""
-    return None if memory is None else asdict(memory)
+    if memory is None:
+        return None
+    return {**asdict(memory), "shares": [share._asdict() for share in memory.shares]}

@@ -5,26 +5,37 @@ What a row says is the caller's matter: `explain` describes one plan, `diff` two
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
 
-from shardwright.ir.layout import Layout
+from shardwright.ir.layout import Bytes, Layout
+from shardwright.ir.memory import PARTS, STATE, Share
 from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
 
 T = TypeVar("T")
 
+# Parts of memory that was not settled, beside `PARTS`.
+_TABLES = {"state": "state", "temporary": "temporary", "unknown": "not known by module"}
+_STATE = (*STATE, "state")
 _FREE = ("slice", "mask", "embed")  # steps of a redistribution that move no data
 
 
 @dataclass
 class Module:
-    """What belongs to one module itself, and its submodules in order of first use."""
+    """What belongs to one module itself, and its submodules in order of first use.
+
+    `held` are bytes at the peak by part. The model's `rest` is what belongs to no module, in the
+    same way; it counts as the model's, and is shown in rows of its own.
+    """
 
     parameters: list[PlannedParameter] = field(default_factory=list)
     ops: list[PlannedOp] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    held: Counter[str] = field(default_factory=Counter)
+    rest: Counter[str] = field(default_factory=Counter)
     children: dict[str, Module] = field(default_factory=dict)
 
     def at(self, path: str) -> Module:
@@ -42,34 +53,49 @@ class Module:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.ops or self.parameters or self.transfers)
+        return not (self.ops or self.parameters or self.transfers or self.held or self.rest)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is no module, but what belongs to none."""
+        return bool(self.rest) and not (
+            self.ops or self.parameters or self.transfers or self.held or self.children
+        )
 
     @property
     def costs(self) -> Costs:
         """Of the module and all below it, on one rank."""
         every = list(self.inclusive())
+        held: Counter[str] = Counter()
+        for module in every:
+            held.update(module.held)
+            held.update(module.rest)
+        state, saved = sum(held[part] for part in _STATE), held["saved"]
         return Costs(
-            sum(p.bytes for m in every for p in m.parameters),
+            state,
+            saved,
+            held.total() - state - saved,
             sum(op.seconds for m in every for op in m.ops),
-            sum(op.saved_bytes for m in every for op in m.ops),
             sum(t.seconds for m in every for t in m.transfers),
         )
 
 
 class Costs(NamedTuple):
-    """What a module takes of one rank."""
+    """What a module takes of one rank; bytes are those of the peak, and add up to it."""
 
     state_bytes: int  # weights, gradients and optimizer state
-    compute_seconds: float
     saved_bytes: int  # for the backward pass
+    other_bytes: int  # workspace, the batch, buffers of collectives
+    compute_seconds: float
     comm_seconds: float
 
     def minus(self, other: Costs) -> Costs:
         """What this is more than `other`."""
         return Costs(
             self.state_bytes - other.state_bytes,
-            self.compute_seconds - other.compute_seconds,
             self.saved_bytes - other.saved_bytes,
+            self.other_bytes - other.other_bytes,
+            self.compute_seconds - other.compute_seconds,
             self.comm_seconds - other.comm_seconds,
         )
 
@@ -85,7 +111,34 @@ def module_tree(plan: Plan) -> Module:
     for transfer in plan.transfers:
         reader = ops.get(transfer.consumer) or ops.get(transfer.value)
         root.at(reader.source.module if reader else "").transfers.append(transfer)
+    for share in shares(plan):
+        if share.module is None:
+            root.rest[share.part] += share.bytes
+        else:
+            root.at(share.module).held[share.part] += share.bytes
     return root
+
+
+def shares(plan: Plan) -> tuple[Share, ...]:
+    """What belongs to which module of the plan's memory; it adds up to `peak_bytes`.
+
+    Where the memory was not settled, that is what tables have for parameters and operators, and
+    the rest of the peak is temporary. Where only its parts are known, or tables have more, no
+    module has any of it.
+    """
+    if plan.memory is not None:
+        parts = plan.memory.parts().items()
+        return plan.memory.shares or tuple(Share(None, part, size) for part, size in parts if size)
+    held: Counter[tuple[str, str]] = Counter()
+    for parameter in plan.parameters:
+        held[parameter.name.rpartition(".")[0], "state"] += parameter.bytes
+    for op in plan.ops:
+        held[op.source.module, "saved"] += op.saved_bytes
+    rest = plan.peak_bytes - held.total()
+    if rest < 0:
+        return (Share(None, "unknown", plan.peak_bytes),)
+    own = (Share(module, part, Bytes(size)) for (module, part), size in held.items() if size)
+    return (*own, Share(None, "temporary", Bytes(rest))) if rest else tuple(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +172,20 @@ def _fold(module: Module, name: str, path: str, describe: Callable[[str, Module]
         ((child, only),) = module.children.items()
         joined = child if name == "(model)" else f"{name}.{child}"
         return _fold(only, joined, _join(path, child), describe)
-    return Node(name, path, 1, describe(path, module), tuple(_children(module, path, describe)))
+    below = (*_children(module, path, describe), *_rest(module, path, describe))
+    return Node(name, path, 1, describe(path, module), below)
+
+
+def _rest(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:
+    """What belongs to no module, each part as a row of its own: `(communication)`."""
+    for part, size in module.rest.items():
+        only = Module(rest=Counter({part: size}))
+        yield Node(f"({part_name(part)})", path, 1, describe(path, only), ())
+
+
+def part_name(part: str) -> str:
+    """What a part of the memory is called."""
+    return PARTS.get(part) or _TABLES[part]
 
 
 def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:

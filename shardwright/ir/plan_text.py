@@ -1,6 +1,7 @@
 """Plan files: a plan as JSON with one row of a table per line, and back.
 
-Reading checks every field and runs nothing.
+Reading checks every field and runs nothing. Fields that older versions did not write may be
+missing: `shares` (module or null, part of the memory, bytes) are then not known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from shardwright.ir.graph import Source
 from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
-from shardwright.ir.memory import Memory
+from shardwright.ir.memory import PARTS, Memory, Share
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,
@@ -30,6 +31,7 @@ from shardwright.ir.remarks import Remark, RemarkKind
 T = TypeVar("T")
 
 _STORED = ("kept", "regathered")
+_TOTALS = tuple(f.name for f in fields(Memory) if f.name != "shares")
 
 
 def write(plan: Plan) -> str:
@@ -49,7 +51,7 @@ def write(plan: Plan) -> str:
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
-            "memory": None if plan.memory is None else asdict(plan.memory),
+            "memory": None if plan.memory is None else _totals(plan.memory),
             "lower_bound_seconds": plan.lower_bound_seconds,
             "overlap": plan.overlap,
             **({} if plan.gather_overlap is None else {"gather_overlap": plan.gather_overlap}),
@@ -97,6 +99,7 @@ def write(plan: Plan) -> str:
                 ]
                 for t in plan.transfers
             ],
+            "shares": [] if plan.memory is None else [list(share) for share in plan.memory.shares],
         }
     )
 
@@ -124,13 +127,28 @@ def read(text: str) -> Plan:
         raise PlanError(f"has a field of the wrong form ({e}); edit it back or plan again") from e
 
 
-def _memory(data: Any) -> Memory | None:
+def _totals(memory: Memory) -> dict[str, int | str]:
+    return {name: getattr(memory, name) for name in _TOTALS}
+
+
+def _memory(data: Any, rows: list[Any]) -> Memory | None:
+    """The memory with what modules have of it; files of older versions do not say that."""
     if data is None:
         return None
     found: dict[str, Any] = {
-        f.name: _is(data[f.name], str if f.name == "at" else int) for f in fields(Memory)
+        name: _is(data[name], str if name == "at" else int) for name in _TOTALS
     }
-    return Memory(**found)
+    shares = tuple(_share(*row) for row in rows)
+    memory = Memory(**found, shares=shares)
+    if shares and Memory.of(shares, rank=0, at="").parts() != memory.parts():
+        raise ValueError("shares of modules that do not add up to the memory")
+    return memory
+
+
+def _share(module: Any, part: Any, size: Any) -> Share:
+    if _is(part, str) not in PARTS:
+        raise ValueError(f"a share of {part!r}, which is no part of the memory")
+    return Share(None if module is None else _is(module, str), part, Bytes(_at_least_one(size)))
 
 
 def _read(data: dict[str, Any]) -> Plan:
@@ -158,7 +176,7 @@ def _read(data: dict[str, Any]) -> Plan:
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
-        memory=_memory(data.get("memory")),
+        memory=_memory(data.get("memory"), data.get("shares", [])),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),

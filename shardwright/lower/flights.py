@@ -47,8 +47,10 @@ class Flight:
                 if len(numbers) == 1 and _as_sent(part, self.ranks):
                     block = heap.own(buffer)
                     heap.becomes(block, Use.WORKSPACE)
+                    heap.assign(block, self.tiles[number].block.module, block.bytes)
                 else:
-                    block = heap.new(prod(part.after) * ITEM_BYTES[dtype])
+                    size = prod(part.after) * ITEM_BYTES[dtype]
+                    block = heap.new(size, like=self.tiles[number].block)
                 copies[number] = View(block, part.after, contiguous_strides(part.after), dtype)
             heap.drop(buffer)
         return dict(sorted(copies.items()))
@@ -171,7 +173,8 @@ def _alone(walk: Walk, one: _Gradient) -> Block:
     size = gradient.bytes // ITEM_BYTES[gradient.dtype] * ITEM_BYTES[one.dtype]
     if one.dtype == gradient.dtype and gradient.contiguous and not one.copied:
         return heap.own(gradient.block)
-    cast = heap.new(size) if one.dtype != gradient.dtype and not gradient.contiguous else None
+    turned = one.dtype != gradient.dtype and not gradient.contiguous
+    cast = heap.new(size, like=gradient.block) if turned else None
     given = heap.new(size, Use.COMMUNICATION)
     if cast is not None:
         heap.drop(cast)

@@ -1,12 +1,14 @@
 """Tensor memory while a program runs: blocks with owners, and the moment when most is held.
 
 A block is the storage behind tensors that share memory. It dies when nobody
-owns it any more, as in torch. The heap knows neither programs nor torch.
+owns it any more, as in torch. It belongs to the module whose operator made it, or to
+none. The heap knows neither programs nor torch.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from typing import final
 
 
@@ -22,13 +24,18 @@ class Use(enum.IntEnum):
 
 @final
 class Block:
-    """`bytes` of memory with `owners`, of which `savers` are nodes of the autograd graph."""
+    """`bytes` of memory with `owners`, of which `savers` are nodes of the autograd graph.
 
-    __slots__ = ("bytes", "owners", "savers", "use")
+    It belongs to `module`, the path of one or None, but for `shares`: (module, bytes) of parts
+    of it that belong to others.
+    """
 
-    def __init__(self, size: int, use: Use) -> None:
-        self.bytes, self.use = size, use
+    __slots__ = ("bytes", "module", "owners", "savers", "shares", "use")
+
+    def __init__(self, size: int, use: Use, module: str | None = None) -> None:
+        self.bytes, self.use, self.module = size, use, module
         self.owners = self.savers = 0
+        self.shares: tuple[tuple[str | None, int], ...] = ()
 
     @property
     def counts_as(self) -> Use:
@@ -38,23 +45,37 @@ class Block:
 
 @final
 class Heap:
-    """What is alive, by use, and what was when it was most.
+    """What is alive, and what was when it was most.
 
-    `where` is what happens now; `peak_at` what happened then. Blocks are as
-    large as an allocator that hands out multiples of `granularity` makes them.
+    `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what
+    happened at the peak. Blocks are as large as an allocator that hands out multiples of
+    `granularity` makes them.
     """
 
     def __init__(self, granularity: int = 1) -> None:
         self.granularity = granularity
-        self.live = [0] * len(Use)
         self.rounded = self.peak_rounded = 0
         self.total = self.peak = 0
-        self.peak_by_use = tuple(self.live)
         self.where = self.peak_at = ""
+        self.module: str | None = None
+        # Every change as (module, use, bytes); the first `_at_peak` of them add up to the peak.
+        self._changes: list[tuple[str | None, Use, int]] = []
+        self._at_peak = 0
 
-    def new(self, size: int, use: Use = Use.WORKSPACE) -> Block:
-        """A block that its caller owns."""
-        block = Block(size, use)
+    def at_peak(self) -> Counter[tuple[str | None, Use]]:
+        """Bytes at the peak by module and use; they add up to `peak`."""
+        found: Counter[tuple[str | None, Use]] = Counter()
+        for module, use, size in self._changes[: self._at_peak]:
+            found[module, use] += size
+        return +found
+
+    def new(self, size: int, use: Use = Use.WORKSPACE, *, like: Block | None = None) -> Block:
+        """A block that its caller owns; it belongs to the module of `like`, or of this moment.
+
+        Buffers of collectives are often of several modules, and belong to none but that of `like`.
+        """
+        now = None if use is Use.COMMUNICATION else self.module
+        block = Block(size, use, now if like is None else like.module)
         block.owners = 1
         if use is not Use.HELD:
             self._change(block, 1)
@@ -77,24 +98,33 @@ class Heap:
         block.owners += 1
         block.savers += 1
         if block.savers == 1 and block.use is Use.WORKSPACE:
-            self.live[Use.WORKSPACE] -= block.bytes
-            self.live[Use.SAVED] += block.bytes
+            self._note(block, Use.WORKSPACE, -1)
+            self._note(block, Use.SAVED, 1)
         return block
 
     def unsave(self, block: Block) -> None:
         """Autograd owns it no more."""
         block.savers -= 1
         if not block.savers and block.use is Use.WORKSPACE:
-            self.live[Use.SAVED] -= block.bytes
-            self.live[Use.WORKSPACE] += block.bytes
+            self._note(block, Use.SAVED, -1)
+            self._note(block, Use.WORKSPACE, 1)
         self.drop(block)
 
     def becomes(self, block: Block, use: Use) -> None:
         """The block is needed for something else from now on."""
         if block.use is not use and block.use is not Use.HELD:
-            self.live[block.counts_as] -= block.bytes
+            self._note(block, block.counts_as, -1)
             block.use = use
-            self.live[block.counts_as] += block.bytes
+            self._note(block, block.counts_as, 1)
+
+    def assign(self, block: Block, module: str | None, size: int) -> None:
+        """So many bytes of the block, or all that is left, belong to `module` from now on."""
+        size = min(size, block.bytes - sum(given for _, given in block.shares))
+        if size and block.module != module:
+            block.shares += ((module, size),)
+            if block.use is not Use.HELD:
+                self._changes.append((block.module, block.counts_as, -size))
+                self._changes.append((module, block.counts_as, size))
 
     def briefly(self, size: int, use: Use = Use.WORKSPACE) -> None:
         """So many bytes are needed for a moment."""
@@ -103,10 +133,17 @@ class Heap:
 
     def _change(self, block: Block, sign: int) -> None:
         size = sign * block.bytes
-        self.live[block.counts_as] += size
+        self._note(block, block.counts_as, sign)
         self.rounded += sign * (-block.bytes % self.granularity)
         self.total += size
         if self.total > self.peak:
             self.peak, self.peak_at = self.total, self.where
-            self.peak_by_use = tuple(self.live)
+            self._at_peak = len(self._changes)
             self.peak_rounded = self.rounded
+
+    def _note(self, block: Block, use: Use, sign: int) -> None:
+        rest = block.bytes
+        for module, size in block.shares:
+            self._changes.append((module, use, sign * size))
+            rest -= size
+        self._changes.append((block.module, use, sign * rest))

@@ -60,9 +60,13 @@ from shardwright.lower.watch import Seen
 
 @dataclass
 class Node:
-    """A node of the autograd graph: it turns gradients of `results` into others."""
+    """A node of the autograd graph: it turns gradients of `results` into others.
+
+    What it makes belongs to `module`.
+    """
 
     label: str
+    module: str | None
     results: tuple[str, ...]
     run: Callable[[], None]
 
@@ -129,7 +133,8 @@ class Walk:
         loss = self.program.outputs[0]
         view = self.views[loss]
         if view.grad:
-            self.give(loss, View(self.heap.new(view.bytes), view.shape, view.strides, view.dtype))
+            block = self.heap.new(view.bytes, like=view.block)
+            self.give(loss, View(block, view.shape, view.strides, view.dtype))
         self.back()
 
     def end(self) -> None:
@@ -144,11 +149,13 @@ class Walk:
         while self.nodes:
             node = self.nodes.pop()
             self.heap.where = f"{node.label}, backward"
+            self.heap.module = node.module
             node.run()
 
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
         heap = self.heap
+        heap.module = self.module(instruction)
         self.nodes += [self.unread.pop(n) for n in reads(instruction) if n in self.unread]
         match instruction:
             case Compute():  # first, as most are
@@ -185,6 +192,17 @@ class Walk:
         where = op.source.module
         return f"{where}: {op.kind}" if where else op.kind
 
+    def module(self, one: Instruction) -> str | None:
+        """The module that an instruction belongs to; None if to none or to several."""
+        match one:
+            case Compute() if one.op.name not in self.serial:  # a cast of a parameter
+                return self.views[one.op.operands[0]].block.module
+            case Redistribute():
+                return self.views[one.value].block.module
+            case Load() | Fetch() | Reduce() | Prefetch() | Gather() | Recompute():
+                return None
+        return one.op.source.module
+
     # Gradients on their way
 
     def give(self, name: str, gradient: View) -> None:
@@ -195,7 +213,7 @@ class Walk:
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.HELD:
             self.heap.drop(gradient.block)
         else:
-            new = self.heap.new(old.bytes)
+            new = self.heap.new(old.bytes, like=old.block)
             self.heap.drop(old.block)
             self.heap.drop(gradient.block)
             strides = contiguous_strides(old.shape)
@@ -215,6 +233,7 @@ class Walk:
             self.heap.drop(gradient.block)
             gradient = View(new, gradient.shape, contiguous_strides(gradient.shape), gradient.dtype)
         self.heap.becomes(gradient.block, Use.GRADIENT)
+        self.heap.assign(gradient.block, self.views[name].block.module, gradient.bytes)
         self.kept[name] = gradient
 
     def taken(self, name: str) -> View | None:
@@ -225,12 +244,13 @@ class Walk:
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
-            self.nodes.append(Node(label, results, run))
+            self.nodes.append(Node(label, self.heap.module, results, run))
 
     def once_read(self, name: str, run: Callable[[], None]) -> None:
         """What happens to the gradient of the value `name` when its first reader has given its."""
         if self.saving:
-            self.unread[name] = Node("parameters", (name,), run)
+            module = self.views[name].block.module
+            self.unread[name] = Node("parameters", module, (name,), run)
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
@@ -266,7 +286,7 @@ class Walk:
         if dtype in ("", view.dtype):
             self.heap.own(view.block)
             return view
-        block = self.heap.new(prod(view.shape) * ITEM_BYTES[dtype])
+        block = self.heap.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
         return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:

@@ -50,7 +50,8 @@ def fetch(walk: Walk, one: Fetch) -> None:
             if gradient.contiguous and not copied:
                 home.append((part.leaf, same))
                 continue
-            new = View(walk.heap.new(gradient.bytes), shape, same.strides, gradient.dtype)
+            block = walk.heap.new(gradient.bytes, like=walk.views[part.leaf].block)
+            new = View(block, shape, same.strides, gradient.dtype)
             home.append((part.leaf, new))
             given.append(gradient.block)
         for block in given:
@@ -78,7 +79,8 @@ def reduce(walk: Walk, one: Reduce) -> None:
                 buffer = walk.heap.own(first.block)  # summed where it is
             else:
                 if len(parts) > 1:
-                    spent += [walk.heap.new(g.bytes) for _, g, _ in parts if not g.contiguous]
+                    turned = [g for _, g, _ in parts if not g.contiguous]
+                    spent += [walk.heap.new(g.bytes, like=g.block) for g in turned]
                 buffer = walk.heap.new(sum(g.bytes for _, g, _ in parts), Use.COMMUNICATION)
             for part, gradient, _ in parts:
                 strides = contiguous_strides(part.before)

@@ -90,7 +90,7 @@ def _padded(move: Move, dim: int, size: int) -> int:
 
 def _copied(heap: Heap, x: View, elements: int, *, first: bool = True) -> View:
     """A contiguous copy, in the place of `x`."""
-    new = heap.new(elements * ITEM_BYTES[x.dtype])
+    new = heap.new(elements * ITEM_BYTES[x.dtype], like=x.block)
     heap.drop(x.block)
     return View(new, x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
 
@@ -108,8 +108,8 @@ def _exchanged(
     Of `left` elements the result is a part.
     """
     item = ITEM_BYTES[x.dtype]
-    buffer = heap.new(extra * item, use)
-    new = heap.new(max(left, prod(shape)) * item, use)
+    buffer = heap.new(extra * item, use, like=x.block)
+    new = heap.new(max(left, prod(shape)) * item, use, like=x.block)
     heap.drop(buffer)
     heap.drop(x.block)
     heap.becomes(new, Use.WORKSPACE)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
+from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
 from shardwright.ir.masters import MASTER, masters
-from shardwright.ir.memory import Memory
+from shardwright.ir.memory import Memory, Share
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use
@@ -23,6 +24,19 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import batch_size, micro_batches
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
+_PARTS = {
+    Use.GRADIENT: "gradients",
+    Use.SAVED: "saved",
+    Use.COMMUNICATION: "communication",
+    Use.WORKSPACE: "workspace",
+}
+
+
+def _owner(leaf: Leaf) -> str:
+    """The module that a leaf belongs to: what is given to the model, to the model itself."""
+    if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
+        return leaf.name.rpartition(".")[0]
+    return ""
 
 
 @dataclass(frozen=True)
@@ -79,28 +93,22 @@ class _Step:
     def memory(self) -> Memory:
         whole = self.decisions.micro_batches == 1
         tiles = self.one_program() if whole else self.micro_batched()
-        self.heap.where = "the optimizer's update"
-        self.heap.briefly(self.trainer.update(tiles))
+        self.heap.where, self.heap.module = "the optimizer's update", None
+        self.heap.briefly(self.trainer.update(list(tiles.values())))
         assert self.heap.total >= 0, "more memory was released than taken"
-        heap, trained = self.heap, sum(tiles)
+        found: Counter[tuple[str | None, str]] = Counter()
+        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+            module = _owner(leaf)
+            found[module, "parameters"] += self.stored(leaf.name).bytes
+            found[module, "optimizer_state"] += tiles.get(leaf.name, 0) * self.trainer.states
+        for (held_by, use), size in self.heap.at_peak().items():
+            found[held_by, _PARTS[use]] += size
+        found[None, "batch"] = self.lasting()
         granularity = self.trainer.granularity
-        odd = sum(-size % granularity for size in tiles) * (1 + self.trainer.states)
-        parameters = sum(
-            self.stored(leaf.name).bytes for leaf in self.graph.leaves_of(LeafKind.PARAMETER)
-        )
-        by_use = heap.peak_by_use
-        return Memory(
-            parameters=Bytes(parameters),
-            gradients=Bytes(by_use[Use.GRADIENT]),
-            optimizer_state=Bytes(trained * self.trainer.states),
-            batch=Bytes(self.lasting()),
-            saved=Bytes(by_use[Use.SAVED]),
-            workspace=Bytes(by_use[Use.WORKSPACE]),
-            communication=Bytes(by_use[Use.COMMUNICATION]),
-            rounding=Bytes(heap.peak_rounded + odd),
-            rank=self.rank,
-            at=heap.peak_at,
-        )
+        odd = sum(-size % granularity for size in tiles.values()) * (1 + self.trainer.states)
+        found[None, "rounding"] = self.heap.peak_rounded + odd
+        shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
+        return Memory.of(shares, rank=self.rank, at=self.heap.peak_at)
 
     def lasting(self) -> int:
         """Inputs, whole, buffers and constants, and what random numbers depend on."""
@@ -113,6 +121,7 @@ class _Step:
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
         shape, dtype = shape_of(tile), MASTER if name in self.masters else tensor.dtype
+        self.heap.module = name.rpartition(".")[0]
         block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
 
@@ -133,6 +142,7 @@ class _Step:
             elif leaf.name in self.updated:
                 use = Use.WORKSPACE  # a copy, as the original is written to
             strides = contiguous_strides(shape)
+            self.heap.module = _owner(leaf)
             found[leaf.name] = View(self.heap.new(size, use), shape, strides, tensor.dtype)
         return found
 
@@ -142,8 +152,8 @@ class _Step:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def one_program(self) -> list[int]:
-        """The batch at once; the bytes of the tiles to be updated."""
+    def one_program(self) -> dict[str, int]:
+        """The batch at once; the bytes of the tiles to be updated, by parameter."""
         d = self.decisions
         program = rank_program(self.graph, self.analysis, d, self.rank)
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
@@ -167,7 +177,7 @@ class _Step:
             self.trainer.skew,
         )
 
-    def micro_batched(self) -> list[int]:
+    def micro_batched(self) -> dict[str, int]:
         """One micro-batch after the other, then what is left to reduce; as `one_program`."""
         d, graph = self.decisions, self.graph
         micro = micro_batches(graph, self.analysis, d.micro_batches)
@@ -178,6 +188,7 @@ class _Step:
         programs = {number: micro_program(one, graph) for number, one in by_number.items()}
         self.draws([by_number[number] for number in like])
         layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
+        self.heap.module = ""
         parts = {  # of the batch, cut out of it for all micro-batches at once
             leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
             for leaf in graph.leaves_of(LeafKind.INPUT)
@@ -213,11 +224,12 @@ class _Step:
                 self.heap.where = f"gradient of {one.value}"
                 new = walk.moved(old, one.forward, one.atoms_before, one.after)
                 self.heap.becomes(new.block, Use.GRADIENT)
+                self.heap.assign(new.block, given[one.value].block.module, new.bytes)
                 kept[one.value] = new
                 self.heap.drop(old.block)
         for block in parts.values():
             self.heap.drop(block)
-        return [given[name].bytes for name in kept]
+        return {name: given[name].bytes for name in kept}
 
     def alike(self, count: int) -> list[int]:
         """For each of `count` micro-batches the first that needs as much memory."""
@@ -234,7 +246,7 @@ class _Step:
         for name, view in kept.items():
             if id(view.block) in seen:
                 self.heap.drop(view.block)
-                own = self.heap.new(view.bytes, Use.GRADIENT)
+                own = self.heap.new(view.bytes, Use.GRADIENT, like=self.stored(name).block)
                 kept[name] = View(own, view.shape, view.strides, view.dtype)
             seen.add(id(kept[name].block))
 
@@ -244,9 +256,9 @@ class _Step:
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)
 
-    def finish(self, walk: Walk, given: Mapping[str, View]) -> list[int]:
-        """Bytes of the tiles that have a gradient."""
-        return [given[name].bytes for name in walk.kept]
+    def finish(self, walk: Walk, given: Mapping[str, View]) -> dict[str, int]:
+        """Bytes of the tiles that have a gradient, by parameter."""
+        return {name: given[name].bytes for name in walk.kept}
 
     def draws(self, programs: Sequence[Program]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""

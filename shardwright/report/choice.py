@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
+from shardwright.ir.modules import module_tree
 from shardwright.ir.plan import Phase, Plan, Transfer
 from shardwright.report.summary import shares_nothing
 from shardwright.report.units import milliseconds, size
@@ -35,20 +36,16 @@ class Parts(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What the memory of a plan's worst rank holds at its peak, in bytes."""
+    """What the memory of a plan's worst rank holds at its peak, in bytes that add up to it."""
 
     state: int  # weights, gradients and optimizer state
     saved_for_backward: int
-    temporary: int
+    temporary: int  # all else
 
     @classmethod
     def of(cls, plan: Plan) -> Held:
-        if (held := plan.memory) is not None:
-            state = held.parameters + held.gradients + held.optimizer_state
-            return cls(state, held.saved, plan.peak_bytes - state - held.saved)
-        state = sum(p.bytes for p in plan.parameters)
-        saved = sum(op.saved_bytes for op in plan.ops)
-        return cls(state, saved, max(0, plan.peak_bytes - state - saved))
+        costs = module_tree(plan).costs
+        return cls(costs.state_bytes, costs.saved_bytes, costs.other_bytes)
 
 
 def fit(plan: Plan, memory_limit: int | None) -> str:

@@ -80,6 +80,8 @@ def _outline(tree: Module, joint: Module) -> None:
     joint.parameters += tree.parameters
     joint.ops += tree.ops
     joint.transfers += tree.transfers
+    joint.held += tree.held
+    joint.rest += tree.rest
     for name, child in tree.children.items():
         _outline(child, joint.children.setdefault(name, Module()))
 
@@ -89,8 +91,11 @@ def _describe(
 ) -> Callable[[str, Module], Change]:
     moves = Moves(first), Moves(second)
 
-    def describe(path: str, _joint: Module) -> Change:
+    def describe(path: str, joint: Module) -> Change:
         one, other = before.at(path), after.at(path)
+        if joint.is_rest:
+            was, now = (_part(tree, joint.rest) for tree in (one, other))
+            return Change(now.costs.minus(was.costs), ())
         big = _big(one, other)
         texts = [
             *_changed(_stores(one), _stores(other)),
@@ -100,6 +105,11 @@ def _describe(
         return Change(other.costs.minus(one.costs), tuple(texts))
 
     return describe
+
+
+def _part(model: Module, parts: Iterable[str]) -> Module:
+    """Only some parts of what belongs to no module."""
+    return Module(rest=Counter({part: model.rest[part] for part in parts}))
 
 
 def _stores(module: Module) -> dict[str, str]:
@@ -163,7 +173,7 @@ def _moved(path: str, one: Module, other: Module, was: Moves, now: Moves) -> Ite
 def _noticed(plan: Plan) -> Costs:
     """The least differences of a module's costs that are worth a row of their own."""
     memory, seconds = int(_NOTICED * plan.peak_bytes), _NOTICED * plan.step_seconds
-    return Costs(memory, seconds, memory, seconds)
+    return Costs(memory, memory, memory, seconds, seconds)
 
 
 def _kept(node: Node[Change], worth: Costs) -> Node[Change] | None:

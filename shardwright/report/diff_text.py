@@ -20,7 +20,7 @@ from shardwright.report.units import milliseconds, size
 
 _NAME = 34
 _NUMBER = 12
-_HEADINGS = ("state", "compute", "saved", "comm")
+_HEADINGS = ("state", "saved", "other", "compute", "comm")
 
 
 def diff_tables(found: Difference, names: tuple[str, str], axes: Sequence[str]) -> RenderableType:
@@ -111,8 +111,9 @@ def _modules(root: Node[Change]) -> Iterator[str]:
         costs = node.content.costs
         numbers = (
             _signed(costs.state_bytes, size),
-            _signed(costs.compute_seconds, milliseconds),
             _signed(costs.saved_bytes, size),
+            _signed(costs.other_bytes, size),
+            _signed(costs.compute_seconds, milliseconds),
             _signed(costs.comm_seconds, milliseconds),
         )
         name = "  " * depth + node.name

@@ -16,16 +16,18 @@ from typing import final
 
 import numpy as np
 
-from shardwright.cost.memory import state_tensors
+from shardwright.cost.memory import fixed_bytes, state_tensors
 from shardwright.cost.passes import waiting
 from shardwright.cost.pipelines import StageTime, steps_seconds
 from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.search.problem import Assignment, Floats, Ints, Point
 from shardwright.search.stage_costs import Offer, Running, StageCosts
+from shardwright.search.stage_memory import stage_memory
 
 # Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
 OTHERS = (
@@ -160,7 +162,7 @@ class Pipelines:
             return found
         ends = np.array([[0, *cuts, len(self.writer.graph.ops)] for cuts in every_cuts], np.int64)
         costs = self._costs(self.offer.running_of(assignments), ends)
-        homes = self.homes_of_stages
+        homes, held = self.homes_of_stages, self._held(costs)
         moved = np.diff(homes, prepend=-1) != 0  # a group hands nothing to itself
         rows = np.flatnonzero(costs.feasible).tolist()
         times = [
@@ -176,20 +178,32 @@ class Pipelines:
             for row in rows
         ]
         every_seconds = steps_seconds(self.schedule, times, self.micro_batches, self.groups)
+        for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
+            most, _, _ = held.worst(row, homes, self._waiting)
+            point = Point(seconds, most, tuple(assignments[row].tolist()))
+            ways = tuple(Seconds(stage.receives) for stage in stages[1:])
+            found[row] = point, every_cuts[row], ways
+        return found
+
+    def memory(self, staged: Staged) -> Memory:
+        """What the group holds that holds most, when it does; together `staged.peak`."""
+        choice = np.array([staged.point.choice], np.int64)
+        ends = np.array([[0, *staged.cuts, len(self.writer.graph.ops)]], np.int64)
+        costs = self._costs(self.offer.running_of(choice), ends)
+        held, homes = self._held(costs), self.homes_of_stages
+        most, group, moment = held.worst(0, homes, self._waiting)
+        waiting = {s: int(moment[s]) for s in np.flatnonzero(homes == group).tolist()}
+        weights = sum(int(held.weights[0, stage]) for stage in waiting)
+        transient = staged.peak - fixed_bytes(self.writer.graph) - most
+        rank = group * self.mesh.size // self.groups
+        return stage_memory(costs, waiting, weights, transient, rank)
+
+    def _held(self, costs: StageCosts) -> _Held:
         begin = np.arange(self.stages)
         none, one = (costs.bytes(count)[:, begin, begin + 1] for count in (0, 1))
         weights = self._weights(costs)[:, begin, begin + 1]
         weights[:, -1] = 0  # the last stage predicts none
-        for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
-            kept = np.bincount(homes, none[row] + weights[row], self.groups)
-            held = [
-                int(kept[group] + (moments @ (one[row] - none[row])).max())
-                for group, moments in enumerate(self._waiting)
-            ]
-            point = Point(seconds, max(held), tuple(assignments[row].tolist()))
-            ways = tuple(Seconds(stage.receives) for stage in stages[1:])
-            found[row] = point, every_cuts[row], ways
-        return found
+        return _Held(none, one - none, weights)
 
     def _splits(self, cuts: Sequence[int]) -> list[bool]:
         """Of every stage, whether its backward passes come in halves."""
@@ -254,6 +268,32 @@ class Pipelines:
             last = slower == _SLOWER[-1]
             near = Intervals.of(np.isfinite(seconds) & (seconds <= most))
             yield near, Seconds(np.inf if last else most)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Bytes that add up in every stage of pipelines: (P, stages).
+
+    Those that are always there, those of every micro-batch that waits, and predicted weights.
+    """
+
+    once: Ints
+    each: Ints
+    weights: Ints
+
+    def worst(self, row: int, homes: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
+        """What the group holds that holds most; its number, and what waits in each stage then.
+
+        `homes` are the groups of the stages, `waiting` as in `cost.passes`.
+        """
+        found = []
+        kept = np.bincount(homes, self.once[row] + self.weights[row], len(waiting))
+        for group, moments in enumerate(waiting):
+            held = moments @ self.each[row]
+            at = int(held.argmax())
+            found.append((int(kept[group]) + int(held[at]), group, moments[at]))
+        return max(found, key=lambda one: one[0])
 
 
 @final

@@ -17,6 +17,7 @@ from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
+from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import ASYNC
 from shardwright.ir.plan import Plan
 from shardwright.search.baselines import baselines
@@ -61,6 +62,7 @@ class Candidate:
     notes: tuple[str, ...]
     broken: tuple[Constraint, ...] = ()
     staged: Staged | None = None
+    memory: Callable[[], Memory] | None = None  # of what is staged
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
@@ -90,6 +92,7 @@ class Candidate:
             schedule=self.staged.schedule,
             ways=self.staged.ways,
             cuts=names,
+            memory=None if self.memory is None else self.memory(),
         )
 
 
@@ -210,7 +213,16 @@ class Rounds:
         asynchronous = schedule.startswith(ASYNC)
         every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
-            Candidate(one.point, one.peak, writer, "searched", every, (), one)
+            Candidate(
+                one.point,
+                one.peak,
+                writer,
+                "searched",
+                every,
+                (),
+                one,
+                partial(pipelines.memory, one),
+            )
             for one in pipelines.staged()
         ]
         self.found += new
@@ -234,7 +246,10 @@ class Rounds:
         one = pipelines.even(space.folded.spread(assignment))
         if one is not None:
             name = "even pipeline"
-            self.known.append(Candidate(one.point, one.peak, offer.writer, name, (), (), one))
+            memory = partial(pipelines.memory, one)
+            self.known.append(
+                Candidate(one.point, one.peak, offer.writer, name, (), (), one, memory)
+            )
 
     def _group(self, mesh: Mesh, count: int, seconds: float) -> _Group:
         """What is searched of one group of a pipeline."""

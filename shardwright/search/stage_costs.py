@@ -107,7 +107,7 @@ class Running:
     """
 
     def __init__(self, writer: PlanWriter, prices: PriceList, homes: Homes, points: Ints) -> None:
-        self.writer, self.points = writer, points
+        self.writer, self.homes, self.points = writer, homes, points
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])
         home = homes.cost[prices.head]

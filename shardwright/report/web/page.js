@@ -5,7 +5,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
   const UNITS = [["GiB", 30], ["MiB", 20], ["KiB", 10]];
-  const KEYS = { state: 0, compute: 1, saved: 2, comm: 3 };
+  const KEYS = { state: 0, saved: 1, other: 2, compute: 3, comm: 4 }; // of a module's costs: bytes first
   let chosen = data.chosen;
   const hidden = new Set(); // numbers of devices that are filtered out
 
@@ -211,7 +211,7 @@
   /* Cells are made when a row is first seen: deep models have thousands. */
   function fill(entry, axes) {
     const { node, depth, row } = entry;
-    const cells = node.costs.map((cost, i) => element("td", cost ? (i % 2 ? ms(cost) : size(cost)) : "–", { class: "number", role: "gridcell" }));
+    const cells = node.costs.map((cost, i) => element("td", cost ? (i < KEYS.compute ? size(cost) : ms(cost)) : "–", { class: "number", role: "gridcell" }));
     const name = element("td", "", { role: "gridcell" }), twig = element("span", "", { class: "twig", "aria-hidden": "true" });
     name.style.paddingLeft = `${0.6 + 1.1 * depth}em`;
     twig.addEventListener("click", () => { entry.open = !entry.open; show(); });
@@ -275,7 +275,7 @@
   /* ---- treemap and collectives ---- */
   function drawMap() {
     const plan = data.plans[chosen], measure = at("measure").value, seconds = measure === "compute" || measure === "comm";
-    const value = (costs) => (measure === "memory" ? costs[0] + costs[2] : costs[KEYS[measure]]);
+    const value = (costs) => (measure === "memory" ? costs[0] + costs[1] + costs[2] : costs[KEYS[measure]]);
     const ids = [], labels = [], parents = [], values = [], text = [];
     (function add(node, parent, times) {
       const all = times * node.count, total = value(node.costs) * all;

@@ -1,4 +1,7 @@
-from shardwright.ir.modules import Module, fold, module_tree, stored
+from dataclasses import replace
+
+from shardwright.ir.memory import Memory, Share
+from shardwright.ir.modules import Module, fold, module_tree, shares, stored
 from tests import plans
 
 
@@ -14,6 +17,7 @@ def test_neighbours_that_read_the_same_are_one_node():
         (1, "blocks.0-2", "blocks.0", 3),
         (2, "up", "blocks.0.up", 1),
         (2, "down", "blocks.0.down", 1),
+        (1, "(temporary)", "", 1),
     ]
 
 
@@ -39,7 +43,20 @@ def test_costs_include_submodules():
     costs = module_tree(plan).costs
     assert costs.state_bytes == sum(p.bytes for p in plan.parameters)
     assert costs.comm_seconds == sum(t.seconds for t in plan.transfers)
-    assert costs.minus(costs) == (0, 0.0, 0, 0.0)
+    assert costs.minus(costs) == (0, 0, 0, 0.0, 0.0)
+    assert costs.state_bytes + costs.saved_bytes + costs.other_bytes == plan.peak_bytes
+
+
+def test_memory_that_no_module_is_known_to_have_is_named_so():
+    plan = plans.simple(mib=50)
+    memory = Memory.of([Share("up", "saved", 50 * plans.MIB)], rank=0, at="here")
+    assert shares(replace(plan, memory=memory)) == memory.shares
+    older = replace(plan, memory=replace(memory, shares=()))
+    assert shares(older) == (Share(None, "saved", 50 * plans.MIB),)
+    # The tables of a pipeline have what all stages hold.
+    staged = replace(plan, peak_bytes=1)
+    assert shares(staged) == (Share(None, "unknown", 1),)
+    assert module_tree(staged).costs.other_bytes == 1
 
 
 def test_how_a_parameter_is_stored():

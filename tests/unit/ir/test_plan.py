@@ -2,27 +2,31 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.ir.memory import Memory, Share
 from shardwright.ir.plan import FORMAT, Plan, PlanError
 from tests import plans
 
 PLAN = plans.transformer()
 TEXT = PLAN.to_json()
+SHARES = (Share("embed", "saved", 100 * plans.MIB), Share(None, "batch", 50 * plans.MIB))
+SETTLED = replace(PLAN, memory=Memory.of(SHARES, rank=0, at="linear, backward")).to_json()
 
 
 def edited(**fields):
     return json.dumps({**json.loads(TEXT), **fields})
 
 
-def row(table, index, value):
+def row(table, index, value, text=TEXT):
     """The plan's JSON with one field of the first row of a table replaced."""
-    rows = json.loads(TEXT)[table]
-    rows[0][index] = value
-    return edited(**{table: rows})
+    data = json.loads(text)
+    data[table][0][index] = value
+    return json.dumps(data)
 
 
 def test_a_plan_file_is_the_plan(tmp_path):
@@ -35,6 +39,17 @@ def test_a_plan_file_has_a_row_per_line_to_be_read_and_compared():
     lines = TEXT.splitlines()
     for op in PLAN.ops:
         assert sum(line.startswith(f'  ["{op.name}", "{op.target}"') for line in lines) == 1
+
+
+def test_memory_is_read_with_what_modules_have_of_it_and_without():
+    plan = Plan.from_json(SETTLED)
+    assert plan.memory.shares == SHARES
+    assert plan.memory.parts()["saved"] == 100 * plans.MIB
+    data = json.loads(SETTLED)
+    del data["shares"]  # as older versions wrote it
+    older = Plan.from_json(json.dumps(data))
+    assert older.memory == replace(plan.memory, shares=())
+    assert older.explain().count("(saved for backward)") == 1
 
 
 def test_what_is_asked_of_a_plan():
@@ -74,6 +89,9 @@ CASES = {
     "bytes that are text": (edited(peak_bytes="1GiB"), "'1GiB' where a int is needed"),
     "shape": (row("inputs", 1, [8, "x"]), "'x' where a int is needed"),
     "short row": (edited(ops=[["relu"]]), "has a field of the wrong form (not enough values"),
+    "shares": (row("shares", 2, 99, SETTLED), "do not add up to the memory"),
+    "share of nothing": (row("shares", 2, 0, SETTLED), "a number of at least 1 is needed"),
+    "part of the memory": (row("shares", 1, "x", SETTLED), "'x', which is no part"),
     "constant": (edited(constants=[["kwargs.f", {"a": 1}]]), "where a plain constant is needed"),
 }
 

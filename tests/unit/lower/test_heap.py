@@ -18,8 +18,7 @@ def test_the_peak_is_remembered_with_what_it_was_made_of():
     heap.unsave(saved)
     heap.briefly(120)
     assert (heap.peak, heap.peak_at, heap.total) == (130, "here", 0)
-    assert heap.peak_by_use[Use.SAVED] == 100
-    assert heap.peak_by_use[Use.COMMUNICATION] == 30
+    assert heap.at_peak() == {(None, Use.SAVED): 100, (None, Use.COMMUNICATION): 30}
 
 
 def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
@@ -29,8 +28,39 @@ def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
     block = heap.new(700)
     heap.becomes(block, Use.GRADIENT)
     heap.briefly(1)
-    assert heap.peak_by_use[Use.GRADIENT] == 700
+    assert heap.at_peak()[None, Use.GRADIENT] == 700
     assert heap.peak_rounded == 324 + 511
+
+
+def test_blocks_belong_to_the_module_that_made_them_and_buckets_to_several():
+    heap = Heap()
+    heap.module = "up"
+    made = heap.new(100)
+    heap.save(made)
+    heap.module = "down"
+    copy = heap.new(60, like=made)
+    bucket = heap.new(50, Use.COMMUNICATION)
+    heap.becomes(bucket, Use.GRADIENT)
+    heap.assign(bucket, "up", 30)
+    heap.assign(bucket, "down", 25)  # as much as is left
+    assert heap.at_peak() == {
+        ("up", Use.SAVED): 100,
+        ("up", Use.WORKSPACE): 60,
+        (None, Use.COMMUNICATION): 50,
+    }, "the peak is when the last block came"
+    heap.briefly(1)
+    assert heap.at_peak() == {
+        ("up", Use.SAVED): 100,
+        ("up", Use.WORKSPACE): 60,
+        ("up", Use.GRADIENT): 30,
+        ("down", Use.GRADIENT): 20,
+        ("down", Use.WORKSPACE): 1,
+    }
+    for block in (bucket, copy, made):
+        heap.drop(block)
+    heap.unsave(made)
+    heap.briefly(heap.peak + 1)
+    assert heap.at_peak() == {("down", Use.WORKSPACE): heap.peak}, "all of it was given back"
 
 
 def seen(*shape, strides=None, grad=True):
