@@ -69,7 +69,7 @@ def command(
     known = planning.machine_of(machine, figures=figures)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
-    planning.check(parts, wishes)
+    planning.check(parts, wishes, batch)
     captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
     searched, left_out = planning.surface(captured, parts, wishes)
     with working("following the memory of plans"):

@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
+from shardwright.cost.memory import OptimizerError, known_optimizer
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.habits import CHOICES
+from shardwright.ir.machine import MachineError
+from shardwright.ir.machine_text import parse_figures
 from shardwright.train.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +39,13 @@ def _number(ctx: click.Context, option: click.Parameter, figure: float) -> float
     if math.isnan(figure):
         raise click.BadParameter("nan is no number", ctx, option)
     return figure
+
+
+def _optimizer(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else known_optimizer(text)
+    except OptimizerError as e:
+        raise click.BadParameter(str(e), ctx, option) from e
 
 
 def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -95,18 +105,10 @@ def _figures(
     ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, object]:
     """Callback of `--set-machine`: figures by name; those that are numbers as numbers."""
-    found: dict[str, object] = {}
-    for part in (part for text in texts for part in text.split(",")):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not (name and equals and value):
-            raise click.BadParameter(
-                f"{part!r} is not NAME=VALUE; write it as memory=72GiB,overlap=0.6", ctx, option
-            )
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = value
-    return found
+    try:
+        return parse_figures(",".join(texts)) if texts else {}
+    except MachineError as e:
+        raise click.BadParameter(str(e), ctx, option) from e
 
 
 def target(function: F) -> F:
@@ -206,6 +208,7 @@ seconds = click.option(
 time_operators = click.option(
     "--time-operators",
     type=click.FloatRange(min=0, max=600),
+    callback=_number,
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -246,7 +249,9 @@ allow_async = click.option(
     help="Allow asynchronous pipelines, which train otherwise than one device: docs/async.md.",
 )
 optimizer = click.option(
-    "--optimizer", help="Plan the memory and update of this one instead of the target's."
+    "--optimizer",
+    callback=_optimizer,
+    help="Plan the memory and update of this one instead of the target's.",
 )
 memory_limit = click.option(
     "--memory-limit",

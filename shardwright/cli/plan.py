@@ -75,7 +75,7 @@ def command(
         constraints, seconds, method, micro_batches, stages, allow_async, timing
     )
     fewest = objective == "devices"
-    planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes)
+    planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes, batch)
     captured = planning.capture(
         target,
         batch,

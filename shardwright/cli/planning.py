@@ -92,7 +92,6 @@ def capture(
         from shardwright import api
         from shardwright.capture.arguments import weight_bytes
         from shardwright.capture.opaque import WeightsNeededError
-        from shardwright.cost.memory import known_optimizer
         from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
 
         job = load_job(target, batch, seq, settings)
@@ -101,7 +100,7 @@ def capture(
         chosen = {**asdict(job.habits), **habits}
         start = time.perf_counter()
         model = build_model(job, meta=True)
-        name = known_optimizer(optimizer) if optimizer is not None else optimizer_name(job, model)
+        name = optimizer if optimizer is not None else optimizer_name(job, model)
         if machine is not None:
             check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
         try:
@@ -157,8 +156,11 @@ def _since(machine: Machine, measured: Measured) -> str:
     return f"{machine}: measured {measured.age()}; {renew} measures again"
 
 
-def check(machines: Sequence[Machine], wishes: Wishes) -> None:
-    """Raise the mistakes that show before a model is captured, if no machine is without one."""
+def check(machines: Sequence[Machine], wishes: Wishes, batch: int | None = None) -> None:
+    """Raise the mistakes that show before a model is captured, if no machine is without one.
+
+    `batch` is the size of the batch where it is known.
+    """
     from shardwright.search.arguments import check_arguments
 
     last: ValueError | None = None
@@ -171,6 +173,7 @@ def check(machines: Sequence[Machine], wishes: Wishes) -> None:
                 method=wishes.method,
                 micro_batches=wishes.micro_batches or None,
                 allow_async=wishes.allow_async,
+                batch=batch,
             )
             return
         except (ConstraintError, PipelineError) as e:

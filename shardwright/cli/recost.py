@@ -46,7 +46,7 @@ def command(
     with working(f"costing {given.plan}"):
         from shardwright.search.recost import recosted
 
-        chosen = optimizer or captured.optimizer
+        chosen = captured.optimizer if optimizer is None else optimizer
         after = frontier.with_rivals(recosted(before, captured.graph, known, chosen, frontier))
     if output:
         after.save(output)

@@ -16,7 +16,8 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.cost.step import timeline as step_of
-from shardwright.ir.machine import Machine
+from shardwright.ir.machine import MachineError
+from shardwright.ir.machine_text import named
 from shardwright.ir.plan import Plan
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
@@ -86,7 +87,7 @@ def write_page(
         memory_limit = _memory_of(shown[0].plan.machine)
     try:
         runs = [_measured(file) for file in measured]
-        timeline = _timeline(trace) if trace else None
+        timeline = _timeline(trace) if trace is not None else None
         if len(shown) <= _TIMELINES:
             shown = [replace(item, step=simulated(step_of(item.plan))) for item in shown]
         text = page(shown, title, memory_limit, runs, timeline, chosen)
@@ -99,9 +100,9 @@ def write_page(
 
 
 def _memory_of(machine: str) -> int | None:
-    """Memory of a device of this preset; None for a machine that is none."""
-    with contextlib.suppress(ValueError):
-        return Machine.preset(machine).device.usable_bytes
+    """Memory of a device of this preset, changed or not; None for a machine that is none."""
+    with contextlib.suppress(MachineError):
+        return named(machine).device.usable_bytes
     return None
 
 

@@ -173,7 +173,7 @@ def command(
         # This host is measured when the target is known to be one: a preset has as many devices.
         named = f"{devices}xcpu" if machine == "here" else machine
         known = planning.machine_of(named, devices, {} if machine == "here" else figures)
-        planning.check([known], wishes)
+        planning.check([known], wishes, batch)
         captured = planning.capture(
             target,
             batch,

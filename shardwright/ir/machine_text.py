@@ -275,6 +275,50 @@ def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
     return _machine(data)
 
 
+def figures_of(machine: Machine) -> tuple[str, ...]:
+    """Names of the figures of `machine` that `changed` takes."""
+    return tuple(_places(tomllib.loads(to_toml(machine))))
+
+
+def parse_figures(text: str) -> dict[str, object]:
+    """Figures as `changed` takes them, of a text such as "memory=72GiB, overlap=0.6".
+
+    Raises `MachineError` for another text, and for a figure that is there twice.
+
+    >>> parse_figures("memory=72GiB,overlap=0.6")
+    {'memory': '72GiB', 'overlap': 0.6}
+    """
+    found: dict[str, object] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise MachineError(f"{part!r} is not NAME=VALUE; write it as memory=72GiB,overlap=0.6")
+        if name in found:
+            raise MachineError(f"{name} is there twice in {text!r}; give it once")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def named(name: str) -> Machine:
+    """The machine that has this name: a preset, a part of one, or one that `changed` made of it.
+
+    Raises `MachineError` for the name of any other machine.
+
+    >>> named("2 of 8xH100 with memory=72GiB").devices
+    2
+    """
+    if part := re.fullmatch(r"(\d+) of (.+)", name):
+        return named(part[2]).with_devices(int(part[1]))
+    of, *further = name.split(" with ")
+    machine = Machine.preset(of)
+    for text in further:
+        machine = changed(machine, parse_figures(text))
+    return machine
+
+
 def _places(data: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
     """Where each figure of a machine file is, by the name that `changed` takes."""
     device = data["device"]

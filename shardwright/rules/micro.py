@@ -100,7 +100,7 @@ def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     norm does for its statistics.
     """
     atom, size = _batch(graph, analysis)
-    _require(size, count)
+    require_pieces(size, count)
     chooser = _Chooser(graph, analysis, atom)
     choices, placements = chooser.choose()
     (loss,) = graph.outputs
@@ -119,11 +119,12 @@ def recounted(found: MicroBatches, graph: Graph, analysis: Analysis, count: int)
 
     Raises `MicroBatchError` where there cannot be so many.
     """
-    _require(batch_size(graph, analysis), count)
+    require_pieces(batch_size(graph, analysis), count)
     return replace(found, count=count)
 
 
-def _require(size: int, count: int) -> None:
+def require_pieces(size: int, count: int) -> None:
+    """Raise `MicroBatchError` where a batch of `size` has no `count` pieces with a sample each."""
     if count < 1 or count > size or chunk(size, count, count - 1)[1] == 0:
         raise MicroBatchError(
             f"a batch of {size} cannot be cut into {count} micro-batches, none of them empty"

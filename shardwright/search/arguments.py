@@ -14,7 +14,7 @@ from shardwright.ir.constraints import Constraint, parse_constraints
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
-from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro import MicroBatchError, require_pieces
 from shardwright.search.micro import ALL
 from shardwright.search.permitted import meshes_by_groups, stages_asked
 
@@ -52,8 +52,9 @@ def check_arguments(
     micro_batches: Sequence[int] | str | None = None,
     allow_async: bool = False,
     seconds: float = math.inf,
+    batch: int | None = None,
 ) -> Asked:
-    """What these arguments of `search` ask for on `machine`.
+    """What these arguments of `search` ask for on `machine`; `batch` has so many samples.
 
     Raises `ConstraintError`, `PipelineError`, `MethodError` or `MicroBatchError`, naming the
     argument, for what its devices cannot be and for what contradicts each other.
@@ -72,6 +73,9 @@ def check_arguments(
             MicroBatchError,
             f"(1, 2, 4), {ALL!r}, or None for as many as the memory limit asks for",
         )
+        if batch is not None and micro_batches is not None:
+            for count in micro_batches if min(micro_batches) > batch else ():
+                require_pieces(batch, count)
     if math.isnan(seconds) or seconds < 0:
         raise MethodError(f"seconds={seconds!r} is no time to search; give 0 or more")
     if method not in METHODS:

@@ -21,6 +21,7 @@ from shardwright.ir.constraints import (
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh
 from shardwright.ir.pipeline import AXIS as PIPELINE
+from shardwright.rules.micro import AXIS as MICRO_BATCHES
 from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 from shardwright.search.constrain import Marks, exists, hits
@@ -76,6 +77,11 @@ def allowed_meshes(
     A mesh of one axis is there under the name of every axis that a pin speaks of.
     """
     named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    for mesh in (*named, *(given or ())):
+        if MICRO_BATCHES in mesh.names:
+            raise ConstraintError(
+                f"mesh {mesh}: {MICRO_BATCHES} is the axis of micro-batches; name it otherwise"
+            )
     fixed = [_of_group(m) for m in named if PIPELINE not in m.names or _groups(m) == groups]
     spoken = [(c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along] + [
         (c, c.axis) for c in constraints if isinstance(c, Cap)

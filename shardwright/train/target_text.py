@@ -43,7 +43,11 @@ def parse_target(
     target: str, batch: int | None, seq: int | None, settings: Sequence[str]
 ) -> ConfigTarget | FunctionTarget:
     """What these name; raises `TargetError` where it is missing, or cannot be read."""
-    given = dict(_setting(text) for text in settings)
+    given: dict[str, Any] = {}
+    for name, value in map(_setting, settings):
+        if name in given:
+            raise TargetError(f"--set {name} is there twice; give it once")
+        given[name] = value
     if (config := config_file(target)) is not None:
         batch, seq = _sizes(config, given.pop("batch", batch), given.pop("seq", seq))
         return ConfigTarget(config, _read(config), batch, seq, given)

@@ -3,6 +3,9 @@ import sys
 
 import pytest
 
+from shardwright.cli.report import _memory_of
+from shardwright.ir.machine import Machine
+from shardwright.ir.machine_text import named
 from shardwright.ir.plan import Plan
 from tests import plans
 
@@ -91,3 +94,25 @@ def test_a_folder_that_cannot_be_made_is_a_mistake(api, target, tmp_path, shardw
     result = shardwright_command(*asked)
     assert result.exit_code == 2
     assert "cannot write" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name, gb",
+    [
+        ("8xH100", 79),
+        ("8xH100 with memory=40GB", 39),
+        ("2 of 8xH100 with memory=40GB, overlap=0.5", 39),
+        ("8xH100 with memory=40GB with context=2GB", 38),
+        ("two hosts", None),
+        ("8xH100 with love", None),
+    ],
+)
+def test_the_memory_of_a_changed_preset_is_known_by_its_name(name, gb):
+    """A report drew no limit for plans of `--set-machine`, whose machine has another name."""
+    assert _memory_of(name) == (None if gb is None else gb * 10**9)
+
+
+def test_machines_have_such_names():
+    machine = Machine.preset("8xH100").with_(memory="40GB", overlap=0.5).with_devices(2)
+    assert str(machine) == "2 of 8xH100 with memory=40GB, overlap=0.5"
+    assert named(str(machine.with_(context="2GB"))).device == machine.with_(context="2GB").device

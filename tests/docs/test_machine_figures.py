@@ -1,0 +1,33 @@
+"""The table of figures that `--set-machine` takes, on docs/machines.md, against the code."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from shardwright.ir.machine import Efficiency, Machine
+from shardwright.ir.machine_text import figures_of, parse_figures
+
+PAGE = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
+ROW = re.compile(r"^\| `([\w.]+)` \| [\w/]+ \| `(\S+)` \| (.+) \|$", re.MULTILINE)
+
+
+def test_the_table_has_every_figure_and_its_examples_are_taken():
+    machine = Machine.preset("2x8xH100")
+    words = {"DTYPE": [dtype for dtype, _ in machine.device.flop_per_s]}
+    words["KIND"] = [field.name for field in fields(Efficiency)]
+    words["LEVEL"] = [level.name for level in machine.levels]
+    found = []
+    for name, example, _ in ROW.findall(PAGE):
+        word = next((w for w in words if w in name), None)
+        names = [name.replace(word, w) for w in words[word]] if word else [name]
+        found += names
+        for each in names:
+            changed = machine.with_(**parse_figures(f"{each}={example}"))
+            assert changed != machine
+            assert changed.name == f"2x8xH100 with {each}={example}"
+    assert sorted(found) == sorted(figures_of(machine))
+
+
+def test_the_row_of_efficiencies_names_every_kind():
+    (text,) = [text for name, _, text in ROW.findall(PAGE) if name == "efficiency.KIND"]
+    assert re.findall(r"`(\w+)`", text) == [field.name for field in fields(Efficiency)]
