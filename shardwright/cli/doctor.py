@@ -18,7 +18,7 @@ FAILED = 1  # exit status when something that is needed fails
 @click.command("doctor")
 @click.option(
     "--ranks",
-    type=click.IntRange(min=0),
+    type=options.ranks(0),
     help="Processes to try a collective with; 0 leaves it out. By default the GPUs, at least 2.",
 )
 @options.as_json

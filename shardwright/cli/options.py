@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from shardwright.cost.memory import OptimizerError, known_optimizer
 from shardwright.ir.constraints import parse_constraints
@@ -19,6 +20,7 @@ from shardwright.ir.machine_text import parse_figures
 from shardwright.train.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_RANKS = 1024  # processes that one host may be asked for
 METHODS = ("joint", "kcut")  # those of `search`, which is not imported for --help
 
 
@@ -36,9 +38,36 @@ def _limit(ctx: click.Context, option: click.Parameter, text: str | None) -> int
 
 
 def _number(ctx: click.Context, option: click.Parameter, figure: float) -> float:
+    """Callback of options that are a number; ranges let nan pass."""
     if math.isnan(figure):
         raise click.BadParameter("nan is no number", ctx, option)
     return figure
+
+
+def finite(ctx: click.Context, option: click.Parameter, figure: float | None) -> float | None:
+    """Callback of options that are a number, and not without end."""
+    if figure is not None and not math.isfinite(figure):
+        raise click.BadParameter(f"{figure} is no number of seconds", ctx, option)
+    return figure
+
+
+def ranks(least: int) -> click.IntRange:
+    """A number of processes of this host."""
+    return click.IntRange(min=least, max=_MOST_RANKS)
+
+
+def given(*names: str) -> list[str]:
+    """The options of the running command among these parameters that the user has given."""
+    context = click.get_current_context()
+    changed = context.meta.get(_OF_MACHINE) if "machine" in names else None
+    found = [f"--set {_OF_MACHINE}{changed}"] if changed else []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            value = context.params.get(parameter.name)
+            words = value if isinstance(value, str) else ""
+            found.append(f"{parameter.opts[-1]} {words}".rstrip())
+    return found
 
 
 def _optimizer(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -208,7 +237,7 @@ seconds = click.option(
 time_operators = click.option(
     "--time-operators",
     type=click.FloatRange(min=0, max=600),
-    callback=_number,
+    callback=finite,
     default=10.0,
     show_default=True,
     metavar="SECONDS",

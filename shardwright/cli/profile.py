@@ -25,12 +25,13 @@ from shardwright.report.units import milliseconds, size
 )
 @click.option(
     "--devices",
-    type=click.IntRange(min=1),
+    type=options.ranks(1),
     help="Devices of this host to measure together; by default all. Under torchrun: its ranks.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1, max=600),
+    callback=options.finite,
     default=60.0,
     show_default=True,
     help="Measure for about so long, and the start of the processes.",

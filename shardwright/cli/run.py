@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,14 +17,24 @@ from shardwright.cli.outcome import comparison
 from shardwright.cli.outcome import content as run_content
 from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
-from shardwright.cli.tracing import NOT_TRACED, OPEN, check_traceable, write_steps
+from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.explain import WIDTH
+from shardwright.ir.habits import CHOICES
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.search.limits import limit_on
 
+if TYPE_CHECKING:
+    from shardwright.train.job import Job
+
+# Options of planning, without effect on a plan that is made, and of checkpoints.
+_PLANNING = (
+    *("machine", "figures", "time_operators", "memory_limit", "seconds", "micro_batches", "stages"),
+    *("allow_async", *CHOICES),
+)
+_SAVING = ("every", "keep", "wait_for_saves")
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/async.md);"
     " compare the losses of runs"
@@ -33,7 +44,7 @@ _OTHER_TRAINING = (
 @click.command("run")
 @options.target
 @click.argument("plan", type=click.Path(dir_okay=False), required=False)
-@click.option("--devices", type=click.IntRange(min=1), help="Ranks to start on this host.")
+@click.option("--devices", type=options.ranks(1), help="Ranks to start on this host.")
 @click.option(
     "--machine",
     default="here",
@@ -82,11 +93,13 @@ _OTHER_TRAINING = (
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=0, min_open=True),
+    callback=options.finite,
     help="Seconds without a step after which the rank that holds it up is named and all end; 600.",
 )
 @click.option(
     "--start-timeout",
     type=click.FloatRange(min=0, min_open=True),
+    callback=options.finite,
     help="Seconds for one part of a start (joining, building, reading a checkpoint), after which"
     " the rank that holds it up is named and all end; 1800.",
 )
@@ -150,13 +163,14 @@ def command(
         from shardwright.train.board import require_tensorboard
 
         require_tensorboard()
+    _check_together(plan, constraints, folder)
     if max_restarts and folder is None:
         raise UsageError("--max-restarts starts from the latest checkpoint: give --checkpoint DIR")
     if plan is not None:
-        _refuse_changes(plan, constraints, habits, micro_batches, stages, allow_async)
         given = options.PlanOfTarget(target, batch, seq, settings, plan)
         captured, chosen = planning.planned(given, devices)
-        captured.job.check_data()
+        steps = steps or captured.job.steps
+        _check_job(captured.job, steps, weights, export, trace is not None)
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
     else:
@@ -183,7 +197,8 @@ def command(
             machine=None if machine == "here" else known,
             memory_limit=memory_limit,
         )
-        captured.job.check_data()
+        steps = steps or captured.job.steps
+        _check_job(captured.job, steps, weights, export, trace is not None)
         chosen = _planned(
             captured,
             machine,
@@ -197,9 +212,8 @@ def command(
 
     from shardwright.train.launch import Saving, launch
 
-    steps = steps or captured.job.steps
     if trace:
-        check_traceable(chosen, steps)
+        check_traceable(chosen)
     click.echo(f"\ntraining {target} on {chosen.devices} ranks", err=as_json)
     training = launch(
         target,
@@ -236,25 +250,29 @@ def command(
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
 
 
-def _refuse_changes(
-    plan: str,
-    constraints: tuple[str, ...],
-    habits: Mapping[str, str],
-    micro_batches: tuple[int, ...],
-    stages: tuple[int, ...],
-    allow_async: bool,
-) -> None:
-    """Raise `UsageError` for options that would change a plan that is made already."""
-    given = [*constraints]
-    given += [f"--{name.replace('_', '-')} {word}" for name, word in habits.items()]
-    given += [f"--micro-batches {','.join(map(str, micro_batches))}"] if micro_batches else []
-    given += [f"--stages {','.join(map(str, stages))}"] if stages else []
-    given += ["--async"] if allow_async else []
-    if given:
+def _check_together(plan: str | None, constraints: tuple[str, ...], folder: str | None) -> None:
+    """Raise `UsageError` for options that another one makes idle, or forbids."""
+    if plan is not None and (given := [*constraints, *options.given(*_PLANNING)]):
         raise UsageError(
             f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to plan"
             " again"
         )
+    if folder is None and (given := options.given(*_SAVING)):
+        raise UsageError(f"{given[0]} is about checkpoints: give --checkpoint DIR, too")
+
+
+def _check_job(job: Job, steps: int, weights: str | None, export: str | None, trace: bool) -> None:
+    """Raise what would end a run of `job` at its start, or after its last step."""
+    from shardwright.train.export import check_export, check_weights
+    from shardwright.train.target import build_model
+
+    job.check_data()
+    if trace:
+        check_steps(steps)
+    if weights is not None:
+        check_weights(weights)
+    if export is not None:
+        check_export(build_model(job, meta=True), export)
 
 
 def flows(plan: Plan) -> bool:

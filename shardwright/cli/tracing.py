@@ -26,17 +26,21 @@ def simulated_step(plan: Plan) -> Timeline:
         raise UsageError(str(e)) from e
 
 
-def check_traceable(plan: Plan, steps: int) -> None:
-    """Raise `UsageError` where a run of `steps` has no step that can be traced."""
+def check_steps(steps: int) -> None:
+    """Raise `UsageError` where a run of `steps` has none that is traced."""
     from shardwright.train.traced import NTH
 
+    if steps < NTH:
+        raise UsageError(f"--trace shows step {NTH} of a run, and this one has {steps}; take more")
+
+
+def check_traceable(plan: Plan) -> None:
+    """Raise `UsageError` where a step of the plan cannot be traced."""
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         raise UsageError(
             "--trace shows one step, and steps of an asynchronous plan overlap; leave it out, or"
             " see them simulated by `shardwright simulate`"
         )
-    if steps < NTH:
-        raise UsageError(f"--trace shows step {NTH} of a run, and this one has {steps}; take more")
     simulated_step(plan)
 
 

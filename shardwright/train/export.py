@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from shardwright.train.reading import CheckpointError
 from shardwright.train.state import Trainable
 
-WEIGHTS = "model.safetensors"
+SUFFIX = ".safetensors"
+WEIGHTS = f"model{SUFFIX}"
 _INDEX = f"{WEIGHTS}.index.json"
 _LARGEST_INDEX = 2**28  # bytes
 
@@ -107,16 +108,24 @@ def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathL
         raise CheckpointError(f"cannot write {target}: {e.strerror}; choose another path") from e
 
 
+def check_export(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Raise `CheckpointError` where weights of `model` cannot be written to a file or folder."""
+    _safetensors()
+    named = os.fspath(path).endswith(SUFFIX)
+    if not named and not (hasattr(model, "config") and hasattr(model, "save_pretrained")):
+        raise CheckpointError(
+            f"{type(model).__name__} is no Hugging Face model, so no folder is written; write its"
+            f" weights to one file, as in model{SUFFIX}"
+        )
+
+
 def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
     """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank.
 
     Of a model with PEFT's adapters it holds these alone, as PEFT writes them:
     `PeftModel.from_pretrained` puts them on the base model, and `merge_and_unload` merges them.
     """
-    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
-        raise CheckpointError(
-            f"{type(model).__name__} is no Hugging Face model; write its weights to one file"
-        )
+    check_export(model, folder)
     if _has_adapters(model):
         _export_adapters(module, model, folder)
         return
@@ -157,16 +166,32 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Such a folder holds `model.safetensors`, or several files and the index
     `model.safetensors.index.json`. Raises `CheckpointError` as `load_safetensors` does.
     """
-    folder = Path(path)
-    if not folder.is_dir():
+    if not Path(path).is_dir():
         load_safetensors(model, path)
-    elif (folder / WEIGHTS).exists() or not (folder / _INDEX).exists():
-        load_safetensors(model, folder / WEIGHTS)
-    else:
-        state: dict[str, torch.Tensor] = {}
-        for file in _parts(folder / _INDEX):
-            state.update(_read(file))
-        _put(model, state, folder)
+        return
+    state: dict[str, torch.Tensor] = {}
+    for file in _files(Path(path)):
+        state.update(_read(file))
+    _put(model, state, path)
+
+
+def check_weights(path: str | os.PathLike[str]) -> None:
+    """Raise `CheckpointError` where `load_weights` could not read; no tensor is read."""
+    _safetensors()
+    from safetensors import safe_open
+
+    for file in _files(Path(path)):
+        with _readable(file), safe_open(file, framework="pt"):
+            pass
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that hold weights: itself, or those of a Hugging Face folder."""
+    if not path.is_dir():
+        return [path]
+    if (path / WEIGHTS).exists() or not (path / _INDEX).exists():
+        return [path / WEIGHTS]
+    return _parts(path / _INDEX)
 
 
 def _parts(index: Path) -> list[Path]:
@@ -186,10 +211,16 @@ def _parts(index: Path) -> list[Path]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    load = _safetensors()[1]
+    with _readable(path):
+        return load(path)
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of reading a safetensors file as `CheckpointError`."""
     try:
-        return _safetensors()[1](path)
-    except CheckpointError:
-        raise
+        yield
     except OSError as e:
         raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
     except Exception as e:  # safetensors' own error, which is no class of Python's

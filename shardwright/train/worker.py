@@ -31,7 +31,7 @@ from shardwright.runtime.shapes import ManyShapes
 from shardwright.train.agreement import Agreement, check_alike
 from shardwright.train.board import Board
 from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.export import export_pretrained, export_safetensors
+from shardwright.train.export import SUFFIX, check_export, export_pretrained, export_safetensors
 from shardwright.train.flow import Flow, Flowing
 from shardwright.train.job import Job, JobError
 from shardwright.train.joining import join, launcher_store
@@ -112,6 +112,8 @@ def _train(
 ) -> None:
     model = build_model(job)
     check_alike(plan, model)
+    if options.export:
+        check_export(model, options.export)
     watchdog.starting()
     steps: Steps | None
     module, steps, ahead = _module(job, model, plan, device)
@@ -141,9 +143,7 @@ def _train(
         ):
             _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
         elif options.export:
-            write = (
-                export_safetensors if options.export.endswith(".safetensors") else export_pretrained
-            )
+            write = export_safetensors if options.export.endswith(SUFFIX) else export_pretrained
             write(module, model, options.export)
             _say(f"weights written to {options.export}")
         if plan.expert_skew and (found := measured_routing(module.skews(), device)) is not None:

@@ -7,6 +7,7 @@ and a trace that is no text were tracebacks, a hub name "brought its own batch",
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,83 @@ def test_files_beside_a_report(mistake, plan_file, tmp_path):
         file.write_text(f'{{"predicted_step_seconds": 1, "measured_step_seconds": {measured}}}')
         line = mistake("report", plan_file, "-o", page, "--measured", file)
         assert "is not what `run --json` printed" in line
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("--time-operators", "nan"), "nan is no number"),
+        (("--optimizer", ""), "'--optimizer': optimizer '' is not known; use one of sgd"),
+        (("--optimizer", "AdaFoo"), "'--optimizer': optimizer 'adafoo' is not known"),
+        (("--mesh", "mb=2"), "mesh mb=2: mb is the axis of micro-batches; name it otherwise"),
+        (("--set-machine", "memory=8GB,memory=9GB"), "memory is there twice"),
+        (("--set", "layers=1", "--set", "layers=2"), "--set layers is there twice; give it once"),
+    ],
+)
+def test_options_that_passed_in_silence(mistake, target, options, says):
+    assert says in mistake("plan", target, "--machine", "2xcpu", *options)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("--stall-timeout", "nan"), "nan is no number of seconds"),
+        (("--stall-timeout", "inf"), "inf is no number of seconds"),
+        (("--start-timeout", "1e400"), "inf is no number of seconds"),
+        (("--every", "5"), "--every is about checkpoints: give --checkpoint DIR"),
+        (("--keep", "5"), "--keep is about checkpoints: give --checkpoint DIR"),
+        (("--wait-for-saves",), "--wait-for-saves is about checkpoints"),
+        (("--steps", "2", "--trace", "/tmp/step.json"), "step 3 of a run, and this one has 2"),
+        (("--export", "folder"), "Linear is no Hugging Face model, so no folder is written"),
+        (("--weights", __file__), "test_mistyped.py is no safetensors file, or a part of one"),
+        (("--weights", str(Path(__file__).parent)), "cannot read "),
+        (("--devices", "99999999999999999999"), "is not in the range 1<=x<=1024"),
+    ],
+)
+def test_what_ended_a_run_late_is_told_before_the_search(api, mistake, target, options, says):
+    assert says in mistake("run", target, "--machine", "2xcpu", "--devices", "2", *options)
+    assert api.searched == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--machine", "4xcpu"),
+        ("--set-machine", "memory=4GiB"),
+        ("--memory-limit", "4GiB"),
+        ("--seconds", "3"),
+        ("--time-operators", "3"),
+        ("--micro-batches", "2"),
+        ("--stages", "2"),
+        ("--async",),
+        ("--set", "machine=4xcpu"),
+    ],
+)
+def test_options_of_planning_do_not_change_a_plan(mistake, target, plan_file, option):
+    line = mistake("run", target, plan_file, *option)
+    assert f"{plan_file} is made already, '{option[0]}" in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("profile", "--seconds", "nan"),
+        ("profile", "--devices", "1000000"),
+        ("doctor", "--ranks", "1000000"),
+        ("doctor", "--ranks", "-1"),
+    ],
+)
+def test_this_host_is_asked_for_what_it_can_have(mistake, command):
+    assert f"Invalid value for '{command[1]}'" in mistake(*command)
+
+
+def test_a_report_with_a_trace_of_no_name(mistake, plan_file, tmp_path):
+    line = mistake("report", plan_file, "-o", tmp_path / "page.html", "--trace", "")
+    assert "cannot read" in line
+
+
+@pytest.mark.hf
+def test_more_micro_batches_than_sequences(mistake, tmp_path):
+    options = ("--batch", "2", "--seq", "8", "--machine", "2xcpu", "--micro-batches", "4,8")
+    line = mistake("plan", config(tmp_path, LLAMA), *options)
+    assert "a batch of 2 cannot be cut into 4 micro-batches" in line

@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import save_file
 
 from shardwright.ir.plan import Plan
 from shardwright.train import launch
@@ -227,8 +228,10 @@ def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
 
 
 def test_options_reach_the_ranks(api, target, plan_file, launched, tmp_path, as_json):
-    weights, folder, export = (tmp_path / name for name in ("w.safetensors", "runs", "end"))
-    weights.touch()
+    weights, folder, export = (
+        tmp_path / name for name in ("w.safetensors", "runs", "end.safetensors")
+    )
+    save_file({}, weights)
     asked = ("--weights", weights, "--export", export, "--stall-timeout", 5, "--compile")
     asked += ("--start-timeout", 7)
     saving = ("--checkpoint", folder, "--wait-for-saves")
