@@ -65,10 +65,6 @@ def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> s
     return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
 
 
-def _negative(number: object) -> bool:
-    return isinstance(number, int | float) and number < 0
-
-
 def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[], Batch]:
     """Random tokens, which are their own labels."""
     if seq is None:
@@ -147,8 +143,10 @@ def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
     changed = {}
     for name, value in given.items():
         if hasattr(config, name):
-            if whole(getattr(config, name), 1) and _negative(value) and not name.endswith("_id"):
-                raise TargetError(f"--set {name}={value}: {file} needs a number of 0 or more")
+            least = 1 if name.endswith("_size") else 0
+            below = isinstance(value, int | float) and value < least
+            if whole(getattr(config, name), 1) and below and not name.endswith("_id"):
+                raise TargetError(f"--set {name}={value}: {file} needs a number of {least} or more")
             changed[name] = value
         elif not (of_images and name in ("image_size", "num_channels")):
             raise TargetError(unknown_setting(str(file), name, config.to_dict(), "field"))

@@ -57,6 +57,7 @@ def test_a_classifier_of_images_needs_no_seq(tmp_path):
         ),
         (LLAMA, (2, None), (), "tokens per sequence are missing, as in --batch 2 --seq"),
         (LLAMA, (2, 8), ("hidden_size=33",), r"--set hidden_size=33: .*\(33\) is not a multiple"),
+        (LLAMA, (2, 8), ("hidden_size=0",), "--set hidden_size=0: .* needs a number of 1 or more"),
         (LLAMA, (2, 8), ("num_hidden_layers=-1",), "--set num_hidden_layers=-1: .* 0 or more"),
         (
             LLAMA,
