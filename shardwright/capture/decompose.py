@@ -123,6 +123,11 @@ def _type_as(x: Tensor, other: Tensor) -> Tensor:
     return x.to(other.dtype)
 
 
+def _chalf(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    """As a cast that names its dtype, so that the graph can be widened."""
+    return x.to(torch.complex32)
+
+
 def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """What functionalisation makes of `x[...] = y`; autograd has no derivative for the operator."""
     return source.to(into.dtype).expand(into.shape)
@@ -149,6 +154,7 @@ def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
         found[aten.scaled_dot_product_attention.default] = _attention
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
+    found[aten.chalf.default] = _chalf
     norms = {**batchnorm.table(), **localnorm.table(habits)}
     composed = {**composed_losses.table(), **deviations.table()}
     return {**found, **norms, **composed, **draws.table(), **recurrent.table()}

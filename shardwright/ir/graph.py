@@ -24,6 +24,7 @@ ITEM_BYTES = {
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
     "int64": 8,

@@ -11,6 +11,7 @@ _WIDE = {
     "float16": "float64",
     "bfloat16": "float64",
     "complex64": "complex128",
+    "complex32": "complex128",
 }
 
 

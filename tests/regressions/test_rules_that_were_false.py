@@ -133,6 +133,19 @@ def test_functions_that_look_at_values_only_to_check_them(function):
     assert compared(Applied(function), {"x": numbers(6, 4)}).ok
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        # Its dtype was no argument, and so not widened.
+        lambda y: torch.view_as_real(y.chalf()).to(y.dtype),
+        # Watched operator by operator, torch itself takes the conjugate for what it is of.
+        lambda y: torch.view_as_real(torch.pinverse(torch.complex(y, y.sin()))),
+    ],
+)
+def test_complex_numbers_are_compared_as_the_module_computes_them(function):
+    assert compared(Applied(function).double(), {"x": numbers(6, 4).double()}).ok
+
+
 def test_a_negative_variance_shows():
     """`F.gaussian_nll_loss` raises; a graph cannot, and says it by NaN."""
     model = Applied(lambda y: F.gaussian_nll_loss(y, y * 2, -y.square()))
