@@ -1,4 +1,4 @@
-"""Variances, standard deviations and vector norms (p 1 and 2), made of sums.
+"""Variances, standard deviations and vector norms (p 1 and 2), made of sums; `aminmax` of two.
 
 An operator that reduces everything keeps everything whole; a sum can be split. Reductions over some
 dimensions stay torch's, as the others can be split. Only float32 and float64: torch accumulates
@@ -88,6 +88,11 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    dims = [] if dim is None else [dim]
+    return aten.amin.default(x, dims, keepdim), aten.amax.default(x, dims, keepdim)
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator."""
     moments = {
@@ -102,4 +107,5 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.linalg_vector_norm.default: lambda x, ord=2, *a, **k: _norm(x, ord, *a, **k),
         aten.norm.Scalar: _norm,
         aten.norm.ScalarOpt_dim: _norm,
+        aten.aminmax.default: _aminmax,
     }

@@ -135,13 +135,16 @@ class Attention:
 class Joint:
     """An operator that the devices along `axes` compute together, communicating inside of it.
 
-    `tile` says which part of the split factor is this device's: start, length and size of each
-    of its atoms.
+    `tile` says which part of the classes of a cross entropy is this device's: start, length and
+    size of each of their atoms. Of other reductions the `first` device gives the result. `shapes`
+    are those of the local results.
     """
 
     op: Op
     axes: tuple[str, ...]
     tile: tuple[tuple[int, int, int], ...]
+    first: bool
+    shapes: tuple[tuple[int, ...], ...]
 
     def __str__(self) -> str:
         return f"{self.op} over {' '.join(self.axes)}"

@@ -142,13 +142,12 @@ def local_shapes(
 ) -> tuple[Shape, ...]:
     """Shapes of the local results."""
     op = one.op
+    if isinstance(one, Joint):
+        return one.shapes
     if isinstance(one, RunModule):
         return tuple(walk.graph.tensor[name].shape for name in op.outputs)
     views = [walk.views[name] for name in op.operands]
-    if isinstance(one, Attention | SharedAttention):
-        return ((*views[0].shape[:-1], views[2].shape[-1]),)
-    whole = walk.graph.tensor[op.outputs[0]].shape
-    return (views[1].shape[: len(whole)] if whole else (),)
+    return ((*views[0].shape[:-1], views[2].shape[-1]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,9 @@ def stated(
     dropped.wanted()
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
     extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
-    if joint:  # of each sample its normalizer and whether it counts
+    if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
+        extra = 2 * sum(sizes)
+    elif joint:  # of each sample its normalizer and whether it counts
         logits = walk.views[op.operands[0]]
         extra = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
     if known is not None:

@@ -16,6 +16,7 @@ from shardwright.ir.layout import Mesh, Partial
 from shardwright.lower.program import Compute, Joint, Run, SharedAttention
 from shardwright.lower.routing import routing
 from shardwright.rules.placing import Placing
+from shardwright.rules.reductions import reduced_dims
 from shardwright.rules.rule import Together
 
 Shape = tuple[int, ...]
@@ -34,7 +35,9 @@ def placed_call(
     if op.kind == "experts":
         return _experts(op, placing, positions, shapes)
     if op.kind == "cross_entropy_loss":
-        return _cross_entropy(op, placing, mesh, positions)
+        return _cross_entropy(op, placing, mesh, positions, shapes)
+    if placing.agreed:
+        return _reduction(op, placing, mesh, positions, shapes)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
         return _causal_rows(op, positions, shapes)
     return None
@@ -99,15 +102,34 @@ def shared_attention(
     return SharedAttention(op, axis, place, queries, keys if ring else (), "z" in choice.factors)
 
 
-def _cross_entropy(op: Op, placing: Placing, mesh: Mesh, positions: Positions) -> Joint | None:
+def _cross_entropy(
+    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+) -> Joint | None:
     """The classes, which are dimension 1 where there are samples, split over some axes."""
     dims = positions(0)
     tile = dims[min(1, len(dims) - 1)]
     if all(length == size for _, length, size in tile):
         return None
-    axes = tuple(
+    first = all(start == 0 for start, _, _ in tile)
+    return Joint(op, _agreeing(placing, mesh), tile, first, shapes)
+
+
+def _reduction(
+    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+) -> Joint | None:
+    """What is reduced, split over some axes."""
+    axes, dims = _agreeing(placing, mesh), positions(0)
+    if not axes:
+        return None
+    reduced = [dims[dim] for dim in reduced_dims(op, len(dims))]
+    first = all(start == 0 and length > 0 for tile in reduced for start, length, _ in tile)
+    return Joint(op, axes, (), first, shapes)
+
+
+def _agreeing(placing: Placing, mesh: Mesh) -> tuple[str, ...]:
+    """The axes along which devices have terms of what is inside of the operator."""
+    return tuple(
         name
         for name, placement in zip(mesh.names, placing.agreed[0].placements, strict=True)
         if isinstance(placement, Partial)
     )
-    return Joint(op, axes, tile)

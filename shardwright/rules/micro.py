@@ -202,7 +202,10 @@ class _Chooser:
         rule = self.analysis.rules[op.name]
         for factor in rule.factors:
             if factor.atom == self.atom and factor.kind is FactorKind.PARALLEL:
-                yield Split(factor.name)
+                choice = Split(factor.name)
+                # Pieces cannot agree on what is inside of an operator.
+                if not any(isinstance(p, Partial) for p in rule.placed(choice).agreed):
+                    yield choice
         if any(isinstance(placements[name], Partial) for name in op.operands):
             yield from (PassPartial(term) for term in range(len(rule.linear)))
         yield None

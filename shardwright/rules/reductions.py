@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.ir.graph import Op
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, elementwise, parse
+
+# Reductions of floating-point numbers that devices with tiles compute together.
+JOINT = ("amax", "amin", "max", "min", "logsumexp", "prod")
 
 
 def sum_(call: Call) -> Notation:
@@ -14,18 +18,31 @@ def sum_(call: Call) -> Notation:
 
 
 def reduction(call: Call) -> Notation:
-    """Reductions that are no sums: what they reduce stays whole."""
-    return _reduced(call, summed=False)
+    """Reductions that are no sums: what they reduce stays whole, or devices agree on a few numbers.
+
+    These are the result and how many elements make it.
+    """
+    one = call.graph.tensor[call.op.operands[0]]
+    alone = len(call.results) == 1 and not dict(call.op.kwargs).get("dtype")
+    if call.op.kind not in JOINT or not alone or not call.floating or not one.shape:
+        return _reduced(call, summed=False)
+    found = replace(_reduced(call, summed=True), linear=())
+    return replace(found, agreed=(found.results[0],) * 2)
+
+
+def reduced_dims(op: Op, rank: int) -> set[int]:
+    """Which dimensions of its operand a reduction reduces, by its argument `dim`."""
+    given = op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim")
+    dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    chosen = {int(d) % rank for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
+    return chosen or set(range(rank))
 
 
 def _reduced(call: Call, *, summed: bool) -> Notation:
     shape = call.operands[0]
     if not shape:  # a number, whose dimension 0 may be named all the same
         return Notation(((),), ((),) * len(call.results), {})
-    given = call.arg(1, "dim")
-    dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
-    chosen = {int(d) % len(shape) for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
-    chosen = chosen or set(range(len(shape)))
+    chosen = reduced_dims(call.op, len(shape))
     reason = "it reduces every dimension, and is no sum"
     one = elementwise([shape], shape, whole=() if summed else sorted(chosen), reason=reason)
     keep = len(call.results[0]) == len(shape)

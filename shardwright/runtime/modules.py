@@ -27,10 +27,10 @@ from shardwright.lower.program import (
     SharedAttention,
     Uniform,
 )
-from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.experts import held_experts
 from shardwright.runtime.gathering import Arrival, Departure, Remade
+from shardwright.runtime.joint_reductions import joint
 from shardwright.runtime.line import Group
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.redistribute import Redistribution, reduced_over
@@ -84,9 +84,7 @@ def module_maker(
             case Attention():
                 return (FastAttention if fast else GlobalAttention)(instruction, device)
             case Joint():
-                return TiledCrossEntropy(
-                    instruction, reduced_over([axes[name] for name in instruction.axes])
-                )
+                return joint(instruction, reduced_over([axes[name] for name in instruction.axes]))
             case SharedAttention():
                 return TiledAttention(instruction, Group(axes[instruction.axis]))
             case RunModule():

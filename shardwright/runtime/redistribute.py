@@ -24,7 +24,12 @@ from shardwright.runtime.waiting import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
-_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 _SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
@@ -92,7 +97,7 @@ class _Function(torch.autograd.Function):
 
 
 def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], torch.Tensor]:
-    """A function that takes a tensor and "sum" or "max", of it over all devices along `axes`."""
+    """A function of a tensor and one of `_REDUCTIONS`: of it over all devices along `axes`."""
 
     def reduce(x: torch.Tensor, how: str) -> torch.Tensor:
         for mesh in axes:

@@ -22,7 +22,9 @@ class Meeting:
 
         def reduce(x, how):
             parts = torch.stack(self.met(rank, along, x))
-            return parts.sum(0) if how == "sum" else parts.amax(0)
+            return getattr(parts, {"max": "amax", "min": "amin", "product": "prod"}.get(how, how))(
+                0
+            )
 
         return reduce
 

@@ -44,6 +44,13 @@ def recurrent(gates, *, inside=3, state=4, layers=1, directions=1, biases=True):
     return found
 
 
+def infinite(*shape):
+    """Numbers around zero, the last row all of minus infinity but for one of infinity."""
+    x = torch.randn(shape, generator=_generator, dtype=torch.float64)
+    x[-1], x[-1, 2] = -torch.inf, torch.inf
+    return x.requires_grad_()
+
+
 @dataclass(frozen=True)
 class OneOp:
     """A graph of one operator, with values for its leaves and what they give."""
@@ -293,7 +300,11 @@ CALLS = [
     call("mean.dim", f(5, 6, 7), [1], True),
     call("prod.dim_int", u(5, 7), 1),
     call("prod.default", u(5, 7)),
+    call("prod.default", (u(5, 7) * (u(5, 7) > 0.15)).detach().requires_grad_()),
+    call("prod.dim_int", f(5, 7).detach().clamp(min=0).requires_grad_(), 0, True),
     call("amax.default", f(5, 6, 7), [1]),
+    call("amax.default", f(5, 7).detach().round().requires_grad_(), [], True),
+    call("amin.default", f(5, 6, 7), [0, -1]),
     call("amin.default", f(5, 6, 7), [-1], True),
     call("all.dim", b(5, 7), 1),
     call("any.default", b(5, 7)),
@@ -301,8 +312,13 @@ CALLS = [
     call("argmax.default", f(5, 7)),
     call("argmin.default", f(5, 7), 0),
     call("logsumexp.default", f(5, 7), [1]),
+    call("logsumexp.default", infinite(5, 7), [0]),
+    call("amax.default", infinite(5, 7), [0, 1]),
+    call("amin.default", infinite(5, 7)),
     call("max.dim", f(5, 7), 1),
     call("max.default", f(5, 7)),
+    call("min.default", f(5, 7).detach().relu().requires_grad_()),
+    call("logsumexp.default", f(5, 6, 7), [0, 1, 2], True),
     call("min.dim", f(5, 7), -1, True),
     call("std.correction", f(5, 7), [1]),
     call("var.correction", f(5, 7), [0], correction=0, keepdim=True),

@@ -23,9 +23,9 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import place, tiling_text, tilings
 from shardwright.rules.rule import FactorKind, Route, Together
 from shardwright.runtime.comparable import in_parts
-from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.experts import HeldExperts
+from shardwright.runtime.joint_reductions import joint
 from shardwright.runtime.ring import TiledAttention
 from tests.property.meeting import Meeting
 from tests.property.operators import CALLS
@@ -136,10 +136,10 @@ def _run(one, analysis, mesh, tiling):
         tiles = [of_ranks[rank] for of_ranks in operands]
         return _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting)
 
-    joint = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
-    joint |= any(isinstance(choice, Route) for choice in tiling)
+    agreeing = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
+    agreeing |= any(isinstance(choice, Route) for choice in tiling)
     shared = any(isinstance(choice, Together) for choice in tiling)
-    results = meeting.run(run_rank) if joint or shared else list(map(run_rank, range(mesh.size)))
+    results = meeting.run(run_rank) if agreeing or shared else list(map(run_rank, range(mesh.size)))
     found = {}
     for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
         if (op.kind, k) in PER_PART:
@@ -172,7 +172,7 @@ def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
     (instruction,) = (i for i in program.instructions if isinstance(i, kinds))
     if isinstance(instruction, Joint):
         reduce = meeting.reduce(rank, instruction.axes)
-        return [TiledCrossEntropy(instruction, reduce)(*tiles)]
+        return [joint(instruction, reduce)(*tiles)]
     if isinstance(instruction, SharedAttention):
         line = meeting.line(rank, instruction.axis)
         return [TiledAttention(instruction, line)(*tiles)]
