@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from shardwright.rules.analysis import NO_ELEMENTS  # noqa: E402
 from tests.ranks.harness import run_ranks  # noqa: E402
 from tests.sweep.entries import entries  # noqa: E402
-from tests.sweep.sweep import check_all  # noqa: E402
+from tests.sweep.sweep import Finding, check_all  # noqa: E402
 
 PAGE, FINDINGS = ROOT / "docs" / "operators.md", ROOT / "docs" / "operators.json"
 VERDICTS = ("exact", "whole", "refused", "wrong", "crash")
@@ -61,22 +63,27 @@ def main() -> int:
 
 def check(names: list[str]) -> None:
     """Check the entries on pairs of ranks; an entry that ends its ranks is a crash."""
-    left = list(names)
+    left, commit = list(names), _commit()
     while left:
         chunk, left = left[:_CHUNK], left[_CHUNK:]
         print(f"{len(names) - len(left) - len(chunk)} of {len(names)}", file=sys.stderr)
         try:
-            run_ranks(2, check_all, chunk, str(FINDINGS), timeout=_SECONDS)
+            run_ranks(2, check_all, chunk, str(FINDINGS), commit, timeout=_SECONDS)
         except Exception as e:
             known = read()
             missing = [name for name in chunk if name not in known]
             if not missing:
                 raise
             text = f"ended its ranks: {str(e).strip().splitlines()[-1][:200]}"
-            broken = {"name": missing[0], "verdict": "crash", "samples": 0, "assignments": 0}
+            broken = Finding(missing[0], "crash", texts=[text], commit=commit)
             with FINDINGS.open("a") as file:
-                file.write(json.dumps({**broken, "known": 0, "whole": [], "texts": [text]}) + "\n")
+                file.write(json.dumps(asdict(broken)) + "\n")
             left = missing[1:] + left
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def read() -> dict[str, dict[str, Any]]:
@@ -90,9 +97,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     """The page of figures."""
     counts = Counter(f["verdict"] for f in found.values())
     samples, splits = (sum(f[key] for f in found.values()) for key in ("samples", "assignments"))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    commits = Counter(f["commit"] for f in found.values())
     lines = [
         "# Operators",
         "",
@@ -101,12 +106,13 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "gives each element of its results a weight of its own. The model is captured and compared",
         "with itself run eagerly; then every factor of every operator of its graph is split over",
         "two ranks in turn, uneven sizes included: loss, every gradient and every buffer, in",
-        "float64. Splits that a former entry has shown are not run again.",
+        "float64. Splits that a former entry has shown are not run again, and partial sums are not",
+        "passed on where numbers are infinite: infinity times another rank's zero is no number.",
         "",
         f"{len(found)} of {len(entries())} entries, {samples} samples, {splits} splits, with torch"
         f" {torch.__version__}",
-        f"on Python {platform.python_version()} at commit {commit}"
-        " (`python scripts/coverage_operators.py`):",
+        f"on Python {platform.python_version()} (`python scripts/coverage_operators.py`):",
+        ", ".join(f"{count} at commit {commit}" for commit, count in commits.most_common()) + ".",
         "",
         "| verdict | entries | meaning |",
         "| --- | --- | --- |",
@@ -122,8 +128,22 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"| {verdict} | {counts[verdict]} | {meaning} |"
         for verdict, meaning in zip(VERDICTS, meanings, strict=True)
     ]
-    for verdict, title in (("whole", "Computed whole"), ("refused", "Refused"), ("wrong", "Wrong"),
-                           ("crash", "Crashes")):  # fmt: skip
+    whole = [pair for f in found.values() for pair in f["whole"].items()]
+    reasons = Counter((op, why) for op, why in whole if why != NO_ELEMENTS)
+    lines += [
+        "",
+        "## Operators computed whole",
+        "",
+        "Some calls of these operators, among others that are split, have no dimension that can",
+        "be: every device computes all of them. `explain` gives the same reasons. Calls on tensors",
+        "without elements are left out.",
+        "",
+        "| operator | entries | reason |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| `{op}` | {count} | {why} |" for (op, why), count in sorted(reasons.items())]
+    for verdict, title in (("whole", "Entries computed whole"), ("refused", "Refused"),
+                           ("wrong", "Wrong"), ("crash", "Crashes")):  # fmt: skip
         rows = [f for f in found.values() if f["verdict"] == verdict]
         if rows:
             lines += ["", f"## {title}", "", "| entry | reason |", "| --- | --- |"]
@@ -133,8 +153,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
 
 def _reason(finding: dict[str, Any]) -> str:
     if finding["verdict"] == "whole":
-        operators = ", ".join(f"`{name}`" for name in finding["whole"]) or "it has no dimensions"
-        return f"{operators}: no split gives the same results"
+        whole = [f"`{name}`: {why}" for name, why in finding["whole"].items()]
+        return "; ".join(whole) or "it has no dimensions"
     first = str(finding["texts"][0])
     text = first.partition("): ")[2] or first
     return text.replace("|", "\\|")[:240]

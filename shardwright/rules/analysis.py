@@ -13,6 +13,7 @@ from shardwright.rules.notation import Notation, NotationError, elementwise, par
 from shardwright.rules.rule import FactorKind, Rule
 from shardwright.rules.unify import Dim, refine_rule, unify
 
+NO_ELEMENTS = "a tensor without elements cannot be split"
 _UNKNOWN = "no rule is written, and experiments found no split that gives its results"
 
 
@@ -100,7 +101,7 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
         if op.target.split(".")[0] not in table.NAMESPACES:
             return None
         if any(0 in shape for shape in (*call.operands, *call.results)):
-            return _opaque(call, "a tensor without elements cannot be split")
+            return _opaque(call, NO_ELEMENTS)
         if kind in table.BUILDERS:
             return table.BUILDERS[kind](call)
         if kind in table.TEXT:

@@ -49,8 +49,9 @@ class Finding:
     samples: int = 0
     assignments: int = 0  # splits that were run
     known: int = 0  # splits that were run for an entry before
-    whole: list[str] = field(default_factory=list)  # operators that cannot be split
+    whole: dict[str, str] = field(default_factory=dict)  # operators that cannot be split, and why
     texts: list[str] = field(default_factory=list)  # why it was refused, or what is wrong
+    commit: str = ""  # of the code that was checked
 
     def note(self, verdict: str, text: str) -> None:
         order = ("exact", "whole", "refused", "crash", "wrong")
@@ -60,8 +61,11 @@ class Finding:
             self.texts.append(text)
 
 
-def check_all(names: list[str], file: str) -> None:
-    """On each of two ranks: check the entries of these names; rank 0 appends findings to `file`."""
+def check_all(names: list[str], file: str, commit: str = "") -> None:
+    """On each of two ranks: check the entries of these names; rank 0 appends findings to `file`.
+
+    They say that they hold for `commit`.
+    """
     warnings.simplefilter("ignore")
     device_mesh = init_device_mesh("cpu", MESH.shape, mesh_dim_names=MESH.names)
     known = {entry.name: entry for entry in entries()}
@@ -70,7 +74,7 @@ def check_all(names: list[str], file: str) -> None:
         found = check(known[name], device_mesh, tried)
         if dist.get_rank() == 0:
             with Path(file).open("a") as out:
-                out.write(json.dumps(asdict(found)) + "\n")
+                out.write(json.dumps(asdict(replace(found, commit=commit))) + "\n")
 
 
 def check(entry: Entry, device_mesh: DeviceMesh, tried: set[Any]) -> Finding:
@@ -125,7 +129,7 @@ def _check_splits(
     whole = payload | {"opaque": captured.opaque}
     serial = measured(one_device(graph, whole), torch.optim.SGD, payload["batch"])
     # A partial sum is zero on all ranks but one, and infinity times zero is no number.
-    finite = all(t.isfinite().all() for t in tensors)
+    finite = all(t.isfinite().all() for t in (*tensors, serial["loss"]))
     for name, tiling in _splits(found, graph, analysis, tried):
         if not finite and any(isinstance(choice, PassPartial) for choice in tiling):
             continue
@@ -159,8 +163,8 @@ def _splits(found: Finding, graph: Any, analysis: Analysis, tried: set[Any]) -> 
             found.known += len(options)
             continue
         tried.add(key)
-        if not options and op.target not in found.whole:
-            found.whole.append(op.target)
+        if why := analysis.rules[op.name].why_whole:
+            found.whole.setdefault(op.target, why)
         splits += [(op.name, tiling) for tiling in options]
     return splits
 
