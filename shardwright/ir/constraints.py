@@ -100,7 +100,13 @@ def parse_constraints(texts: Iterable[str | Constraint]) -> tuple[Constraint, ..
     """
     if isinstance(texts, str):
         raise ConstraintError(f"constraints are a list of texts, not the text {texts!r}")
-    read = (_parse(text) if isinstance(text, str) else text for text in texts)
+    if not isinstance(texts, Iterable):
+        raise ConstraintError(f"constraints is {texts!r}; give a list of texts such as {_EXAMPLES}")
+    read: list[Constraint] = []
+    for text in texts:
+        if not isinstance(text, str | Constraint):
+            raise ConstraintError(f"{text!r} is no constraint; write it as {_EXAMPLES}")
+        read.append(_parse(text) if isinstance(text, str) else text)
     return tuple(dict.fromkeys(read))
 
 

@@ -71,6 +71,8 @@ def read_within(path: str | os.PathLike[str], most_bytes: int) -> str:
     Raises `FileSizeError` for one of more than `most_bytes`, before they are read, `OSError` and
     `UnicodeDecodeError`.
     """
+    if not isinstance(path, str | os.PathLike):  # a number is a file that is open
+        raise OSError(errno.EINVAL, f"a {type(path).__name__} is no path")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         # A device has no size, and no end.

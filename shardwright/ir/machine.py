@@ -320,6 +320,8 @@ class Machine:
         >>> Machine.preset("2x8xA100").with_devices(12).name
         '2x6xA100'
         """
+        if not isinstance(devices, int) or isinstance(devices, bool):
+            raise MachineError(f"devices is {devices!r}; give a whole number")
         if devices == self.devices:
             return self
         sizes = _spread(devices, [level.size for level in self.levels]) if devices > 0 else None
@@ -345,6 +347,8 @@ class Machine:
         """
         from shardwright.ir.presets import preset
 
+        if not isinstance(text, str):
+            raise MachineError(f"machine is a {type(text).__name__}; give a name as '8xH100'")
         return preset(text)
 
     @classmethod

@@ -38,7 +38,7 @@ class Machine(machine.Machine):
         if dist.is_initialized():
             return cls._of(measure_ranks())
         here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-        return cls._of(measure_host(devices or here))
+        return cls._of(measure_host(here if devices is None else devices))
 
     @classmethod
     def _of(cls, found: machine.Machine) -> Machine:

@@ -58,8 +58,8 @@ def measure_host(
     script calls this under `if __name__ == "__main__"`.
     Raises `MachineError` when the processes fail or stand still.
     """
-    if devices < 1:
-        raise MachineError(f"{devices} devices to measure; ask for at least one")
+    if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
+        raise MachineError(f"{devices!r} devices to measure; ask for at least one")
     file = (cache_dir or user_cache()) / _cache_name(devices)
     if not anew:
         with suppress(MachineError):  # not there, damaged, or of an older form

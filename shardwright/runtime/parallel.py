@@ -52,7 +52,7 @@ def parallelize(
     plan: Plan,
     *,
     seed: int = 0,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     outputs: str = "loss",
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
     """The part of `model` that this rank runs under `plan`.
@@ -72,6 +72,8 @@ def parallelize(
     """
     require_module(model)
     require_plan(plan)
+    if not isinstance(seed, int):
+        raise PlanError(f"seed is {seed!r}; give a whole number")
     if outputs not in ("loss", "model"):
         raise PlanError(f"outputs is {outputs!r}; choose 'loss', or 'model' for all it returns")
     if any(p.is_meta for p in model.parameters()):
@@ -88,7 +90,7 @@ def parallelize(
         plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
         analysis = analyze(captured.graph)
         decisions = read_plan(plan, captured.graph, analysis)
-    device = device or default_device()
+    device = _device(device)
     if device.type == "cpu":
         keep_freed_memory()
     mend_optimizers()
@@ -141,6 +143,16 @@ def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
             " stages=(1,) and micro_batches=(1,)"
         )
     return found
+
+
+def _device(given: torch.device | str | None) -> torch.device:
+    """The device itself, by its name, or the default; raises `PlanError` for another name."""
+    if given is None:
+        return default_device()
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as e:
+        raise PlanError(f"device is {given!r}; give a torch.device, or 'cpu' or 'cuda:0'") from e
 
 
 def build(

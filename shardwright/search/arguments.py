@@ -7,10 +7,12 @@ and before a model is captured.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
-from shardwright.ir.constraints import Constraint, parse_constraints
+from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
+from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
@@ -24,6 +26,18 @@ _MOST_STAGES = 64  # that are tried when nobody says how many
 
 class MethodError(ValueError):
     """A way of searching that does not exist, or not with what else is asked for."""
+
+
+class GraphError(ValueError):
+    """What is to be searched is no graph."""
+
+
+def require_graph(given: object) -> None:
+    """Raise `GraphError` unless it is a `Graph`."""
+    if not isinstance(given, Graph):
+        raise GraphError(
+            f"graph is a {type(given).__name__}; give what sw.capture(model, args) returns"
+        )
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ def check_arguments(
     *,
     method: str = "joint",
     exact: bool = False,
+    recompute: bool = True,
     micro_batches: Sequence[int] | str | None = None,
     allow_async: bool = False,
     seconds: float = math.inf,
@@ -76,7 +91,14 @@ def check_arguments(
         if batch is not None and micro_batches is not None:
             for count in micro_batches if min(micro_batches) > batch else ():
                 require_pieces(batch, count)
-    if math.isnan(seconds) or seconds < 0:
+    switches = {"exact": exact, "recompute": recompute, "allow_async": allow_async}
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise MethodError(f"{name}={switch!r} is not known; give True or False")
+    for mesh in _meshes(meshes):
+        if not isinstance(mesh, Mesh):
+            raise ConstraintError(f"{mesh!r} is no Mesh; write it as Mesh.parse('dp=4 tp=2')")
+    if not isinstance(seconds, Real) or math.isnan(seconds) or seconds < 0:
         raise MethodError(f"seconds={seconds!r} is no time to search; give 0 or more")
     if method not in METHODS:
         raise MethodError(f"method {method!r} is not known; choose one of {', '.join(METHODS)}")
@@ -95,6 +117,12 @@ def check_arguments(
         every = False  # to allow them and to try none would be odd
         groups = _stages_of(machine, None)
     return Asked(groups, meshes, chosen, wanted, every, allow_async)
+
+
+def _meshes(given: object) -> Iterable[object]:
+    if given is not None and not isinstance(given, tuple | list):
+        raise ConstraintError(f"meshes is {given!r}; give a list, as [Mesh.parse('dp=4 tp=2')]")
+    return given or ()
 
 
 def _check_counts(name: str, counts: object, error: type[ValueError], example: str) -> None:

@@ -10,14 +10,14 @@ from functools import partial
 
 from shardwright.cost.memory import known_optimizer
 from shardwright.ir.constraints import Constraint, ConstraintError
-from shardwright.ir.frontier import Frontier, Plans
+from shardwright.ir.frontier import Frontier, Plans, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.rules.micro import MicroBatchError
-from shardwright.search.arguments import Asked, check_arguments
+from shardwright.search.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks
 from shardwright.search.kcutplan import kcut_frontier
@@ -86,8 +86,13 @@ def search(
     Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet,
     `OptimizerError` for an optimizer that is not known, and what `check_arguments` raises.
     """
+    require_graph(graph)
+    if progress is not None and not callable(progress):
+        raise MethodError(f"progress is {progress!r}; give a function of a text and a number")
     optimizer = known_optimizer(optimizer)
     machine = machine_of(machine)
+    if memory_limit is not None:
+        memory_limit = parse_limit(memory_limit)
     asked = check_arguments(
         machine,
         constraints,
@@ -95,6 +100,7 @@ def search(
         meshes,
         method=method,
         exact=exact,
+        recompute=recompute,
         micro_batches=micro_batches,
         allow_async=allow_async,
         seconds=seconds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.habits import Habits
@@ -19,6 +20,27 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from shardwright.train.batches import Batches
+
+_NEEDED = ("model", "optimizer")
+_FUNCTIONS = {  # and how one is written
+    "model": "lambda: …",
+    "optimizer": "lambda parameters: …",
+    "schedule": "lambda optimizer: …",
+    "tokens": "lambda batch: …",
+    "collate": "lambda samples: …",
+}
+_LEAST = {
+    **{"steps": 1, "accumulate": 1, "evaluate_every": 1},
+    **{"discount_steps": 0, "workers": 0, "seed": -(2**63)},
+}
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "shapes": ((tuple, list), "a list of batches"),
+    "padding": ((Mapping,), "what batches are filled up with, by keyword or position"),
+    "weights": ((str, os.PathLike, type(None)), "a safetensors file or a folder of them"),
+    "shuffle": ((bool,), "True or False"),
+    "compiled": ((bool,), "True or False"),
+    "name": ((str,), "a text"),
+}
 
 Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -86,18 +108,13 @@ class Job:
     precision: str = "model"
 
     def __post_init__(self) -> None:
-        for name in ("model", "optimizer"):
-            if not callable(getattr(self, name)):
-                given = type(getattr(self, name)).__name__
+        for name, example in _FUNCTIONS.items():
+            given = getattr(self, name)
+            if not (callable(given) or (given is None and name not in _NEEDED)):
                 raise JobError(
-                    f"Job.{name} is a {given}, not a function that makes the {name};"
-                    f" write {name}=lambda{' parameters' if name == 'optimizer' else ''}: …"
+                    f"Job.{name} is a {type(given).__name__}, not a function that makes"
+                    f" {'the ' + name if name in _NEEDED else 'one'}; write {name}={example}"
                 )
-        if self.schedule is not None and not callable(self.schedule):
-            raise JobError(
-                f"Job.schedule is a {type(self.schedule).__name__}, not a function that makes one;"
-                " write schedule=lambda optimizer: …"
-            )
         for name in ("data", "evaluation"):
             given = getattr(self, name)
             if not (given is None and name == "evaluation") and not _is_data(given):
@@ -105,16 +122,23 @@ class Job:
                     f"Job.{name} is a {type(given).__name__}; give batches, a function of none"
                     " that gives them, or a Dataset"
                 )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise JobError(f"Job.clip_norm is {self.clip_norm}; it must be more than 0")
-        if self.discount_steps < 0:
-            raise JobError(f"Job.discount_steps is {self.discount_steps}; it must be at least 0")
-        for name in ("accumulate", "evaluate_every"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise JobError(f"Job.{name} is {number}; it must be at least 1")
+        norm = self.clip_norm
+        if norm is not None and not (isinstance(norm, Real) and norm > 0):
+            raise JobError(f"Job.clip_norm is {norm!r}; it must be more than 0")
+        for name, least in _LEAST.items():
+            number = getattr(self, name)
+            if number is None and name == "evaluate_every":
+                continue
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise JobError(f"Job.{name} is {number!r}; it must be a whole number")
+            if number < least:
+                raise JobError(f"Job.{name} is {number}; it must be at least {least}")
+        if self.seed >= 2**64:
+            raise JobError(f"Job.seed is {self.seed}; it must be less than 2**64")
+        for name, (kinds, what) in _KINDS.items():
+            if not isinstance(given := getattr(self, name), kinds):
+                raise JobError(f"Job.{name} is a {type(given).__name__}; give {what}")
         _ = self.habits  # which raises for a word that is not known
-        if self.steps < 1:
-            raise JobError(f"Job.steps is {self.steps}; it must be at least 1")
 
     @property
     def habits(self) -> Habits:
@@ -203,6 +227,8 @@ def _is_dataset(data: object) -> bool:
 
 
 def _is_data(data: object) -> bool:
+    if isinstance(data, str | bytes):
+        return False
     return callable(data) or isinstance(data, Iterable) or hasattr(data, "__getitem__")
 
 
