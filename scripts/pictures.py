@@ -44,7 +44,8 @@ def main() -> int:
     graph = sw.capture(model, kwargs={"input_ids": ids, "labels": ids})
     shown = []
     for count in DEVICES:
-        front = sw.search(graph, sw.Machine.preset(f"{count}xH100"), optimizer="adamw")
+        found = sw.search(graph, sw.Machine.preset(f"{count}xH100"), optimizer="adamw")
+        front = found.all_settled()
         shown += [Shown(f"{count}-{i:03}", plan) for i, plan in enumerate(front)]
         shown += [Shown(plan.name, plan) for plan in front.baselines]
     limit = sw.Machine.preset("8xH100").device.memory_bytes

@@ -128,7 +128,7 @@ class Heap:
 
     def briefly(self, size: int, use: Use = Use.WORKSPACE) -> None:
         """So many bytes are needed for a moment."""
-        if size > 0:
+        if self.total + size > self.peak:  # else nothing is different afterwards
             self.drop(self.new(size, use))
 
     def _change(self, block: Block, sign: int) -> None:

@@ -40,7 +40,7 @@ class Held(NamedTuple):
 
     state: int  # weights, gradients and optimizer state
     saved_for_backward: int
-    temporary: int  # all else
+    other: int  # workspace, the batch, buffers of collectives
 
     @classmethod
     def of(cls, plan: Plan) -> Held:

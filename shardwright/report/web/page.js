@@ -177,7 +177,7 @@
     if (plan.bound > 0) rows.push(["no plan is faster than", ms(plan.bound)]);
     figures("parts", rows);
     figures("held", [["peak", size(plan.bytes)], ["state", size(plan.held.state)],
-      ["saved for backward", size(plan.held.saved_for_backward)], ["temporary", size(plan.held.temporary)]]);
+      ["saved for backward", size(plan.held.saved_for_backward)], ["other", size(plan.held.other)]]);
     at("head").textContent = plan.head.join("\n");
     at("axes").replaceChildren("Mesh axes: ", ...plan.axes.flatMap((axis, i) => [element("span", axis, { class: `axis axis-${i % 5}` }), " "]));
     for (const row of at("plans").tBodies[0].rows) {

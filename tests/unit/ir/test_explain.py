@@ -61,7 +61,9 @@ def test_the_lower_bound_is_a_distance_from_the_optimum(bound_ms, text):
 
 def test_memory_parts_add_up():
     plan = plans.simple(mib=100)
-    assert "= state 1.00 MiB + saved for backward 1.00 MiB + temporary 98.00 MiB" in explain(plan)
+    assert "= state 1.00 MiB + saved for backward 1.00 MiB + not told apart 98.00 MiB" in explain(
+        plan
+    )
 
 
 def test_settled_memory_says_what_it_is_made_of_and_where():
