@@ -55,6 +55,20 @@ def test_lightning_trains_under_a_plan(example, tmp_path):
     torch.testing.assert_close(losses, torch.tensor(expected), rtol=0, atol=2e-6)
 
 
+def test_accelerate_trains_under_a_plan(example, tmp_path):
+    """Two batches make an update, and gradients are clipped, by the Accelerator on both sides."""
+    from accelerate import Accelerator
+    from accelerate_mlp import ACCUMULATED, BATCH, Classifier, data, train
+
+    torch.manual_seed(0)
+    model = Classifier()
+    losses = run("accelerate_mlp.py", sharded(model, data()[:BATCH], {}, tmp_path))
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    expected = torch.tensor(train(model, accelerator))
+    assert expected[-1] < 0.9 * expected[0]
+    torch.testing.assert_close(losses, expected, rtol=0, atol=2e-6)
+
+
 def sharded(model, args, kwargs, folder):
     """A file with the fully sharded plan on two ranks."""
     graph = sw.capture(model, args, kwargs)
