@@ -29,7 +29,7 @@ from shardwright.cost.memory import (
     workspace_bytes,
 )
 from shardwright.cost.meshless import Meshless
-from shardwright.cost.options import Allowed, Only, OptionBook, Options
+from shardwright.cost.options import Allowed, Only, OptionBook, Options, Tilings
 from shardwright.cost.reads import NO_GRADIENT, Bools, Floats, Reads, Table, Terms, Want
 from shardwright.cost.transfers import transfers, ways_of
 from shardwright.ir.graph import Graph, Leaf, Op
@@ -93,8 +93,29 @@ class CostModel:
         """What `op` may do; equal operators share the very same options."""
         if op.name not in self._options:
             only = self._allowed.operators.get(op.name)
-            self._options[op.name] = self._book.options(self.analysis.rules[op.name], only)
+            tilings = self._allowed.tilings.get(op.name)
+            rule = self.analysis.rules[op.name]
+            self._options[op.name] = self._book.options(rule, only, tilings)
         return self._options[op.name]
+
+    def with_allowed(self, allowed: Allowed) -> CostModel:
+        """The same costs where other choices are left."""
+        return CostModel(
+            self.graph,
+            self.analysis,
+            self.machine,
+            self.mesh,
+            self._optimizer,
+            allowed,
+            self.measure,
+            self.micro_batches,
+            self.buckets,
+            self.meshless,
+        )
+
+    def with_tilings(self, tilings: Mapping[str, Tilings]) -> CostModel:
+        """The same costs where only these tilings of the operators named are left."""
+        return self.with_allowed(replace(self._allowed, tilings=tilings))
 
     def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
         """Seconds of `op` forward and backward, and bytes of its own results kept for backward.

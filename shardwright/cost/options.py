@@ -40,6 +40,14 @@ class Options:
     def __len__(self) -> int:
         return len(self.choices)
 
+    def only(self, tilings: Tilings) -> Options:
+        """Those of these tilings, in the same order."""
+        kept = [k for k, choice in enumerate(self.choices) if choice in tilings]
+        arrays = (self.sizes, self.operands, self.grads, self.results, self.agreed)
+        return Options(
+            tuple(self.choices[k] for k in kept), *(_frozen(array[:, kept]) for array in arrays)
+        )
+
     def tiling(self, rule: Rule, k: int) -> Tiling:
         """Tiling k in the names of one of the rules that share these options."""
         known = rule.choices()
@@ -52,18 +60,21 @@ class Options:
 
 
 Only = tuple[frozenset[int], ...]  # per mesh axis, the choices or placements that are left
+Tilings = frozenset[tuple[int, ...]]  # of each the choices per mesh axis
 
 
 @dataclass(frozen=True)
 class Allowed:
     """What constraints, or decisions made before, leave: who is not named may do all.
 
-    Of operators the numbers, in `Rule.choices()`, of the choices that are left along each axis; of
-    parameters the digits of their layouts (`codes.py`).
+    Of operators the numbers, in `Rule.choices()`, of the choices that are left along each axis,
+    and of these the tilings that are left, a choice per axis; of parameters the digits of their
+    layouts (`codes.py`).
     """
 
     operators: Mapping[str, Only] = field(default_factory=dict)
     parameters: Mapping[str, Only] = field(default_factory=dict)
+    tilings: Mapping[str, Tilings] = field(default_factory=dict)
 
 
 @final
@@ -73,18 +84,23 @@ class OptionBook:
     def __init__(self, mesh: Mesh, forms: Forms | None = None) -> None:
         self._mesh = mesh
         self._forms = forms or Forms()
-        self._known: dict[tuple[_Form, Only | None], Options] = {}
+        self._known: dict[tuple[_Form, Only | None, Tilings | None], Options] = {}
         self._every: dict[tuple[_Meaning, Only | None], _Every] = {}
 
-    def options(self, rule: Rule, only: Only | None = None) -> Options:
-        """What an operator with this rule may do, of the choices that are left to it."""
+    def options(
+        self, rule: Rule, only: Only | None = None, tilings: Tilings | None = None
+    ) -> Options:
+        """What an operator with this rule may do, of the choices and tilings left to it."""
         form = self._forms.of(rule)
-        if (form, only) not in self._known:
+        if (form, only, tilings) not in self._known:
+            if tilings is not None:
+                self._known[form, only, tilings] = self.options(rule, only).only(tilings)
+                return self._known[form, only, tilings]
             key = form.meaning, only
             if key not in self._every:
                 self._every[key] = _every(form.meaning, self._mesh, only)
-            self._known[form, only] = _options(form, self._mesh, self._every[key])
-        return self._known[form, only]
+            self._known[form, only, None] = _options(form, self._mesh, self._every[key])
+        return self._known[form, only, tilings]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

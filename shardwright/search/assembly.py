@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -45,6 +45,22 @@ class Storage:
         return int(here[-1] if regathered else here[0])
 
 
+@dataclass(frozen=True)
+class Skeleton:
+    """What of a space does not depend on what its operators may do.
+
+    `leaders` are the operators that lead a cluster, None for those that the model says, and then
+    also those `apart`; `shared` has by value the readers of each reading, None likewise.
+    """
+
+    leaders: frozenset[str] | None = None
+    apart: frozenset[str] = frozenset()
+    shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
+
+
+FREE = Skeleton()
+
+
 @final
 class Assembly:
     """What a space is made of: nodes are clusters, then readings, then parameters.
@@ -52,14 +68,17 @@ class Assembly:
     `pieces` are operator numbers that may be recomputed together.
     """
 
-    def __init__(self, model: CostModel, pieces: Sequence[range]) -> None:
+    def __init__(
+        self, model: CostModel, pieces: Sequence[range], skeleton: Skeleton = FREE
+    ) -> None:
         self.model = model
+        self._given = skeleton
         self.leaves = model.graph.leaves_of(LeafKind.PARAMETER)
         self.number = {op.name: i for i, op in enumerate(model.graph.ops)}
         self._piece = {
             model.graph.ops[i].name: number for number, span in enumerate(pieces) for i in span
         }
-        self.clusters = Clusters(model, self._piece)
+        self.clusters = Clusters(model, self._piece, skeleton.leaders, skeleton.apart)
         self.piece_of = self._movable()  # node -> its piece
         self.readings: list[Reading] = []
         self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
@@ -80,6 +99,14 @@ class Assembly:
     @property
     def first_parameter(self) -> int:
         return len(self.clusters.leaders) + len(self.readings)
+
+    def skeleton(self) -> Skeleton:
+        """What is decided together here."""
+        shared: dict[str, tuple[tuple[str, ...], ...]] = {}
+        for reading in self.readings:
+            group = tuple(op.name for op in reading.readers)
+            shared[reading.value] = (*shared.get(reading.value, ()), group)
+        return Skeleton(frozenset(op.name for op in self.clusters.leaders), shared=shared)
 
     def homes(self) -> list[frozenset[int]]:
         """The operators that each node belongs to."""
@@ -152,24 +179,39 @@ class Assembly:
         source = self.clusters.written[value]
         if source.node is None:
             return
-        groups: dict[tuple[bytes, int | None], list[tuple[Op, Want]]] = {}
-        for op in self.model.graph.consumers[value]:
-            place, positions = self.clusters.places[op.name], _positions(op, value)
-            if place.leads and place.node != source.node and len(positions) == 1:
-                want = self.model.want(value, op, positions[0])
-                key = _pairs(want, self._wants)[1], self.piece_of.get(place.own_node)
-                groups.setdefault(key, []).append((op, want))
-        for (_, piece), group in groups.items():
-            if len(group) < 2:
+        for readers in self._sharing(value, source.node):
+            if len(readers) < 2:
                 continue
-            (_, want), readers = group[0], tuple(op for op, _ in group)
-            layout, grad = _pairs(want, self._wants)[0]
+            given = self._given.shared is not None  # else all ask for the same
+            asked = readers if given else readers[:1]
+            layout, grad = _pairs(self._want(value, asked), self._wants)[0]
             node = len(self.clusters.leaders) + len(self.readings)
-            self.readings.append(Reading(value, readers, Want(layout, grad)))
+            self.readings.append(Reading(value, tuple(readers), Want(layout, grad)))
+            piece = self.piece_of.get(self.clusters.places[readers[0].name].own_node)
             if piece is not None:
                 self.piece_of[node] = piece
             for op in readers:
                 self._reads[value, op.name] = node
+
+    def _want(self, value: str, readers: Sequence[Op]) -> Want:
+        """All that any of `readers` asks for."""
+        wants = [self.model.want(value, op, _positions(op, value)[0]) for op in readers]
+        return Want(*(np.concatenate(parts) for parts in zip(*wants, strict=True)))
+
+    def _sharing(self, value: str, source: int) -> Iterable[Sequence[Op]]:
+        """Groups of readers of `value`, which the cluster `source` makes, in the same layouts."""
+        readers = self.model.graph.consumers[value]
+        if self._given.shared is not None:
+            named = self._given.shared.get(value, ())
+            return [[op for op in readers if op.name in group] for group in named]
+        groups: dict[tuple[bytes, int | None], list[Op]] = {}
+        for op in readers:
+            place, positions = self.clusters.places[op.name], _positions(op, value)
+            if place.leads and place.node != source and len(positions) == 1:
+                want = self.model.want(value, op, positions[0])
+                key = _pairs(want, self._wants)[1], self.piece_of.get(place.own_node)
+                groups.setdefault(key, []).append(op)
+        return groups.values()
 
     def _activations(self, recomputed: _Recomputed) -> list[Edge]:
         """From the clusters that make values to those that read them."""

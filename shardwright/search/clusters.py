@@ -13,7 +13,7 @@ computed whole on every device: it is small, and any part of it is a slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -68,10 +68,22 @@ _WHOLE.flags.writeable = False
 class Clusters:
     """Every operator's place, and where every value comes from."""
 
-    def __init__(self, model: CostModel, pieces: Mapping[str, int]) -> None:
-        """`pieces` has the piece of every operator that belongs to one."""
+    def __init__(
+        self,
+        model: CostModel,
+        pieces: Mapping[str, int],
+        leaders: Collection[str] | None = None,
+        apart: Collection[str] = (),
+    ) -> None:
+        """`pieces` has the piece of every operator that belongs to one.
+
+        Where `leaders` are given these lead and all others follow; else those `apart` lead, and
+        all that can follow does.
+        """
         self.model = model
         self.pieces = pieces
+        self._leads = leaders
+        self._apart = apart
         self.leaders: list[Op] = []
         self.places: dict[str, Place] = {}
         self.written: dict[str, Written] = {}
@@ -114,8 +126,9 @@ class Clusters:
             for name in op.outputs:
                 self.written[name] = Written(None, _WHOLE)
             return
-        follows = self._follow(op)
+        follows = None if self._must_lead(op) else self._follow(op)
         if follows is None:
+            assert self._leads is None or op.name in self._leads, f"{op.name} cannot follow"
             node = len(self.leaders)
             self.leaders.append(op)
             place = Place(node, self._array(range(len(options))), leads=True)
@@ -127,6 +140,9 @@ class Clusters:
             if key not in self._arrays:
                 self._arrays[key] = options.results[i][place.options]
             self.written[name] = Written(place.node, self._arrays[key])
+
+    def _must_lead(self, op: Op) -> bool:
+        return op.name in (self._apart if self._leads is None else self._leads)
 
     def _array(self, numbers: range) -> Ints:
         if numbers not in self._arrays:

@@ -12,11 +12,13 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.machine import Machine
 from shardwright.rules.analysis import Analysis, analyze, spread
+from shardwright.search.assembly import FREE, Skeleton
 from shardwright.search.constrain import NO_MARKS, Limits, Marks
 from shardwright.search.cuts import Cuts
 from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short, shorten
 from shardwright.search.segments import kept_segments, segments
+from shardwright.search.skeleton import constrained
 from shardwright.search.space import Space, TooWideError, make_folded_space, make_space
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
@@ -97,12 +99,21 @@ class Sources:
     def _space(self, model: Callable[[bool], CostModel], *, recompute: bool) -> tuple[Space, Short]:
         short, pieces = self.short, self._segments if recompute else ()
         kept = kept_segments(pieces, self.graph, short.graph)
+        costs, skeleton = self._decided(model(False), kept)
         space = make_folded_space(
-            model(False), short.repeats, short.skipped, kept, most_run=_MOST_RUN
+            costs, short.repeats, short.skipped, kept, most_run=_MOST_RUN, skeleton=skeleton
         )
         if space is not None:
             return space, short
-        return make_space(model(True), pieces), Short(self.graph, (), (), {}, {})
+        costs, skeleton = self._decided(model(True), pieces)
+        return make_space(costs, pieces, skeleton), Short(self.graph, (), (), {}, {})
+
+    def _decided(self, model: CostModel, pieces: Sequence[range]) -> tuple[CostModel, Skeleton]:
+        """What constraints leave, and what is decided together: the same without them."""
+        marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
+        if not marked or model.mesh.size == 1:
+            return model, FREE
+        return constrained(model, frozenset(marked), pieces)
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

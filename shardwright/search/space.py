@@ -25,7 +25,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Leaf
 from shardwright.ir.layout import Layout
 from shardwright.rules.rule import Tiling
-from shardwright.search.assembly import Assembly, Reading, Storage
+from shardwright.search.assembly import FREE, Assembly, Reading, Skeleton, Storage
 from shardwright.search.clusters import Place
 from shardwright.search.folded import Folded
 from shardwright.search.folding import fold
@@ -171,14 +171,17 @@ class Space:
         return agreed
 
 
-def make_space(model: CostModel, pieces: Sequence[range] | None = None) -> Space:
+def make_space(
+    model: CostModel, pieces: Sequence[range] | None = None, skeleton: Skeleton = FREE
+) -> Space:
     """Every feasible tiling and storage of the model's graph on its mesh, with their costs.
 
-    `pieces` of it may be recomputed, by default its `segments`.
+    `pieces` of it may be recomputed, by default its `segments`; `skeleton` says what is decided
+    together.
     """
     if pieces is None:
         pieces = segments(model.graph, tuple(find_repeats(model.graph)))
-    space = _make(model, pieces, (), ())
+    space = _make(model, pieces, (), (), skeleton=skeleton)
     assert space is not None, "a space without repeats is never refused"
     return space
 
@@ -190,6 +193,7 @@ def make_folded_space(
     pieces: Sequence[range],
     *,
     most_run: float = math.inf,
+    skeleton: Skeleton = FREE,
 ) -> Space | None:
     """The space of a graph in which the second of three copies stands for `1 + skipped`.
 
@@ -198,7 +202,7 @@ def make_folded_space(
     None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
     pieces may be recomputed and a run's table has more than `most_run` entries even if none is.
     """
-    return _make(model, pieces, repeats, skipped, most_run)
+    return _make(model, pieces, repeats, skipped, most_run, skeleton)
 
 
 def _make(
@@ -207,8 +211,9 @@ def _make(
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
     most_run: float = math.inf,
+    skeleton: Skeleton = FREE,
 ) -> Space | None:
-    assembly = Assembly(model, pieces)
+    assembly = Assembly(model, pieces, skeleton)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
     if pieces and repeats:
         plain = fold(kept, assembly.homes(), repeats, skipped)

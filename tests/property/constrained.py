@@ -1,0 +1,104 @@
+"""Random constraints on a graph, and what must hold of what is found under them.
+
+Two laws. On the tables what is searched under constraints is a part of what is searched without: at
+no weight of memory against time is its optimum better. And no plan found under them is faster than
+the bound, for as much memory, of the frontier without.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from shardwright.ir.constraints import parse_constraints
+from shardwright.ir.graph import LeafKind
+from shardwright.rules.analysis import analyze
+from shardwright.rules.naming import dimension_names, split_words
+from shardwright.search.constrain import Marks
+from shardwright.search.minplus import Objectives
+from shardwright.search.sources import Sources
+from shardwright.search.sweep import sweep
+
+ROUNDING = 1e-9  # sums of the same terms in another order
+_WEIGHTS = np.geomspace(1 / 300, 300, 9)  # around that at which the ends of a frontier tie
+
+
+class Subject:
+    """A graph, what its constraints may say, and what is searched without any."""
+
+    def __init__(self, graph):
+        self.graph = graph
+        self._free = Sources(graph, recompute=True)
+        self._optima = {}
+        analysis = analyze(graph)
+        names = dimension_names(graph, analysis)
+        self._words = {}
+        for op in graph.ops:
+            rule = analysis.rules[op.name]
+            words = self._words.setdefault(op.source.module, set())
+            said = split_words(rule, rule.choices(), names)
+            words |= {"whole" if word == "-" else word for word in said}
+        self._parameters = [k for leaf in graph.leaves_of(LeafKind.PARAMETER) for k in leaf.keys]
+
+    def constraints(self, random: Random, axes=("dp", "tp", "*")) -> list[str]:
+        """One to three constraints; they may contradict each other, or mean nothing on a mesh."""
+        return [self._constraint(random, axes) for _ in range(random.choice((1, 1, 2, 2, 3)))]
+
+    def _constraint(self, random, axes):
+        kind, axis = random.choice(("pin", "forbid", "forbid")), random.choice(axes)
+        if random.random() < 0.3:
+            name = random.choice(self._parameters)
+            glob = random.choice((name, f"*.{name.rpartition('.')[2]}", "*"))
+            return f"{kind} {glob}={axis}:{random.choice(('R', 'S(0)', 'S(1)'))}"
+        module = random.choice(sorted(self._words))
+        parts = module.split(".") if module else ["*"]
+        globs = (
+            "*",
+            ".".join(parts),
+            ".".join("*" if part.isdigit() else part for part in parts),
+            ".".join(parts[: random.randint(1, len(parts))]),
+        )
+        word = random.choice(sorted(self._words[module]))
+        return f"{kind} {random.choice(globs)}={axis}:{word}"
+
+    def gain(self, machine, mesh, texts, count=1) -> float | None:
+        """How much better the optimum is under constraints at any weight, at most, as a part.
+
+        None where one of the two is too wide for recomputation or for the solver, and the other is
+        not. Raises `ConstraintError` where constraints leave nothing.
+        """
+        key = machine.name, mesh, count
+        if key not in self._optima:
+            space, _ = self._free.space(machine, mesh, "adamw", count)
+            objectives = _objectives(space)
+            self._optima[key] = space, objectives, space.solver.minimise(objectives)[0]
+        free, objectives, least = self._optima[key]
+        marks = Marks.on(self.graph, parse_constraints(texts))
+        sources = Sources(self.graph, marks, recompute=True)
+        space, _ = sources.space(machine, mesh, "adamw", count)
+        if free.solver.pinned or space.solver.pinned:
+            return None
+        if (mesh in self._free.too_wide) != (mesh in sources.too_wide):
+            return None
+        found = space.solver.minimise(objectives)[0]
+        return float((least / found - 1).max())
+
+
+def _objectives(space) -> Objectives:
+    """Least time, least memory, and weighted sums of both on the scale of the space."""
+    ends = sweep(space.folded, max_weights=0, solver=space.solver, prices=space.prices).points
+    fast, small = ends[0], ends[-1]
+    weights = [0.0]
+    if len(ends) > 1:
+        weights += ((small.time - fast.time) / (fast.memory - small.memory) * _WEIGHTS).tolist()
+    ones = np.ones(len(weights))
+    return Objectives(np.append(ones, 0.0), np.append(weights, 1.0))
+
+
+def below_bound(free, found) -> float:
+    """How far a plan of the frontier `found` is below the bound of the frontier `free`, at most.
+
+    As a part of its time; zero or less where none is.
+    """
+    return max(free.bound(peak) / seconds - 1 for seconds, peak in found.costs)

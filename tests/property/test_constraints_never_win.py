@@ -1,0 +1,55 @@
+"""Constraints never make a search better; `scripts/campaign_constraints.py` tries more of them."""
+
+from functools import cache
+from random import Random
+
+import pytest
+
+import shardwright as sw
+from shardwright.ir.constraints import ConstraintError
+from shardwright.search.meshes import meshes_of
+from tests.property.constrained import ROUNDING, Subject, below_bound
+from tests.unit.search.layers import residual_layers
+from tests.zoo import ZOO
+
+MACHINE = sw.Machine.preset("4xV100")
+SEEDS = 12
+
+
+@cache
+def subject(name):
+    if name == "residual layers":
+        return Subject(residual_layers(7))
+    module, batch = ZOO[name]()
+    return Subject(sw.capture(module, (), batch))
+
+
+@pytest.mark.parametrize("name", ["residual layers", "gpt2", "mlp-mixer", "mixtral", "resnet"])
+def test_what_is_searched_under_constraints_is_part_of_what_is_searched_without(name):
+    one, compared = subject(name), 0
+    for seed in range(SEEDS):
+        random = Random(seed)
+        texts, mesh = one.constraints(random), random.choice(list(meshes_of(MACHINE.devices)))
+        try:
+            gain = one.gain(MACHINE, mesh, texts)
+        except ConstraintError:
+            continue
+        compared += gain is not None
+        assert gain is None or gain <= ROUNDING, f"seed {seed}, {mesh}: {texts}"
+    assert compared > SEEDS / 2
+
+
+@pytest.mark.parametrize("name", ["residual layers", "mlp-mixer"])
+def test_no_plan_under_constraints_is_below_the_bound_without(name):
+    one, compared = subject(name), 0
+    free = sw.search(one.graph, MACHINE)
+    for seed in range(SEEDS // 3):
+        texts = one.constraints(Random(seed))
+        try:
+            found = sw.search(one.graph, MACHINE, constraints=texts)
+        except ConstraintError:
+            continue
+        compared += 1
+        assert found.costs[0][0] >= free.costs[0][0] * (1 - ROUNDING), f"seed {seed}: {texts}"
+        assert below_bound(free, found) <= ROUNDING, f"seed {seed}: {texts}"
+    assert compared
