@@ -47,7 +47,10 @@ def _missing(error: click.MissingParameter) -> str:
     option = error.param
     said = f" {option.help}" if isinstance(option, click.Option) and option.help else ""
     command = error.ctx.info_name if error.ctx else ""
-    return f"{error.format_message()}{said} See shardwright {command} --help."
+    message = error.format_message()
+    if not message.endswith("."):
+        message += "."
+    return f"{message}{said} See shardwright {command} --help."
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -207,3 +207,7 @@ def test_more_micro_batches_than_sequences(mistake, tmp_path):
     options = ("--batch", "2", "--seq", "8", "--machine", "2xcpu", "--micro-batches", "4,8")
     line = mistake("plan", config(tmp_path, LLAMA), *options)
     assert "a batch of 2 cannot be cut into 4 micro-batches" in line
+
+
+def test_a_missing_choice_is_said_in_sentences(mistake, plan_file):
+    assert "split-spec, torchtitan. Its shape. See" in mistake("export", plan_file)
