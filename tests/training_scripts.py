@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.ranks.harness import whole
 from tests.training_models import (
     MLP,
     ActorCritic,
@@ -52,6 +53,18 @@ def built(kind, *arguments):
     return kind(*arguments).double()
 
 
+def difference_of(script, wrap):
+    """How far losses and weights of a script with `wrap` are from those of one device."""
+    losses, models = script(lambda model, args: model)
+    ours, modules = script(wrap)
+    found = [abs(a - b) for a, b in zip(losses, ours, strict=True)]
+    for model, module in zip(models, modules, strict=True):
+        parallel = dict(module.named_parameters())
+        for name, p in model.named_parameters():
+            found.append(float((whole(parallel[name]).reshape(p.shape) - p.detach()).abs().max()))
+    return max(found)
+
+
 def train(wrap, model, batches, optimizer=adam):
     """The usual loop, for models that return their loss."""
     module = wrap(model, batches[0])
@@ -69,7 +82,7 @@ def gan(wrap):
     """Two models and optimizers in turn; the other one's weights are frozen meanwhile."""
     real, noise = numbers(BATCH, 8), numbers(BATCH, 8, count=2 * STEPS)[STEPS:]
     generator = wrap(built(MLP, 8, 8), (noise[0],))
-    critic = wrap(built(MLP, 8, 1), (real[0],))
+    critic = wrap(built(MLP, 8, 1), (generator(noise[0]),))  # its gradient is wanted
     of_generator, of_critic, losses = adam(generator.parameters()), adam(critic.parameters()), []
     for x, z in zip(real, noise, strict=True):
         critic.requires_grad_(True)
@@ -354,7 +367,7 @@ def compiled_first(wrap):
 def gradient_penalty(wrap):
     """The derivative of a critic by its input, as part of the loss (WGAN-GP)."""
     inputs = numbers(BATCH, 8)
-    module = wrap(built(MLP, 8, 1), (inputs[0],))
+    module = wrap(built(MLP, 8, 1), (inputs[0].clone().requires_grad_(),))
     steps, losses = adam(module.parameters()), []
     for x in inputs:
         x = x.clone().requires_grad_()
@@ -368,8 +381,9 @@ def gradient_penalty(wrap):
     return losses, [module]
 
 
-REFUSED = (gan, gradient_penalty)  # a parallel module has no gradients of its inputs
 EXACT = (
+    gan,
+    gradient_penalty,
     ema_teacher,
     averaged_weights,
     actor_critic,

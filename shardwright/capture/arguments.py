@@ -42,11 +42,15 @@ def signature_of(model: nn.Module) -> inspect.Signature:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tensor argument: its path in the captured call, its shape and dtype."""
+    """A tensor argument: its path in the captured call, its shape and dtype.
+
+    Of one that is `differentiable` the graph has a gradient.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    differentiable: bool
 
 
 @dataclass
@@ -67,8 +71,8 @@ class CallForm:
         leaves: dict[str, Any] = dict(self.graph.constants)
         for leaf in self.graph.leaves_of(LeafKind.INPUT):
             tensor = self.graph.tensor[leaf.name]
-            dtype = getattr(torch, tensor.dtype)
-            leaves[leaf.keys[0]] = _Planned(leaf.keys[0], tensor.shape, dtype)
+            dtype, wanted = getattr(torch, tensor.dtype), tensor.requires_grad
+            leaves[leaf.keys[0]] = _Planned(leaf.keys[0], tensor.shape, dtype, wanted)
         planned = (value for value in leaves.values() if isinstance(value, _Planned))
         self.shapes = {one.key: one.shape for one in planned}
         self._signature = self.signature or _ANY
@@ -239,10 +243,10 @@ def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | Non
             f"the argument {path} is {_text(given)}, and {wanted}: pass it as"
             f" {path}.to({planned.dtype}), or capture and plan with {given.dtype}"
         )
-    if given.requires_grad and torch.is_grad_enabled():
+    if given.requires_grad and torch.is_grad_enabled() and not planned.differentiable:
         raise BatchError(
-            f"the argument {path} requires a gradient, and a plan computes those of parameters"
-            " only: detach it, or capture what comes before it together with the module"
+            f"the argument {path} requires a gradient, and the plan was made with one that does"
+            f" not: detach it, or capture and plan with {path}.requires_grad_()"
         )
     if device is not None and _elsewhere(given.device, device):
         raise BatchError(

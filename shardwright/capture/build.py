@@ -140,6 +140,7 @@ class _Builder:
             elif spec.kind is InputKind.USER_INPUT:
                 keys, kind = (next(paths),), LeafKind.INPUT
                 name = keys[0]
+                requires_grad = name in call.differentiable
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 assert spec.target is not None
                 kind = LeafKind.CONSTANT

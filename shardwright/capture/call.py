@@ -78,8 +78,28 @@ def example_call(
     """A call of these shapes on meta tensors, to capture a planned graph again."""
     leaves: dict[str, Any] = dict(constants)
     for spec in inputs:
-        leaves[spec.key] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+        leaves[spec.key] = torch.empty(
+            spec.shape,
+            dtype=getattr(torch, spec.dtype),
+            device="meta",
+            requires_grad=spec.requires_grad,
+        )
     return unflatten(leaves)
+
+
+def as_planned(
+    inputs: Sequence[InputSpec], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call, whose tensors require gradients where those of the planned one did."""
+    leaves = flatten(args, kwargs)
+    other = {
+        spec.key: tensor.detach().requires_grad_(spec.requires_grad)
+        for spec in inputs
+        if isinstance(tensor := leaves.get(spec.key), torch.Tensor)
+        and tensor.is_floating_point()
+        and tensor.requires_grad is not spec.requires_grad
+    }
+    return unflatten({**leaves, **other}) if other else (tuple(args), dict(kwargs))
 
 
 def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from shardwright.capture.second_derivative import refuse_second_derivative
+
 _LARGEST_MASK = 2**24  # elements: that of 512 queries over 32k keys
 
 
@@ -72,6 +74,9 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(
+            "causal attention in groups of rows", "write it as products and a softmax"
+        )
         query, key, value = ctx.saved_tensors
         wanted: list[Tensor] = []
         total_key, total_value = torch.zeros_like(key), torch.zeros_like(value)

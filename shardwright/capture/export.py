@@ -63,6 +63,7 @@ class FlatCall(nn.Module):
         self.model = model
         self.training = model.training  # and not the True that a new module starts with
         self.paths = tuple(tensors)
+        self.differentiable = frozenset(key for key, t in tensors.items() if t.requires_grad)
         self.order = (*tensors, *constants)
         self.constants = dict(constants)
         self.habits = habits
@@ -119,7 +120,9 @@ def export(
     first = next(call.model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     # Fresh tensors: two arguments that are one tensor would become one input.
-    example = tuple(torch.empty_like(t, device=device) for t in tensors.values())
+    example = tuple(
+        torch.empty_like(t, device=device, requires_grad=t.requires_grad) for t in tensors.values()
+    )
     try:
         return _export(call, example, habits, strict=False), ""
     except CaptureError:

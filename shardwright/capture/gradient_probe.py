@@ -94,6 +94,7 @@ def probe(
 ) -> None:
     """Raise `CaptureError` in one line if the graph has other gradients than the module of `call`.
 
+    They are those of parameters, and of inputs that require one.
     Parameters, buffers and their gradients are left as they are. Dropout is
     skipped on both sides; graphs with other random numbers, values of too
     many elements or tensors on the meta device are judged by structure.
@@ -105,8 +106,11 @@ def probe(
         _check_structure(captured.graph, suspected)
         return
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch = {name: t.detach().to(device) for name, t in tensors.items()}
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    batch = {
+        name: t.detach().to(device).requires_grad_(t.requires_grad) for name, t in tensors.items()
+    }
+    own: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    own.update((f"the input {name}", t) for name, t in batch.items() if t.requires_grad)
     draws = any(op.target in (DROPOUT, OPAQUE) for op in captured.graph.ops)
     with torch.random.fork_rng(devices=[]), _buffers_put_back(model):
         try:
@@ -131,13 +135,13 @@ def probe(
 @final
 @dataclass
 class _Gradients:
-    """Gradients of parameters by name, None where there is none."""
+    """Gradients of leaves by name, None where there is none."""
 
     by_name: dict[str, torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, own: Mapping[str, nn.Parameter], run: Callable[[], Sequence[torch.Tensor]]
+        cls, own: Mapping[str, torch.Tensor], run: Callable[[], Sequence[torch.Tensor]]
     ) -> _Gradients:
         outputs = [out for out in run() if out.requires_grad]
         if not outputs:

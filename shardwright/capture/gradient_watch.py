@@ -74,6 +74,8 @@ class GradientWatch(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":
             return self._read(func, args)
+        if func is torch.autograd.grad or func is Tensor.backward:
+            self._refuse_derivative(func)
         first = args[0] if args else None
         if isinstance(first, Tensor):
             self._check(func, name, first, args, kwargs)
@@ -151,6 +153,14 @@ class GradientWatch(TorchFunctionMode):
                 )
         elif writes(name, kwargs) and name not in _OF_BUFFERS:
             self._refuse_unrecorded(first, kwargs.get("out"))
+
+    def _refuse_derivative(self, func: Any) -> None:
+        """Raise for a backward pass inside the forward pass."""
+        name = "torch.autograd.grad" if func is torch.autograd.grad else "backward()"
+        raise self._error(
+            f"the model calls {name} while it runs, and a graph has no operator for that; take the"
+            " derivative outside, of what the parallel module returns, with create_graph=True"
+        )
 
     def _refuse_unrecorded(self, *targets: Any) -> None:
         """Raise for a change in place of what wants a gradient, which autograd does not record."""

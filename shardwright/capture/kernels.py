@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.capture.second_derivative import refuse_second_derivative
+
 aten: Any = torch.ops.aten
 UNIFORM = "shardwright.uniform.default"  # args: size, number of this draw in the graph
 
@@ -95,6 +97,7 @@ def _keep_for_standardize(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> 
 
 
 def _standardize_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_second_derivative("a batch norm", "take a layer norm or a group norm")
     x, moments, weight = ctx.saved_tensors
     mean, variance = _mean_and_variance(moments)
     grad_x, along, total = _gradients(grad, x, mean, variance, weight, ctx.eps)

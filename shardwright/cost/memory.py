@@ -190,9 +190,13 @@ def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
 
 
 def fixed_bytes(graph: Graph) -> Bytes:
-    """Bytes that every rank holds under every plan: inputs, buffers and constants, whole."""
+    """Bytes that every rank holds under every plan: inputs, buffers and constants, whole.
+
+    Gradients of inputs, too, where the step computes some.
+    """
     leaves = graph.leaves_of(LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
-    return Bytes(sum(graph.tensor[leaf.name].bytes for leaf in leaves))
+    tensors = [graph.tensor[leaf.name] for leaf in leaves]
+    return Bytes(sum(tensor.bytes * (1 + tensor.requires_grad) for tensor in tensors))
 
 
 class BucketSizes(NamedTuple):

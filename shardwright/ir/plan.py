@@ -31,11 +31,15 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One tensor that the model is called with. `key` is its path: `args.0`, `kwargs.labels`."""
+    """One tensor that the model is called with. `key` is its path: `args.0`, `kwargs.labels`.
+
+    Whether the step computes a gradient of it, too, says `requires_grad`.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: str
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

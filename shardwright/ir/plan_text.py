@@ -63,7 +63,10 @@ def write(plan: Plan) -> str:
                 [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
             ],
             "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
-            "inputs": [[i.key, list(i.shape), i.dtype] for i in plan.inputs],
+            "inputs": [
+                [i.key, list(i.shape), i.dtype, *([True] if i.requires_grad else [])]
+                for i in plan.inputs
+            ],
             "constants": [[key, value] for key, value in plan.constants],
             "parameters": [
                 [p.name, str(p.layout), p.bytes, p.seconds, _STORED[p.regathered]]
@@ -195,8 +198,13 @@ def _read(data: dict[str, Any]) -> Plan:
             for kind, what, text, count, names in data.get("remarks", [])
         ),
         inputs=tuple(
-            InputSpec(_is(key, str), tuple(_is(n, int) for n in shape), _is(dtype, str))
-            for key, shape, dtype in data["inputs"]
+            InputSpec(
+                _is(key, str),
+                tuple(_is(n, int) for n in shape),
+                _is(dtype, str),
+                *(_is(wanted, bool) for wanted in gradient),
+            )
+            for key, shape, dtype, *gradient in data["inputs"]
         ),
         constants=constants,
         rivals=tuple(

@@ -95,9 +95,10 @@ class Walk:
         self.sizes = dict(program.mesh.axes)
         self.on_cpu, self.plain, self.skew = on_cpu, plain, skew
         self.views: dict[str, View] = dict(given)
-        self.parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+        ends = graph.leaves_of(LeafKind.PARAMETER, LeafKind.INPUT)
+        self.ends = {leaf.name for leaf in ends}  # where gradients go
         self.gradients: dict[str, View] = {}  # on their way back
-        self.kept: dict[str, View] = {}  # gradients of parameters
+        self.kept: dict[str, View] = {}  # gradients of parameters and inputs
         self.nodes: list[Node] = []
         self.serial = {op.name: op for op in graph.ops}
         self.unread: dict[str, Node] = {}  # those that come just before a value's first reader
@@ -218,11 +219,11 @@ class Walk:
             self.heap.drop(gradient.block)
             strides = contiguous_strides(old.shape)
             self.gradients[name] = View(new, old.shape, strides, old.dtype)
-        if name in self.parameters:
+        if name in self.ends:
             self.keep(name)
 
     def keep(self, name: str) -> None:
-        """The gradient of a parameter has come home: it is taken over, or added to the last."""
+        """The gradient of a leaf has come home: it is taken over, or added to the last."""
         gradient = self.gradients.pop(name)
         old = self.kept.get(name)
         if old is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
-from shardwright.ir.layout import Layout, Mesh, Partial, atom_range
+from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.own import Own
 from shardwright.lower.pieces import together as recomputed_together
@@ -130,21 +130,39 @@ def write(
 
 
 def input_layouts(
-    graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
+    graph: Graph,
+    analysis: Analysis,
+    mesh: Mesh,
+    tilings: Mapping[str, Tiling],
+    *,
+    in_turn: int = 0,
 ) -> dict[str, Layout]:
-    """The part of each input that a rank needs: sharded where all its readers agree."""
+    """The part of each input that a rank needs: sharded where all its readers agree.
+
+    An input that has a gradient comes whole to every device, and its readers cut it: every rank is
+    given the same batch and wants the whole gradient of it. Only along the first `in_turn` axes of
+    the mesh, whose places a rank takes one after the other, it is sharded as others are.
+    """
     found = {}
     for leaf in graph.leaves_of(LeafKind.INPUT):
+        differentiable = graph.tensor[leaf.name].requires_grad
         wanted: set[Layout] = set()
         for op in graph.consumers[leaf.name]:
             placing = place(analysis.rules[op.name], tilings[op.name], mesh)
             positions = [i for i, name in enumerate(op.operands) if name == leaf.name]
-            wanted.update(placing.operands[i] for i in positions)
+            layouts = (placing.operands[i] for i in positions)
+            wanted.update(_whole_after(in_turn, one) if differentiable else one for one in layouts)
         agreed = wanted.pop() if len(wanted) == 1 else Layout.replicated(mesh)
         if any(isinstance(p, Partial) for p in agreed.placements) or leaf.name in graph.outputs:
             agreed = Layout.replicated(mesh)
         found[leaf.name] = agreed
     return found
+
+
+def _whole_after(axes: int, layout: Layout) -> Layout:
+    """`layout` along the first `axes` of its mesh, replicated along all others."""
+    kept = layout.placements[:axes]
+    return Layout(layout.mesh, (*kept, *(REPLICATE for _ in layout.placements[axes:])))
 
 
 class _Writer:

@@ -104,7 +104,7 @@ def lower_part(
     mesh, storage = decisions.mesh, decisions.storage
     wide = micro.mesh(mesh)
     given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
-    given.update(input_layouts(graph, analysis, wide, micro.tilings(decisions.tilings)))
+    given.update(micro_inputs(graph, analysis, micro, mesh, decisions.tilings))
     given.update(received or {})
     sums = {
         leaf.name: _accumulated(graph, placings, leaf.name, storage[leaf.name])
@@ -138,7 +138,7 @@ def micro_inputs(
     tilings: Mapping[str, Tiling],
 ) -> dict[str, Layout]:
     """Layouts of the inputs on the mesh that `micro` extends."""
-    return input_layouts(graph, analysis, micro.mesh(mesh), micro.tilings(tilings))
+    return input_layouts(graph, analysis, micro.mesh(mesh), micro.tilings(tilings), in_turn=1)
 
 
 def _accumulated(

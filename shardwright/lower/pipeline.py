@@ -99,6 +99,17 @@ class StagedGraph:
         return {name: tuple(stages) for name, stages in found.items()}
 
 
+def needs_one_stage(graph: Graph) -> str:
+    """Why `graph` cannot be cut into stages, whatever the cuts; empty if it can."""
+    for leaf in graph.leaves_of(LeafKind.INPUT):
+        if graph.tensor[leaf.name].requires_grad:
+            return (
+                f"pipelines are not possible: their stages give no gradient of the batch, and"
+                f" {leaf.keys[0]} requires one; detach it, or plan with stages=(1,)"
+            )
+    return ""
+
+
 def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ...]:
     place = {op.name: i for i, op in enumerate(graph.ops)}
     loss = [graph.tensor[name] for name in graph.outputs]
@@ -107,6 +118,8 @@ def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ..
             "a pipeline needs a module that returns its loss, a scalar, and nothing else; compute"
             " the loss inside the module"
         )
+    if reason := needs_one_stage(graph):
+        raise PipelineError(reason)
     for name in pipeline.cuts:
         if name not in place:
             raise PipelineError(f"the cut before {name} is before no operator of the model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -143,7 +143,8 @@ class _Step:
                 use = Use.WORKSPACE  # a copy, as the original is written to
             strides = contiguous_strides(shape)
             self.heap.module = _owner(leaf)
-            found[leaf.name] = View(self.heap.new(size, use), shape, strides, tensor.dtype)
+            block, grad = self.heap.new(size, use), tensor.requires_grad
+            found[leaf.name] = View(block, shape, strides, tensor.dtype, grad)
         return found
 
     def is_cut_first(self, name: str, tile: tuple[int, ...]) -> bool:
@@ -163,7 +164,7 @@ class _Step:
         walk.forward()
         self.forget(given)
         walk.backward()
-        return self.finish(walk, given)
+        return self.updated_tiles(walk.kept, given)
 
     def walk(self, program: Program, given: Mapping[str, View]) -> Walk:
         return Walk(
@@ -195,6 +196,11 @@ class _Step:
             if isinstance(layouts[leaf.name].placements[0], Shard)
             and not all(isinstance(p, Replicate) for p in layouts[leaf.name].placements[1:])
         }
+        for leaf in graph.leaves_of(LeafKind.INPUT):  # what its micro-batches' gradients add up in
+            cut = isinstance(layouts[leaf.name].placements[0], Shard)
+            if graph.tensor[leaf.name].requires_grad and cut:
+                self.heap.module = _owner(leaf)
+                self.heap.new(graph.tensor[leaf.name].bytes, Use.GRADIENT)
         kept: dict[str, View] = {}
         given: dict[str, View] = {}
         for number in range(micro.count):
@@ -229,7 +235,7 @@ class _Step:
                 self.heap.drop(old.block)
         for block in parts.values():
             self.heap.drop(block)
-        return {name: given[name].bytes for name in kept}
+        return self.updated_tiles(kept, given)
 
     def alike(self, count: int) -> list[int]:
         """For each of `count` micro-batches the first that needs as much memory."""
@@ -256,9 +262,9 @@ class _Step:
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)
 
-    def finish(self, walk: Walk, given: Mapping[str, View]) -> dict[str, int]:
-        """Bytes of the tiles that have a gradient, by parameter."""
-        return {name: given[name].bytes for name in walk.kept}
+    def updated_tiles(self, kept: Iterable[str], given: Mapping[str, View]) -> dict[str, int]:
+        """Bytes of the tiles of parameters that have a gradient, by parameter."""
+        return {name: given[name].bytes for name in kept if name in self.decisions.storage}
 
     def draws(self, programs: Sequence[Program]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""

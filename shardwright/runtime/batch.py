@@ -15,7 +15,7 @@ from shardwright.capture.arguments import BatchError as BatchError
 from shardwright.capture.arguments import CallForm
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
-from shardwright.lower.lower import input_layouts
+from shardwright.lower.micro import micro_inputs
 from shardwright.lower.pipeline import StagedGraph
 from shardwright.lower.program import Shape, flat, flat_dim
 from shardwright.lower.stages import RECEIVED
@@ -69,6 +69,8 @@ class InputPart:
 
     def of(self, given: torch.Tensor, name: str) -> torch.Tensor:
         """This rank's part of a global batch's argument `name`; that part itself stays as it is."""
+        if self.shape == self.whole_shape == given.shape:
+            return given
         if given.shape == self.whole_shape:
             whole = given if given.shape == self._flat else given.reshape(self._flat)
             tiles = [_narrowed(whole, cuts) for cuts in self._cuts]
@@ -103,8 +105,7 @@ def input_parts(
 def stage_inputs(staged: StagedGraph, index: int, rank: int) -> dict[str, InputPart]:
     """What the device at place `rank` of a group reads of the batch for a stage."""
     graph, decisions, micro = staged.parts[index].graph, staged.decisions, staged.micro
-    tilings = micro.tilings(decisions.tilings)
-    layouts = input_layouts(graph, staged.analysis, micro.mesh(decisions.mesh), tilings)
+    layouts = micro_inputs(graph, staged.analysis, micro, decisions.mesh, decisions.tilings)
     at = tuple((i, *decisions.mesh.coordinate(rank)) for i in range(micro.count))
     parts = input_parts(graph, staged.analysis, layouts, at)
     return {key: part for key, part in parts.items() if not key.startswith(RECEIVED)}

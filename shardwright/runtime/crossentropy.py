@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shardwright.capture.lookup import local_index
 from shardwright.capture.operators import argument, to_torch
+from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.lower.program import Joint
 
 _NONE, _SUM = 0, 2  # ATen's Reduction enum; means are sums by the time they get here
@@ -95,6 +96,9 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(
+            "cross entropy over a split vocabulary", "plan with its classes whole"
+        )
         logits, target, weight, normalizer, mass = ctx.saved_tensors
         how, dim = ctx.how, ctx.dim
         x = _precise(logits)

@@ -182,7 +182,8 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sent, received, group = ctx.how
-        return _all_to_all(grads[0], received, sent, group), None, None, None
+        back: Tensor = _Sent.apply(grads[0], received, sent, group)  # type: ignore[no-untyped-call]
+        return back, None, None, None
 
 
 def _all_to_all(

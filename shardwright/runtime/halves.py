@@ -100,5 +100,5 @@ class Swap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.halves.swapped(*grads) if ctx.back else ctx.halves.returned(*grads)
+        found = Swap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
         return None, None, *found

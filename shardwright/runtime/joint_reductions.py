@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.lower.program import Joint
 from shardwright.rules.reductions import reduced_dims
 from shardwright.runtime.crossentropy import TiledCrossEntropy
@@ -76,8 +76,8 @@ class _Extremum(torch.autograd.Function):
         return how.term(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivative()
         hit, count = ctx.saved_tensors
         return hit * (grad.reshape(count.shape) / count).to(grad.dtype), None
 
@@ -95,8 +95,8 @@ class _LogSumExp(torch.autograd.Function):
         return how.term(value.to(x.dtype))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivative()
         x, value = ctx.saved_tensors
         found = (x.to(value.dtype) - value).exp_().mul_(grad.reshape(value.shape))
         return found.to(x.dtype), None
@@ -115,12 +115,16 @@ class _Product(torch.autograd.Function):
         return how.term(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivative()
         x, value, others, zeros = ctx.saved_tensors
         alone = torch.where(x == 0, others, 0.0)
         found = torch.where(zeros == 0, value / x, torch.where(zeros == 1, alone, 0.0))
         return found * grad.reshape(value.shape), None
+
+
+def _refuse_second_derivative() -> None:
+    refuse_second_derivative("a reduction over devices", "plan with what it reduces whole")
 
 
 def _product(x: Tensor, dims: list[int]) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
+from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.ir.graph import Graph
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.micro import MicroPrograms, alike, flattened
@@ -149,8 +149,8 @@ class _Step(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_second_derivative("a step in micro-batches", "plan with micro_batches=(1,)")
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError(

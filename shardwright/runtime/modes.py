@@ -140,10 +140,8 @@ class Modes:
 
 def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Captured]:
     """What captures the call that `graph` is of again, with the loss or all that is returned."""
-    inputs = [
-        InputSpec(leaf.keys[0], graph.tensor[leaf.name].shape, graph.tensor[leaf.name].dtype)
-        for leaf in graph.leaves_of(LeafKind.INPUT)
-    ]
+    tensors = ((leaf.keys[0], graph.tensor[leaf.name]) for leaf in graph.leaves_of(LeafKind.INPUT))
+    inputs = [InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors]
     args, kwargs = example_call(inputs, graph.constants)
 
     def capture(model: nn.Module) -> Captured:

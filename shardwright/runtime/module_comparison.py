@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, final
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.capture.build import Captured
 from shardwright.capture.call import select_outputs, unflatten
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.runtime.comparable import comparable
 from shardwright.runtime.module_reference import Outcome, loss_of, run_module
 from shardwright.runtime.parallel import ParallelModule
@@ -125,9 +125,12 @@ class ModuleComparison:
         state = module.get_buffer("_sw_random").clone()
         program = module.programs()[0]
         outcome, failure = None, ""
-        args, kwargs = unflatten({**dict(graph.constants), **payload["batch"]})
+        batch = with_gradients(graph, payload["batch"])
+        args, kwargs = unflatten({**dict(graph.constants), **batch})
         try:
-            outcome = run_module(self.model, args, kwargs, program, state, wide=wide)
+            found = run_module(self.model, args, kwargs, program, state, wide=wide)
+            gradients = {**found.gradients, **gradients_of(batch)}
+            outcome = replace(found, gradients=gradients)
         except Exception as e:  # whatever the user's code raises on tensors of another dtype
             failure = f"{type(e).__name__}: {' '.join(str(e).split())}"
         return measure(module, self.optimizer, payload["batch"]), outcome, failure
@@ -189,9 +192,11 @@ def measure(
     all of their names.
     """
     steps = optimizer(module.parameters())
+    batch = with_gradients(module.graph, batch)
     loss, outputs = _backward(module, batch)
     every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
     gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
+    gradients.update(gradients_of(batch))
     held = dict(module.named_buffers(remove_duplicate=False))
     buffers = {key: held[key].clone() for key in module.updated_buffers if key in held}
     steps.step()
@@ -202,6 +207,20 @@ def measure(
         "buffers": buffers,
         "parameters": {key: _whole(p.detach()) for key, p in every.items()},
     }
+
+
+def with_gradients(graph: Graph, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """`batch`, by path, with leaves of its own where `graph` has a gradient of the input."""
+    found = dict(batch)
+    for leaf in graph.leaves_of(LeafKind.INPUT):
+        if graph.tensor[leaf.name].requires_grad:
+            found[leaf.keys[0]] = batch[leaf.keys[0]].detach().clone().requires_grad_()
+    return found
+
+
+def gradients_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor | None]:
+    """The gradients of the tensors of a batch that require one."""
+    return {key: t.grad for key, t in batch.items() if torch.is_tensor(t) and t.requires_grad}
 
 
 def merged(results: Sequence[Measured]) -> Measured:

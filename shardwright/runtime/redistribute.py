@@ -77,7 +77,17 @@ class Redistribution(nn.Module):
         return how(x)
 
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient's tile in the layout in which the value's producer wants it."""
+        """The gradient's tile in the layout in which the value's producer wants it.
+
+        It can be differentiated itself, where autograd asks for that.
+        """
+        if direct(grad) or torch.compiler.is_compiling():
+            return self.run_backward(grad)
+        result: torch.Tensor = _Back.apply(grad, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def run_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """The same, unseen by autograd."""
         grad = grad if self.wide is None else grad.to(self.wide)
         return _run(grad, self.backward_moves, self.atoms_grad, self.before)
 
@@ -94,6 +104,24 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.how.sent_back(grads[0]), None
+
+
+class _Back(torch.autograd.Function):
+    """The gradient's way back. The gradient of that comes and lies as the value itself does.
+
+    Operators are linear in the gradients of their results. So what comes of a gradient's gradient
+    where a value is made lies as the value does, and is wanted where that is read as it is read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, how: Redistribution) -> torch.Tensor:
+        ctx.how = how
+        return how.run_backward(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        result: torch.Tensor = _Function.apply(grads[0], ctx.how)  # type: ignore[no-untyped-call]
+        return result, None
 
 
 def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], torch.Tensor]:

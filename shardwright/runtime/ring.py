@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.capture.operators import argument, to_torch
+from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.lower.program import Run, SharedAttention
 from shardwright.runtime.blocks import Gradients, How, Rows
 from shardwright.runtime.halves import Halves, Swap
@@ -122,6 +123,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("attention over a split sequence", "plan with its sequence whole")
         query, key, value, mask, result, normalizer = ctx.saved_tensors
         ring: TiledAttention = ctx.ring
         found = Gradients(query, result, normalizer, grads[0], ctx.runs, ctx.how)

@@ -20,7 +20,7 @@ from torch import nn
 
 from shardwright.capture.arguments import require_module
 from shardwright.capture.build import Captured
-from shardwright.capture.call import flatten
+from shardwright.capture.call import as_planned, flatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.widen import widen
@@ -124,7 +124,8 @@ def verify(
     """Outputs, every gradient and buffer, and one optimizer step of `plan`, against `model`.
 
     `model` is run eagerly, as it is, on copies of its parameters and buffers. `args` and `kwargs`
-    are a batch with real values. Raises `PlanError` if the plan is not for this model and batch.
+    are a batch with real values; those of it that required a gradient when the plan was made have
+    theirs compared, too. Raises `PlanError` if the plan is not for this model and batch.
     """
     require_module(model)
     require_plan(plan)
@@ -133,12 +134,13 @@ def verify(
             "an asynchronous plan does not compute what one device computes, so there is nothing to"
             " verify; plan without it, or see docs/async.md for how to compare training runs"
         )
-    captured = capture_with_rules(model, args, kwargs or {}, plan.habits)
+    args, kwargs = as_planned(plan.inputs, args, kwargs or {})
+    captured = capture_with_rules(model, args, kwargs, plan.habits)
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
-    batch = {k: v for k, v in flatten(args, kwargs or {}).items() if isinstance(v, torch.Tensor)}
+    batch = {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}
     graph = comparable(widen(captured.graph))
     payload: dict[str, Any] = {
         "graph": to_json(graph),

@@ -16,6 +16,7 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.lower.pipeline import needs_one_stage
 from shardwright.rules.micro import MicroBatchError
 from shardwright.search.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.search.collector import paused
@@ -140,8 +141,12 @@ def _search(
     counts, impossible = sources.possible(micro_batches)
     if micro_batches is not None and len(impossible) == len(set(micro_batches)):
         raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
-    rounds = Rounds(sources, machine, optimizer, exact, impossible)
     several = groups[groups[0] == 1 :]
+    if several and (reason := needs_one_stage(sources.graph)):
+        if 1 not in groups:
+            raise PipelineError(reason)
+        several, impossible = (), (*impossible, reason)
+    rounds = Rounds(sources, machine, optimizer, exact, impossible)
     share = _SHARE if several else 1.0  # of the bar
     if 1 in groups:
         part = _part(tell, 0.0, share)

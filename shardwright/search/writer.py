@@ -218,7 +218,7 @@ class PlanWriter:
             step_seconds=Seconds(point.time - spared),
             peak_bytes=peak,
             lower_bound_seconds=Seconds(0.0),
-            inputs=tuple(InputSpec(key, t.shape, t.dtype) for key, t in tensors),
+            inputs=tuple(InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors),
             constants=self.graph.constants,
             parameters=tuple(self._parameters(point.choice)),
             ops=tuple(ops),

@@ -11,9 +11,8 @@ import warnings
 import pytest
 
 import shardwright as sw
-from shardwright.runtime.batch import BatchError
 from tests.ranks.harness import run_ranks
-from tests.training_scripts import EXACT, REFUSED, STEPS
+from tests.training_scripts import EXACT, difference_of
 
 PLANS = ("fully sharded", "tensor parallel")
 TOLERANCE = 1e-10  # float64, sums in another order
@@ -29,18 +28,10 @@ def train_all():
 
 
 def _difference(script, plan):
-    losses, models = script(lambda model, args: model)
     try:
-        ours, modules = script(lambda model, args: _parallel(model, args, plan))
+        return difference_of(script, lambda model, args: _parallel(model, args, plan))
     except Exception as e:
         return f"{type(e).__name__}: {e}"
-    found = [abs(a - b) for a, b in zip(losses, ours, strict=True)]
-    for model, module in zip(models, modules, strict=True):
-        parallel = {name: p.detach() for name, p in module.named_parameters()}
-        for name, p in model.named_parameters():
-            whole = parallel[name].full_tensor().reshape(p.shape)
-            found.append(float((whole - p.detach()).abs().max()))
-    return max(found)
 
 
 def _parallel(model, args, name):
@@ -57,20 +48,6 @@ def test_scripts_train_what_they_train_on_one_device():
     wrong = {key: value for key, value in found.items() if not is_small(value)}
     assert not wrong, wrong
     assert len(found) == len(EXACT)
-
-
-@pytest.mark.parametrize("script", REFUSED)
-def test_gradients_of_inputs_are_refused(script):
-    """They were those of a rank's own part of the batch, in silence."""
-    plain, _ = script(lambda model, args: model)
-    assert len(plain) >= STEPS
-    machine = sw.Machine.preset("1xcpu")
-    with pytest.raises(BatchError, match="the argument x requires a gradient"):
-        script(
-            lambda model, args: sw.parallelize(
-                model, sw.plan(model, args, machine=machine, loss="outside")
-            )
-        )
 
 
 def is_small(difference):
