@@ -242,3 +242,36 @@ def double(model, batch):
     """The same model and batch in float64."""
     wide = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
     return model.double(), wide
+
+
+class MadeTensors(nn.Module):
+    """Rotates by complex numbers, sorts, and makes tensors in the size of its batch."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x, wanted):
+        size, length, width = x.shape
+        pairs = torch.view_as_complex(self.up(x).reshape(size, length, -1, 2))
+        places = torch.arange(length, dtype=x.dtype)[:, None] * torch.arange(width // 2)
+        turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(places), places)).flatten(2)
+        hidden = torch.cat([x.new_zeros(size, 1, width), turned], 1)[:, :-1]
+        written = x.new_empty(size, length, width)
+        written[..., : width // 2] = hidden[..., width // 2 :]
+        written[..., width // 2 :] = x.new_full((size, length, width // 2), 0.5)
+        state = torch.zeros(size, width, dtype=x.dtype)
+        for step in range(2):
+            state = torch.tanh(self.down(state) + written[:, step])
+        numbers = torch.arange(size, dtype=x.dtype)[:, None, None] / size
+        ranked = hidden.sort(1).values + hidden.topk(width, -1).values * numbers
+        mask = torch.ones(size, length, dtype=torch.bool).tril()
+        ranked = ranked.masked_fill(~mask[..., None], 0.0) + state[:, None]
+        return F.mse_loss(ranked, wanted)
+
+
+def made_tensors(batch=4, length=5, width=8):
+    """A model whose batch comes in parts although tensors of its size are made inside."""
+    torch.manual_seed(0)
+    sizes = (batch, length, width)
+    return MadeTensors(width), {"x": torch.randn(sizes), "wanted": torch.randn(sizes)}

@@ -47,6 +47,8 @@ TEXT: dict[str, tuple[str, str]] = {
     "upsample_trilinear3d": ("... z! y! x! -> ... r! q! p!", ""),
     "tril": ("... y! x! -> ... y! x!", ""),
     "triu": ("... y! x! -> ... y! x!", ""),
+    "view_as_complex": ("... p! -> ...", ""),
+    "view_as_real": ("... -> ... p!", ""),
     "moments": ("n c ... -> t! c", ""),
     "statistics": ("t! c -> c, c", ""),
     "standardize": ("n c ..., t! c, c, c -> n c ...", ""),

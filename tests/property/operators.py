@@ -25,6 +25,11 @@ def u(*shape):
     return (0.1 + 0.8 * x).requires_grad_()
 
 
+def z(*shape):
+    """Complex numbers around zero."""
+    return torch.randn(shape, generator=_generator, dtype=torch.complex128).requires_grad_()
+
+
 def i(*shape, below=9):
     return torch.randint(below, shape, generator=_generator)
 
@@ -191,6 +196,8 @@ CALLS = [
     call("unflatten.int", f(5, 42), 1, [6, 7]),
     call("squeeze.default", f(5, 1, 7)),
     call("squeeze.dims", f(5, 1, 7), [1]),
+    call("view_as_complex.default", f(5, 7, 2)),
+    call("view_as_real.default", z(5, 7)),
     call("unsqueeze.default", f(5, 7), 1),
     call("unsqueeze.default", b(5, 7), -1),
     call("permute.default", f(5, 6, 7), [2, 0, 1]),

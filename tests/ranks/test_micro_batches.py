@@ -32,6 +32,7 @@ EXAMPLES = {
     "cnn": lambda: models.cnn(batch=7),
     "running mean": lambda: models.mlp(batch=7),
     "traps": models.traps,
+    "made tensors": lambda: models.made_tensors(batch=7),
 }
 
 
