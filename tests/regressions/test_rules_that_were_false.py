@@ -12,7 +12,9 @@ from torch import nn
 import shardwright as sw
 from shardwright.capture.call import CaptureError
 from shardwright.rules.analysis import analyze, splittable
+from shardwright.rules.arguments import localize
 from tests.compared import compared
+from tests.property.operators import call, f
 
 
 class Applied(nn.Module):
@@ -85,6 +87,17 @@ def test_instance_norm_updates_its_running_statistics(affine):
     assert {name for name, _ in graph.updates} == {"inner.0.running_mean", "inner.0.running_var"}
 
 
+def test_instance_norm_by_its_operator_is_refused():
+    """`F.instance_norm` is computed by its formula; who calls the operator itself bypasses that."""
+    mean, variance = torch.zeros(6), torch.ones(6)
+
+    def function(y):
+        return torch.instance_norm(y, None, None, mean, variance, True, 0.1, 1e-5, False)
+
+    with pytest.raises(CaptureError, match="track_running_stats"):
+        sw.capture(Applied(function), (numbers(3, 6, 4),))
+
+
 @pytest.mark.parametrize("result", range(3))
 def test_batch_norm_as_an_operator_gives_what_torch_gives(result):
     """Its third result is of the biased variance, though the running one is unbiased."""
@@ -104,10 +117,25 @@ def test_convolutions_without_a_batch(convolution):
     assert compared(model, {"x": numbers(6, 4)}).ok
 
 
+@pytest.mark.parametrize(
+    "one",
+    [
+        call("conv1d.default", f(6, 11), f(9, 2, 3), f(9), [1], [1], [1], 3),
+        call("conv_transpose1d.default", f(6, 11), f(6, 3, 3), f(9), [1], [0], [0], 3),
+    ],
+    ids=lambda one: one.name,
+)
+def test_a_convolution_without_batch_dimension_keeps_its_groups(one):
+    shapes = [tuple(value.shape) for value in one.values.values()]
+    results = [tuple(result.shape) for result in one.results]
+    assert localize(one.op, results, shapes, results).args[6] == 3
+
+
 def test_operators_on_tensors_without_dimensions():
     def function(y):
         total, place = y.sum(), torch.tensor(0)
         reduced = total.sum(0) + total.mean(-1) + total.max(0)[0] + total.amax(0)
+        reduced = reduced + total.prod(0) + total.flip(0)
         mixed = total.softmax(0) + total.cumsum(0) + total.logsumexp(0) + total.argmax(0)
         found = total.gather(0, place) + y[0].gather(0, place)
         slope = total.detach()
