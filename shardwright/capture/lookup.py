@@ -24,7 +24,7 @@ def local_index(indices: Tensor, tile: Sequence[int]) -> tuple[Tensor, Tensor]:
     """
     atoms = [tuple(tile[i : i + 3]) for i in range(0, len(tile), 3)]
     local, inside = torch.zeros_like(indices), torch.ones_like(indices, dtype=torch.bool)
-    rest, stride = indices, prod(size for _, _, size in atoms)
+    rest, stride = indices, prod([size for _, _, size in atoms])
     for start, length, size in atoms:
         stride //= size
         digit = rest.div(stride, rounding_mode="floor") - start

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shardwright.capture.lookup import local_index
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
@@ -46,3 +47,12 @@ def test_an_uneven_vocabulary_equals_one_device(name):
 
 def test_tiles_are_as_equal_as_can_be():
     assert lengths(WORDS, 8) == TILES and sum(TILES) == WORDS
+
+
+def test_places_in_a_tile_are_found_within_one_compiled_graph():
+    """A generator in it ended `torch.compile(pm, fullgraph=True)` where a vocabulary is split."""
+    compiled = torch.compile(local_index, backend="eager", fullgraph=True)
+    words, tile = torch.arange(12), (1, 2, 3, 0, 4, 4)  # the last two of three runs of four
+    for found, expected in zip(compiled(words, tile), local_index(words, tile), strict=True):
+        assert torch.equal(found, expected)
+    assert compiled(words, tile)[1].tolist() == [False] * 4 + [True] * 8
