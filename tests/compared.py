@@ -3,7 +3,7 @@
 import torch
 
 from shardwright.capture.call import flatten
-from shardwright.ir.widen import widen
+from shardwright.ir.to_float64 import widen
 from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.comparable import comparable
 from shardwright.runtime.module_comparison import ModuleComparison

@@ -37,7 +37,7 @@ from shardwright.ir.graph import (
     Tensor,
     verify,
 )
-from shardwright.ir.habits import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Habits
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")

@@ -19,7 +19,7 @@ from shardwright.capture.opaque import OpaqueModules
 from shardwright.capture.precision import computing_in
 from shardwright.capture.state_check import check_state
 from shardwright.capture.trials import call_of_copy, call_on_meta
-from shardwright.ir.habits import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Habits
 
 _MOST_OPAQUE = 16  # attempts; beyond it a model is not one that is captured, but one that is run
 

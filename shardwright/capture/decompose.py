@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardwright.capture import batchnorm, composed_losses, deviations, draws, localnorm, recurrent
 from shardwright.capture.attention import attention
-from shardwright.ir.habits import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Habits
 
 aten: Any = torch.ops.aten
 

@@ -29,7 +29,7 @@ from shardwright.capture.repeats import Repeats
 from shardwright.capture.returned import Returned as AllReturned
 from shardwright.capture.returned import take_outputs
 from shardwright.capture.rewritten import Rewritten
-from shardwright.ir.habits import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Habits
 
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 

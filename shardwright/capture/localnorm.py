@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shardwright.capture import batchnorm
-from shardwright.ir.habits import Habits
+from shardwright.ir.numerics import Habits
 
 aten: Any = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardwright.capture.call import CaptureError
-from shardwright.ir.habits import Habits
+from shardwright.ir.numerics import Habits
 
 _TAKEN = (torch.float32, torch.float16, torch.bfloat16)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -6,7 +6,7 @@ import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json, print_plan
-from shardwright.ir import remarks
+from shardwright.ir import plan_notes
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
@@ -32,7 +32,7 @@ def command(plan: str, as_json: bool) -> None:
             "devices": loaded.devices,
             "mesh": str(loaded.mesh),
             "summary": summary(loaded),
-            "remarks": remarks.as_json(loaded),
+            "remarks": plan_notes.as_json(loaded),
             "text": loaded.explain(),
         }
     )

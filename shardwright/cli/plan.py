@@ -11,7 +11,7 @@ import click
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
 from shardwright.cli.writing import OutputFile
-from shardwright.ir import remarks
+from shardwright.ir import plan_notes
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
@@ -113,7 +113,7 @@ def content(
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
         "summary": summary(plan),
-        "remarks": remarks.as_json(plan),
+        "remarks": plan_notes.as_json(plan),
         "file": output,
         "plan": json.loads(frontier.with_rivals(plan).to_json()),
     }
@@ -138,7 +138,7 @@ def print_choice(
     click.echo(f"\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}")
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
-    for line in remarks.lines(plan, WIDTH):
+    for line in plan_notes.lines(plan, WIDTH):
         click.echo(line)
     for note in plan.notes:
         click.echo(textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  "))

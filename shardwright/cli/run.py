@@ -21,7 +21,7 @@ from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceab
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.habits import CHOICES
+from shardwright.ir.numerics import CHOICES
 from shardwright.ir.plan import Plan
 from shardwright.report.summary import summary
 from shardwright.search.limits import limit_on

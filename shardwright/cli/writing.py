@@ -7,7 +7,7 @@ from typing import Any, final
 import click
 
 from shardwright.cli.errors import UsageError
-from shardwright.ir.files import check_file, check_folder, write_whole
+from shardwright.ir.atomic_io import check_file, check_folder, write_whole
 
 
 def write_text(path: str, text: str) -> None:

@@ -8,9 +8,9 @@ from shardwright.cost.memory import retention
 from shardwright.cost.options import Forms
 from shardwright.cost.workload import Workload, workload
 from shardwright.ir.calls import by_target
+from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.machine import Machine
-from shardwright.ir.numbers import unawaited
 from shardwright.rules.analysis import Analysis
 
 

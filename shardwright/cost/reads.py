@@ -25,7 +25,7 @@ from shardwright.cost.measure import Measure
 from shardwright.cost.memory import BucketSizes
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.masters import stored_item_bytes
+from shardwright.ir.mixed_precision import stored_item_bytes
 from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
@@ -85,8 +85,8 @@ class Terms(NamedTuple):
     * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
       a copy that is only gathered does so too;
     * `converted`: the way there is paid for twice, though nothing is made twice;
-    * `unawaited`: a number on its way while operators run (`ir/numbers.py`), if its gradient is
-      whole.
+    * `unawaited`: a number on its way while operators run (`ir/deferrable_scalars.py`), if its
+      gradient is whole.
     """
 
     back: int

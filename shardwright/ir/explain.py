@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.ir import remarks
+from shardwright.ir import plan_notes
 from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.modules import (
     Module,
@@ -118,7 +118,7 @@ def head(plan: Plan) -> list[str]:
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
         )
-    lines += remarks.lines(plan, WIDTH)
+    lines += plan_notes.lines(plan, WIDTH)
     for note in plan.notes:
         lines += [
             _item("note" if i == 0 else "", line)

@@ -16,8 +16,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes
+from shardwright.ir.numerics import EXACT, Habits
 
 ITEM_BYTES = {
     "float64": 8,

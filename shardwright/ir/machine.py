@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 
+from shardwright.ir.atomic_io import FileSizeError, read_within
 from shardwright.ir.calls import Timing
 from shardwright.ir.curve import Curve
-from shardwright.ir.files import FileSizeError, read_within
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.measured import Measured
 

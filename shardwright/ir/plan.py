@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from shardwright.ir.files import FileSizeError, read_within, write_whole
+from shardwright.ir.atomic_io import FileSizeError, read_within, write_whole
 from shardwright.ir.graph import Source
-from shardwright.ir.habits import EXACT, Habits
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
+from shardwright.ir.numerics import EXACT, Habits
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
-from shardwright.ir.remarks import Remark
+from shardwright.ir.plan_notes import Remark
 
 NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them

@@ -11,9 +11,9 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from shardwright.ir.graph import Source
-from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.memory import PARTS, Memory, Share
+from shardwright.ir.numerics import Habits
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,
@@ -26,7 +26,7 @@ from shardwright.ir.plan import (
     Rival,
     Transfer,
 )
-from shardwright.ir.remarks import Remark, RemarkKind
+from shardwright.ir.plan_notes import Remark, RemarkKind
 
 T = TypeVar("T")
 

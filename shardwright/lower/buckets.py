@@ -15,7 +15,7 @@ from math import prod
 
 from shardwright.ir.buckets import BUCKET_BYTES, gradient_buckets
 from shardwright.ir.graph import Graph, Ref
-from shardwright.ir.masters import stored_item_bytes
+from shardwright.ir.mixed_precision import stored_item_bytes
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import (
     Compute,

@@ -32,7 +32,7 @@ from shardwright.capture.opaque import OPAQUE
 from shardwright.capture.operators import FUNCTION
 from shardwright.capture.statement import check_statement
 from shardwright.ir.graph import Arg, Graph, Op, Ref
-from shardwright.ir.habits import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Habits
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
 from shardwright.rules.stated import stated

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol, VerifyError
-from shardwright.ir.masters import MASTER, NARROW, masters
+from shardwright.ir.mixed_precision import MASTER, NARROW, masters
 from shardwright.lower.lower import with_operands
 from shardwright.lower.program import (
     Compute,

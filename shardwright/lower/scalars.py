@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardwright.ir.deferrable_scalars import SCALINGS
 from shardwright.ir.graph import Graph, LeafKind, Ref
-from shardwright.ir.numbers import SCALINGS
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.program import (
     Compute,

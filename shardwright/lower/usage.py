@@ -9,8 +9,8 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
-from shardwright.ir.masters import MASTER, masters
 from shardwright.ir.memory import Memory, Share
+from shardwright.ir.mixed_precision import MASTER, masters
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardwright.ir.graph import Graph, Op
-from shardwright.ir.remarks import Remark, RemarkKind
+from shardwright.ir.plan_notes import Remark, RemarkKind
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.stated import stated
 

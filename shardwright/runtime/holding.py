@@ -15,7 +15,7 @@ from shardwright.capture.build import Captured
 from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
-from shardwright.ir.masters import MASTER, masters
+from shardwright.ir.mixed_precision import MASTER, masters
 from shardwright.ir.plan import PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.program import flat
@@ -28,8 +28,8 @@ class Holding:
     """Registers with `module` what graphs need, and hands it to their programs.
 
     Parameters keep their names and shapes; they are DTensors, sharded along dimensions of the
-    model, or plain tensors without a device mesh. Those of `ir/masters.py` are wider than in the
-    graph.
+    model, or plain tensors without a device mesh. Those of `ir/mixed_precision.py` are wider than
+    in the graph.
     """
 
     def __init__(

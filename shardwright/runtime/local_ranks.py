@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from shardwright.ir.files import write_whole
+from shardwright.ir.atomic_io import write_whole
 from shardwright.ir.machine import MachineError
 from shardwright.runtime.leaving import leave
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.ir.files import write_whole
+from shardwright.ir.atomic_io import write_whole
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.machine import Device, Level, Machine, MachineError
 from shardwright.ir.machine_text import parse_toml

@@ -23,7 +23,7 @@ from shardwright.capture.build import Captured
 from shardwright.capture.call import as_planned, flatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError, require_plan
-from shardwright.ir.widen import widen
+from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan

@@ -22,7 +22,7 @@ from shardwright.cost.topology import links
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.machine import Machine
-from shardwright.ir.masters import stored_bytes
+from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
 

@@ -20,7 +20,7 @@ from shardwright.cost.whole_launches import with_whole_launches
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
-from shardwright.ir.remarks import Remark
+from shardwright.ir.plan_notes import Remark
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.remarks import remarks
 from shardwright.search.peaks import Peaks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.habits import Habits
+from shardwright.ir.numerics import Habits
 
 if TYPE_CHECKING:
     import torch

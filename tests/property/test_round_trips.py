@@ -17,8 +17,8 @@ from shardwright.ir.graph import (
     from_json,
     to_json,
 )
-from shardwright.ir.habits import CHOICES, Habits
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.numerics import CHOICES, Habits
 from shardwright.ir.pipeline import AXIS, NONE, SCHEDULES
 from shardwright.ir.plan import (
     InputSpec,
@@ -29,7 +29,7 @@ from shardwright.ir.plan import (
     Rival,
     Transfer,
 )
-from shardwright.ir.remarks import Remark, RemarkKind
+from shardwright.ir.plan_notes import Remark, RemarkKind
 from tests.property.test_layout_laws import meshes, names
 
 text = st.text(max_size=8)

@@ -8,10 +8,10 @@ from torch import nn
 
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Shard
+from shardwright.ir.numerics import Habits
 from shardwright.ir.pipeline import Pipeline, stage_mesh
-from shardwright.ir.widen import widen
+from shardwright.ir.to_float64 import widen
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.rules.analysis import analyze

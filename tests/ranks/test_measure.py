@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.files import write_whole
+from shardwright.ir.atomic_io import write_whole
 from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.measured import Measured
 from shardwright.runtime import measure

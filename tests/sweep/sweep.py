@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.capture.call import CaptureError
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.widen import widen
+from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.capture.capture import capture_call
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.widen import widen
+from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.discover import with_rules
 from shardwright.rules.analysis import analyze

@@ -7,7 +7,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.capture.localnorm import local_batch_norm
-from shardwright.ir.habits import HabitError
+from shardwright.ir.numerics import HabitError
 from shardwright.ir.plan import Phase
 
 

@@ -13,7 +13,7 @@ from shardwright.cli import main
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
-from shardwright.ir.habits import Habits
+from shardwright.ir.numerics import Habits
 from shardwright.search.micro import if_tight
 from tests import plans
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.cli import main
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
-from shardwright.ir.files import check_file, check_folder, write_whole
+from shardwright.ir.atomic_io import check_file, check_folder, write_whole
 
 OUTPUTS = [
     (command, option)

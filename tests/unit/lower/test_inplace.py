@@ -8,8 +8,8 @@ from torch import nn
 
 from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.habits import Habits
 from shardwright.ir.layout import Mesh
+from shardwright.ir.numerics import Habits
 from shardwright.lower.decisions import everything_whole
 from shardwright.lower.fx import to_module
 from shardwright.lower.inplace import in_place

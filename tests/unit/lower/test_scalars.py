@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.capture.capture import capture_call
+from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.numbers import unawaited
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Redistribute, writes

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.remarks import RemarkKind, as_json
+from shardwright.ir.plan_notes import RemarkKind, as_json
 from shardwright.rules.analysis import analyze
 from shardwright.rules.remarks import remarks
 from tests import models
