@@ -17,10 +17,10 @@ from shardwright.cost.memory import known_optimizer, state_bytes
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
-from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.numerics import Habits
 from shardwright.ir.plan import Plan
 from shardwright.lower.discover import capture_with_rules
+from shardwright.machine.model import Machine, machine_of
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
 from shardwright.search.arguments import check_arguments

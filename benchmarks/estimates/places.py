@@ -16,7 +16,7 @@ from typing import Protocol
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.measured import measured
 from benchmarks.record import ROOT
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 RANKS = 2
 _START_SECONDS = 240.0  # on top of what is asked for; a busy machine needs some of it

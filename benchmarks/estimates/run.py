@@ -47,13 +47,13 @@ from benchmarks.estimates.rows import Row, paced, row, slower, summary, unrest
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
 from shardwright.cost.dominating import dominating
-from shardwright.ir.calls import Call
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import Machine
-from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.plan import Plan
+from shardwright.machine.calls import Call
+from shardwright.machine.model import Machine
+from shardwright.machine.toml import parse_toml
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.local_ranks import silent
 from shardwright.runtime.operators import with_timings

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.hosts.cluster import Cluster
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 _START_SECONDS = 240.0  # allowance to start and import torch, and for measurements that take longer
 

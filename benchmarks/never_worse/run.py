@@ -27,7 +27,7 @@ from benchmarks import record
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from tests.zoo import ZOO
 
 SEED = 0

@@ -28,8 +28,8 @@ from shardwright.cost.dominating import dominating
 from shardwright.cost.pipeline_step import pipeline_timeline
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.local_ranks import silent
 from shardwright.runtime.operators import with_timings

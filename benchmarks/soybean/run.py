@@ -31,7 +31,7 @@ from benchmarks.hosts.measured import measured
 from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
 from benchmarks.soybean.worker import Subject, Task, measured_file
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 SEED = 0
 _START_SECONDS = 300.0  # allowance to start, import, capture and warm up

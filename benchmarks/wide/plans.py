@@ -8,7 +8,7 @@ from typing import Any
 import shardwright as sw
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 
 def both(graph: Graph, machine: Machine, words: Sequence[str]) -> tuple[Frontier, Frontier]:

@@ -27,8 +27,8 @@ from benchmarks.wide.models import SEED, Built, lengthy, mixtral, wordy
 from benchmarks.wide.plans import both, line
 from benchmarks.wide.ranks import on_ranks
 from shardwright.ir.frontier import InfeasibleError
-from shardwright.ir.machine import Machine
-from shardwright.ir.machine_text import parse_toml
+from shardwright.machine.model import Machine
+from shardwright.machine.toml import parse_toml
 
 RANKS = 2
 LIMITS = (1.0, 0.8, 0.65)  # of what the fastest plan needs

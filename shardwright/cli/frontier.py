@@ -16,8 +16,8 @@ from shardwright.cli.report import PAGES, write_page
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.report.chart import Mark
 from shardwright.report.choice import none_fits
 from shardwright.report.page import Shown

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.model import Machine
 
 _VERSION = 2  # plans of the first one store parameters in layouts that are refused now
 

@@ -22,10 +22,10 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.machine import Machine, MachineError
-from shardwright.ir.measured import Measured
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Machine, MachineError
 from shardwright.report.units import size
 from shardwright.search.limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.search.micro import ALL

@@ -12,7 +12,7 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.explain import WIDTH
-from shardwright.ir.machine import SKEWED_SECONDS, Machine
+from shardwright.machine.model import SKEWED_SECONDS, Machine
 from shardwright.report.units import milliseconds, size
 
 

@@ -10,8 +10,8 @@ import click
 from shardwright.cli.console import working
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 
 _ROUNDS = 2  # a plan that timings favour may have operators of other sizes
 Choice = tuple[Plan, Frontier]
@@ -25,7 +25,7 @@ def by_timings(
     Those that are not remembered are timed, all in all for about `seconds`.
     """
     from shardwright.cost.dominating import dominating
-    from shardwright.ir.calls import by_target
+    from shardwright.machine.calls import by_target
     from shardwright.rules.analysis import analyze
     from shardwright.runtime.operators import database, with_remembered, with_timings
 

@@ -18,13 +18,13 @@ from shardwright.cost.codes import duals
 from shardwright.cost.compute import backward_seconds, forward_seconds
 from shardwright.cost.measure import Measure
 from shardwright.cost.options import Options
-from shardwright.cost.topology import Link, links
 from shardwright.cost.transfers import transfers
 from shardwright.cost.workload import Workload
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase, Transfer
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import Link, links
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, together
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.calls import Call, Given, Timing, by_call, by_target
 from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.machine.calls import Call, Given, Timing, by_call, by_target
 from shardwright.rules.rule import Dims, Rule
 
 Ints = NDArray[np.int64]

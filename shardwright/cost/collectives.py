@@ -16,10 +16,10 @@ from functools import cache
 from typing import NamedTuple
 
 from shardwright.cost.layouts import local_bytes
-from shardwright.cost.topology import Link, links
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.redistribution import Collective, Step, steps_between
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import Link, links
 
 
 class StepPrice(NamedTuple):

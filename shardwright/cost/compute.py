@@ -23,8 +23,8 @@ from shardwright.cost.workload import (
     expert_share,
     product_of,
 )
-from shardwright.ir.curve import Curve
-from shardwright.ir.machine import Device
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.model import Device
 
 Bools = NDArray[np.bool_]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from shardwright.cost.calls import form_of
 from shardwright.cost.layouts import local_sizes
 from shardwright.cost.workload import OperatorClass, workload
-from shardwright.ir.calls import Call
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
+from shardwright.machine.calls import Call
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro import micro_batches
 from shardwright.rules.micro_graph import micro_graph

@@ -15,12 +15,12 @@ from shardwright.cost.codes import Ints
 from shardwright.cost.collectives import exchange_price
 from shardwright.cost.compute import forward_seconds, operator_seconds
 from shardwright.cost.prices import Prices, Routes
-from shardwright.cost.topology import links
 from shardwright.cost.update import update_seconds
 from shardwright.cost.workload import Workload
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.redistribution import Collective
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
 
 Floats = NDArray[np.float64]
 

@@ -7,10 +7,10 @@ from typing import final
 from shardwright.cost.memory import retention
 from shardwright.cost.options import Forms
 from shardwright.cost.workload import Workload, workload
-from shardwright.ir.calls import by_target
 from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import Graph, Op
-from shardwright.ir.machine import Machine
+from shardwright.machine.calls import by_target
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis
 
 

@@ -34,8 +34,8 @@ from shardwright.cost.reads import NO_GRADIENT, Bools, Floats, Reads, Table, Ter
 from shardwright.cost.transfers import transfers, ways_of
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase, Transfer
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis
 
 EVERYTHING = Allowed()

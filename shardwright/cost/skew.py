@@ -23,11 +23,11 @@ from shardwright.cost.compute import operator_seconds
 from shardwright.cost.step import waits_of
 from shardwright.cost.whole_launches import with_more
 from shardwright.cost.workload import OperatorClass, workload
-from shardwright.ir.calls import by_target
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import SKEWED_SECONDS, Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.calls import by_target
+from shardwright.machine.model import SKEWED_SECONDS, Machine
 from shardwright.rules.analysis import Analysis
 
 _CONTRACTIONS = frozenset(

@@ -10,8 +10,8 @@ from shardwright.cost.codes import decode, duals, summed_gradients
 from shardwright.cost.collectives import priced_steps
 from shardwright.cost.reads import NO_GRADIENT, SUMMED_FIRST
 from shardwright.ir.layout import Atoms, Mesh, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase, Transfer
+from shardwright.machine.model import Machine
 
 
 def transfers(

@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.cost.compute import reached_at
 from shardwright.cost.memory import state_tensors
 from shardwright.cost.workload import Floats, Ints
-from shardwright.ir.machine import Device
+from shardwright.machine.model import Device
 
 
 class Update(NamedTuple):

@@ -17,8 +17,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from shardwright.ir.curve import Curve, monotone
-from shardwright.ir.machine import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
+from shardwright.machine.efficiency_curve import Curve, monotone
+from shardwright.machine.model import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
 from shardwright.runtime.timing import APART, Sample
 from shardwright.runtime.update_probes import CALLS
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from shardwright.ir.atomic_io import write_whole
-from shardwright.ir.machine import MachineError
+from shardwright.machine.model import MachineError
 from shardwright.runtime.leaving import leave
 
 START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured

@@ -8,23 +8,23 @@ from dataclasses import dataclass, fields
 import torch
 import torch.distributed as dist
 
-from shardwright.ir import machine
+from shardwright.machine import model
 from shardwright.runtime.measure import measure_host, measure_ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(machine.Machine):
-    """The hardware a plan is made for; see `shardwright.ir.machine.Machine`."""
+class Machine(model.Machine):
+    """The hardware a plan is made for; see `shardwright.machine.model.Machine`."""
 
     @classmethod
     def preset(cls, text: str) -> Machine:
         """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`."""
-        return cls._of(machine.Machine.preset(text))
+        return cls._of(model.Machine.preset(text))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
         """A machine file in TOML, as `to_toml` writes it."""
-        return cls._of(machine.Machine.load(path))
+        return cls._of(model.Machine.load(path))
 
     @classmethod
     def measure(cls, devices: int | None = None) -> Machine:
@@ -41,5 +41,5 @@ class Machine(machine.Machine):
         return cls._of(measure_host(here if devices is None else devices))
 
     @classmethod
-    def _of(cls, found: machine.Machine) -> Machine:
+    def _of(cls, found: model.Machine) -> Machine:
         return cls(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -22,10 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.atomic_io import write_whole
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import Device, Level, Machine, MachineError
-from shardwright.ir.machine_text import parse_toml
-from shardwright.ir.measured import Measured
-from shardwright.ir.presets import KINDS
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Device, Level, Machine, MachineError
+from shardwright.machine.presets import KINDS
+from shardwright.machine.toml import parse_toml
 from shardwright.runtime import link_probes, probes, update_probes
 from shardwright.runtime.fit import (
     Compute,

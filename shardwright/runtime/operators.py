@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from shardwright.capture.operators import operator_of, to_torch
-from shardwright.ir.calls import Call, Given, Timing
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import Machine
+from shardwright.machine.calls import Call, Given, Timing
+from shardwright.machine.model import Machine
 from shardwright.runtime.heap import keep_freed_memory
 from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
 from shardwright.runtime.measure import user_cache

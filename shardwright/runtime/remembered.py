@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import final
 
-from shardwright.ir.calls import Timing
 from shardwright.ir.layout import Seconds
+from shardwright.machine.calls import Timing
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS timings (

@@ -14,8 +14,8 @@ from numbers import Real
 from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
+from shardwright.machine.model import Machine
 from shardwright.rules.micro import MicroBatchError, require_pieces
 from shardwright.search.micro import ALL
 from shardwright.search.permitted import meshes_by_groups, stages_asked

@@ -32,7 +32,7 @@ from shardwright.ir.constraints import (
 )
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Mesh, Placement, Shard
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.rule import Choice, PassPartial, Route, Rule, Split

@@ -31,7 +31,7 @@ from shardwright.cost.skew import skewed, stretch
 from shardwright.cost.soybean import Communication
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
 from shardwright.search.folded import Folded

@@ -9,8 +9,8 @@ from dataclasses import replace
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.machine.model import Machine
 from shardwright.search.kcut import Cuts, Cutter
 from shardwright.search.memories import Memories
 from shardwright.search.pricing import PriceList

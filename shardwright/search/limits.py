@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.ir.frontier import InfeasibleError, format_bytes
 from shardwright.ir.layout import Bytes
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 WEIGHTS = "weights"
 STATE = "weights, gradients and optimizer state"

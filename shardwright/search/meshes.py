@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "sp", "tp")}  # outermost first
 AXES = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names))

@@ -19,10 +19,10 @@ import numpy as np
 from shardwright.cost.memory import fixed_bytes, state_tensors
 from shardwright.cost.passes import waiting
 from shardwright.cost.pipelines import StageTime, steps_seconds
-from shardwright.cost.topology import links
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
+from shardwright.machine.topology import links
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.search.problem import Assignment, Floats, Ints, Point

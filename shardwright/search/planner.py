@@ -13,10 +13,10 @@ from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.frontier import Frontier, Plans, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.machine import Machine, machine_of
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.lower.pipeline import needs_one_stage
+from shardwright.machine.model import Machine, machine_of
 from shardwright.rules.micro import MicroBatchError
 from shardwright.search.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.search.collector import paused

@@ -17,10 +17,10 @@ from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.reading import read_plan
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import feasible, place, tiling_text
 from shardwright.search.micro import MicroBook

@@ -16,10 +16,10 @@ from shardwright.cost.pipelines import least_step_seconds
 from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import ASYNC
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.search.baselines import baselines
 from shardwright.search.constrain import NO_MARKS, Marks
 from shardwright.search.eliminate import exact_frontier

@@ -18,13 +18,13 @@ from functools import partial
 from typing import TypeVar
 
 from shardwright.cost.collectives import collective_seconds
-from shardwright.cost.topology import links
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.prices import Routes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis, analyze, spread
 from shardwright.search.assembly import FREE, Skeleton
 from shardwright.search.constrain import NO_MARKS, Limits, Marks

@@ -16,8 +16,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.topology import Link
 from shardwright.ir.graph import LeafKind
+from shardwright.machine.topology import Link
 from shardwright.search.cuts import Cuts
 from shardwright.search.pricing import PriceList, sums
 from shardwright.search.problem import Bools, Floats, Ints, Point

@@ -19,7 +19,7 @@ from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
 from benchmarks.tensoropt import run as limits
 from shardwright.ir.layout import Seconds
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 MIB = 2**20
 

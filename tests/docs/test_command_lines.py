@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.train import launch
 from shardwright.train.launch import Training
 from shardwright.train.loop import StepRecord

@@ -4,8 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from shardwright.ir.machine import Efficiency, Machine
-from shardwright.ir.machine_text import figures_of, parse_figures
+from shardwright.machine.model import Efficiency, Machine
+from shardwright.machine.toml import figures_of, parse_figures
 
 PAGE = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
 ROW = re.compile(r"^\| `([\w.]+)` \| [\w/]+ \| `(\S+)` \| (.+) \|$", re.MULTILINE)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwright.cost.step import timeline
 from shardwright.cost.timeline import Stream
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.planner import search
 from tests.unit.search.layers import residual_layers
 

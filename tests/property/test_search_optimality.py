@@ -10,7 +10,7 @@ import shardwright as sw
 from benchmarks.search.models import SHALLOW
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.search.fast import fast_frontier
 from shardwright.search.space import make_space

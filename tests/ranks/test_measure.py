@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.atomic_io import write_whole
-from shardwright.ir.machine import Machine, MachineError
-from shardwright.ir.measured import Measured
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Machine, MachineError
 from shardwright.runtime import measure
 from shardwright.runtime.measure import measure_host, ranks_of_a_host
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from shardwright.ir.calls import Call, Given
 from shardwright.ir.graph import Ref
-from shardwright.ir.machine import Machine
+from shardwright.machine.calls import Call, Given
+from shardwright.machine.model import Machine
 from shardwright.runtime import operators
 from shardwright.runtime.local_ranks import silent
 from shardwright.runtime.operators import with_remembered, with_timings

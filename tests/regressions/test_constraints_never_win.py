@@ -12,7 +12,7 @@ import pytest
 import shardwright as sw
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.constrain import NO_MARKS, Marks
 from shardwright.search.sources import Sources
 from tests.property.constrained import ROUNDING, Subject

@@ -14,7 +14,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.planner import search
 from tests.unit.search.layers import residual_layers
 

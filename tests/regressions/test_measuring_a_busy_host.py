@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.ir.machine import Machine
-from shardwright.ir.machine_text import parse_toml
+from shardwright.machine.model import Machine
+from shardwright.machine.toml import parse_toml
 from shardwright.runtime import measure
 from shardwright.runtime.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
 from shardwright.runtime.timing import APART, Sample

@@ -16,7 +16,7 @@ import pytest
 
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.report.choice import none_fits
 from shardwright.search.planner import search
 from tests.unit.search.layers import residual_layers

@@ -10,10 +10,10 @@ import torch
 
 from shardwright.cost.collectives import step_price
 from shardwright.cost.passes import orders
-from shardwright.cost.topology import links
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import Pipeline, PipelineError
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
 from shardwright.runtime.collectives import collected
 
 

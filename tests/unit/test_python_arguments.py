@@ -15,9 +15,9 @@ import shardwright as sw
 from shardwright.capture.call import CaptureError
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
-from shardwright.ir.machine import MachineError
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import PlanError
+from shardwright.machine.model import MachineError
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.stated import RuleError
 from shardwright.search.arguments import GraphError, MethodError

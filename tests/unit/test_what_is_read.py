@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.ir.machine import Machine, MachineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.model import Machine, MachineError
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.folder import RECORD
 from shardwright.train.job import Job

@@ -12,7 +12,7 @@ from shardwright.capture.mixtures import with_mixtures
 from shardwright.cost.compute import forward_seconds
 from shardwright.cost.memory import kept_bytes
 from shardwright.cost.workload import workload
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 
 CONFIG = MixtralConfig(

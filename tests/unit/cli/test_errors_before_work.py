@@ -18,9 +18,9 @@ import shardwright as sw
 from shardwright.capture.call import CaptureError
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
-from shardwright.ir.machine import Machine, MachineError
-from shardwright.ir.machine_text import parse_toml
 from shardwright.ir.pipeline import PipelineError
+from shardwright.machine.model import Machine, MachineError
+from shardwright.machine.toml import parse_toml
 
 ROOT = Path(__file__).parents[3]
 

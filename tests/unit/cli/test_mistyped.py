@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.train.target import TargetError, build_model, load_job
 
 VIT = {

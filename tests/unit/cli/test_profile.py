@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shardwright.cli.planning import machine_of
-from shardwright.ir.machine import Machine
-from shardwright.ir.measured import Measured
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Machine
 from shardwright.runtime import measure
 
 QUIET = Measured(datetime.now(UTC) - timedelta(days=3, hours=1), 0.01, (("matmul", 0.02, 0.1),))

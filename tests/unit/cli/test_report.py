@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from shardwright.cli.report import _memory_of
-from shardwright.ir.machine import Machine
-from shardwright.ir.machine_text import named
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
+from shardwright.machine.toml import named
 from tests import plans
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.cli.timings import by_timings
-from shardwright.ir.calls import Timing
-from shardwright.ir.machine import Machine
-from shardwright.ir.measured import Measured
+from shardwright.machine.calls import Timing
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Machine
 from shardwright.runtime import operators
 
 MACHINE = replace(Machine.preset("2xcpu"), measured=Measured(datetime.now(UTC), 0.0))

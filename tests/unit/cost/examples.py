@@ -2,7 +2,7 @@
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import Device, Level, Machine
+from shardwright.machine.model import Device, Level, Machine
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Factor, FactorKind, Rule
 

@@ -8,8 +8,8 @@ import pytest
 from shardwright.cost.compute import forward_seconds
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 from tests.unit.lower.test_causal_rows import captured

@@ -11,8 +11,8 @@ import shardwright as sw
 import shardwright.cost.dominating as dominating_module
 from shardwright.cost.calls import form_of, timed
 from shardwright.cost.dominating import dominating
-from shardwright.ir.calls import Timing
-from shardwright.ir.machine import Machine
+from shardwright.machine.calls import Timing
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 
 MACHINE = Machine.preset("2xcpu")

@@ -9,9 +9,9 @@ from shardwright.cost.collectives import (
     priced_steps,
     redistribution_seconds,
 )
-from shardwright.cost.topology import links
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.redistribution import Collective
+from shardwright.machine.topology import links
 from tests.unit.cost.examples import toy_machine
 
 # Four devices, links of 16 B/s and 1 s a hop, 2 s to start a collective.

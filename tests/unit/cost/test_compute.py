@@ -9,10 +9,10 @@ from shardwright.cost import compute
 from shardwright.cost.calls import Form
 from shardwright.cost.layouts import local_sizes
 from shardwright.cost.workload import OperatorClass, workload
-from shardwright.ir.calls import Timing
 from shardwright.ir.graph import LeafKind, Ref
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Efficiency
+from shardwright.machine.calls import Timing
+from shardwright.machine.model import Efficiency
 from shardwright.rules.rule import Split
 from tests.unit.cost.examples import build, linear_layer, op, rule, toy_machine
 

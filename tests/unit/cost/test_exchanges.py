@@ -8,10 +8,10 @@ import pytest
 from shardwright.cost.collectives import exchange_price
 from shardwright.cost.compute import forward_seconds
 from shardwright.cost.model import CostModel
-from shardwright.cost.topology import links
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 from tests.property.operators import CALLS

@@ -7,7 +7,7 @@ from shardwright.cost.codes import FIRST_ATOM, decode, joined
 from shardwright.cost.collectives import redistribution_seconds
 from shardwright.cost.prices import Prices
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 
 ATOMS = ((7, 12), (33,))  # odd, so that tiles are uneven
 

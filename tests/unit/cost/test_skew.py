@@ -8,8 +8,8 @@ import pytest
 from shardwright.cost.compute import operator_seconds
 from shardwright.cost.meshless import Meshless
 from shardwright.cost.skew import late, skewed, stretch, with_whole_waits
-from shardwright.ir.machine import Machine
-from shardwright.ir.measured import Measured
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Machine
 from tests.plans import MS, moved
 from tests.unit.cost.examples import linear_layer, toy_machine
 from tests.unit.cost.test_step import layers, sharded

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.memory import STATE_TENSORS
 from shardwright.cost.update import UPDATES, update_seconds
-from shardwright.ir.curve import Curve
-from shardwright.ir.machine import Efficiency, Machine
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.model import Efficiency, Machine
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,

@@ -12,10 +12,10 @@ from shardwright.capture.capture import capture_call
 from shardwright.cost.compute import forward_seconds
 from shardwright.cost.workload import workload
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 

@@ -9,11 +9,11 @@ from torch import nn
 from shardwright.capture.capture import capture_call
 from shardwright.capture.lookup import embedding_tile, local_index
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Phase
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute, Joint, Redistribute
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 from tests.unit.cost.asking import Asking

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from shardwright.ir.curve import Curve, CurveError
+from shardwright.machine.efficiency_curve import Curve, CurveError
 from shardwright.runtime.fit import (
     Links,
     fit_compute,

@@ -2,7 +2,7 @@ import sqlite3
 
 import pytest
 
-from shardwright.ir.calls import Timing
+from shardwright.machine.calls import Timing
 from shardwright.runtime.remembered import Remembered
 
 LINEAR = Timing("aten.linear.default(%0, %1) float32[4, 8] float32[16, 8]'", 1e-3, 2e-3)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search import planner
 from shardwright.search.planner import search
 from tests.plans import fastest_by_sums

@@ -9,7 +9,7 @@ from shardwright.ir.constraints import ConstraintError, parse_constraints
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind, Source
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.constrain import Marks
 from shardwright.search.permitted import allowed_meshes
 from shardwright.search.planner import search

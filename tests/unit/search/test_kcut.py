@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwright.cost.codes import decode, encode, joined
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, fits
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.rule import Split
 from shardwright.search.kcut import CutError, Cutter
 from shardwright.search.meshes import mesh_of_cuts

@@ -6,7 +6,7 @@ import torch
 from shardwright.api import capture
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.kcut import Cutter
 from tests.zoo.convolutional import Classifier
 

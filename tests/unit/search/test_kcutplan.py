@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.search.arguments import MethodError
 from shardwright.search.kcut import Cutter
 from shardwright.search.planner import search

@@ -7,8 +7,8 @@ from shardwright.cost.codes import FIRST_ATOM, SUMS, WHOLE, encode, summed_gradi
 from shardwright.cost.model import CostModel
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro import MicroBatchError
 from shardwright.search.micro import MicroBook, if_tight

@@ -8,8 +8,8 @@ import pytest
 
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.search.overtaken import Overtaken
 from shardwright.search.planner import search
 from shardwright.search.rounds import Candidate

@@ -20,10 +20,10 @@ from shardwright.cost.pipelines import (
 )
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.lower.stages import split, splits_backward
+from shardwright.machine.model import Machine
 from shardwright.search import pipelines
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition

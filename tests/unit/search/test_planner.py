@@ -7,8 +7,8 @@ from shardwright.cost.codes import encode
 from shardwright.cost.model import CostModel
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
 from shardwright.search.planner import search

@@ -10,8 +10,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.ir.measured import Measured
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.measurement import Measured
 from shardwright.search.recost import recosted
 
 MACHINE = sw.Machine.preset("4xcpu")

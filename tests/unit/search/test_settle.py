@@ -5,7 +5,7 @@ import pytest
 from shardwright.cost.step import timeline
 from shardwright.cost.together import flights_of, in_buckets
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.search.planner import search
 from tests.unit.search.layers import residual_layers
 

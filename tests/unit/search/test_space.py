@@ -4,7 +4,7 @@ import pytest
 from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
 from shardwright.search.problem import price

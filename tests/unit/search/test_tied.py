@@ -11,10 +11,10 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.ir.measured import Measured
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Redistribute
 from shardwright.lower.reading import read_plan
+from shardwright.machine.measurement import Measured
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tiling_text, tilings
 from shardwright.search.recost import recosted

@@ -1,8 +1,8 @@
 import pytest
 
-from shardwright.cost.topology import links
 from shardwright.ir.layout import Mesh
-from shardwright.ir.machine import Machine
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
 from tests.unit.cost.examples import toy_machine
 
 # Two hosts of four: links of 16 B/s and 1 s, a network share of 2 B/s and 10 s.

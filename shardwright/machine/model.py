@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from shardwright.ir.atomic_io import FileSizeError, read_within
-from shardwright.ir.calls import Timing
-from shardwright.ir.curve import Curve
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.measured import Measured
+from shardwright.machine.calls import Timing
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.measurement import Measured
 
 BACKENDS = ("nccl", "gloo")
 NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
@@ -345,7 +345,7 @@ class Machine:
 
         Raises `MachineError` for malformed text and for kinds without a preset.
         """
-        from shardwright.ir.presets import preset
+        from shardwright.machine.presets import preset
 
         if not isinstance(text, str):
             raise MachineError(f"machine is a {type(text).__name__}; give a name as '8xH100'")
@@ -354,7 +354,7 @@ class Machine:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
         """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
-        from shardwright.ir.machine_text import parse_toml
+        from shardwright.machine.toml import parse_toml
 
         try:
             text = read_within(path, _LARGEST)
@@ -377,7 +377,7 @@ class Machine:
         >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
         72000000000
         """
-        from shardwright.ir.machine_text import changed
+        from shardwright.machine.toml import changed
 
         found = changed(self, figures)
         kept = replace(found.device, timings=self.device.timings)
@@ -387,7 +387,7 @@ class Machine:
 
     def to_toml(self) -> str:
         """The machine as readable TOML; `load` reads it back to an equal machine."""
-        from shardwright.ir.machine_text import to_toml
+        from shardwright.machine.toml import to_toml
 
         return to_toml(self)
 

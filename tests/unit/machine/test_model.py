@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.ir.curve import Curve
-from shardwright.ir.machine import Device, Efficiency, Level, Machine, MachineError
-from shardwright.ir.machine_text import BANDWIDTH, DURATION, parse_quantity, parse_toml, quantity
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.model import Device, Efficiency, Level, Machine, MachineError
+from shardwright.machine.toml import BANDWIDTH, DURATION, parse_quantity, parse_toml, quantity
 
 PRESETS = ["8xH100", "1xH200", "2x8xA100", "8x8xH100", "4xA100-40", "4xV100", "2x4xL4", "8xRTX4090"]
 PRESETS += ["2xcpu", "2x4xcpu"]

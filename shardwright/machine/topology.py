@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.layout import Mesh, Seconds
-from shardwright.ir.machine import Level, Machine
+from shardwright.machine.model import Level, Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import (
+from shardwright.machine.model import (
     Device,
     Efficiency,
     Level,

@@ -3,10 +3,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shardwright.ir.curve import Curve
-from shardwright.ir.machine import Efficiency, Machine, MachineError
-from shardwright.ir.machine_text import parse_toml
-from shardwright.ir.measured import Measured
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import Efficiency, Machine, MachineError
+from shardwright.machine.toml import parse_toml
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 MEASURED = Measured(AT, 0.02, (("matmul", 0.01, 0.2), ("host all_reduce", 0.1, 0.3)))

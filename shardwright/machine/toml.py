@@ -12,9 +12,10 @@ from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any
 
-from shardwright.ir.curve import Curve, CurveError
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.machine import (
+from shardwright.machine.efficiency_curve import Curve, CurveError
+from shardwright.machine.measurement_toml import measured_lines, read_measured
+from shardwright.machine.model import (
     EXPERT_SKEW,
     INDEPENDENT,
     SKEWED_SECONDS,
@@ -24,7 +25,6 @@ from shardwright.ir.machine import (
     Machine,
     MachineError,
 )
-from shardwright.ir.measured_text import measured_lines, read_measured
 
 _FIGURES = (
     *("overlap", "gather_overlap", "contention", "expert_skew"),

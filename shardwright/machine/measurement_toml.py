@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from shardwright.ir.machine import MachineError
-from shardwright.ir.measured import Measured
+from shardwright.machine.measurement import Measured
+from shardwright.machine.model import MachineError
 
 _KEYS = ("at", "busy", "errors", "assumed", "instead")
 

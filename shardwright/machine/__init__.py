@@ -1,0 +1,1 @@
+"""Machines: their devices and links, the presets, and machine files in TOML."""
