@@ -220,14 +220,14 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as readable JSON text."""
-        from shardwright.ir.plan_text import write
+        from shardwright.plan_io.plan_text import write
 
         return write(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read what `to_json` wrote."""
-        from shardwright.ir.plan_text import read
+        from shardwright.plan_io.plan_text import read
 
         return read(text)
 

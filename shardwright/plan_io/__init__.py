@@ -1,0 +1,1 @@
+"""Plans as JSON files, checked when they are read."""
