@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from shardwright.search.problem import Edge, Node, Problem
+from shardwright.solve.elimination.problem import Edge, Node, Problem
 
 SHAPES = {  # pairs of nodes that are joined, for some number of nodes
     "lone": lambda n: [],

@@ -19,9 +19,9 @@ from benchmarks.search.models import SHALLOW
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
-from shardwright.search.fast import fast_frontier
-from shardwright.search.problem import Problem
 from shardwright.search.space import make_space
+from shardwright.solve.elimination.problem import Problem
+from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program
 from tests.strategies import as_lists
 

@@ -32,10 +32,10 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
-from shardwright.search.fast import fast_frontier
 from shardwright.search.meshes import meshes_of
 from shardwright.search.repeats import shorten
 from shardwright.search.space import make_space
+from shardwright.solve.frontier.fast import fast_frontier
 
 SEED = 0
 MACHINE = "8x8xH100"

@@ -28,8 +28,8 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
-from shardwright.search.fast import fast_frontier
 from shardwright.search.space import make_space
+from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program
 from tests.strategies import as_lists
 

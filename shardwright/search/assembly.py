@@ -14,7 +14,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.reads import Table, Want
 from shardwright.ir.graph import LeafKind, Op
 from shardwright.search.clusters import Clusters
-from shardwright.search.problem import Bools, Edge, Floats, Ints, Node, Problem
+from shardwright.solve.elimination.problem import Bools, Edge, Floats, Ints, Node, Problem
 
 _Recomputed = Mapping[str, frozenset[str]]  # operator -> all that it is recomputed with
 

@@ -23,8 +23,8 @@ from shardwright.ir.graph import Leaf, LeafKind
 from shardwright.ir.layout import REPLICATE, Atoms, Layout, Mesh, Shard, is_natural, shape_of
 from shardwright.rules.rule import FactorKind, Rule
 from shardwright.search.assembly import Storage
-from shardwright.search.problem import Assignment
 from shardwright.search.space import Space
+from shardwright.solve.elimination.problem import Assignment
 
 AxisRole = Literal["data", "tensor", "sequence"]
 Stored = Literal["replicated", "kept", "regathered"]

@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.cost.codes import duals
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.search.problem import Floats, Ints
+from shardwright.solve.elimination.problem import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.lower.lives import Lives
 from shardwright.lower.stages import splits_between
-from shardwright.search.problem import Bools, Ints
+from shardwright.solve.elimination.problem import Bools, Ints
 
 _PLACES = 160  # to cut at
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from shardwright.search.folded import Folded, Run
-from shardwright.search.problem import Edge, Problem
 from shardwright.search.repeats import Repeat
+from shardwright.solve.elimination.problem import Edge, Problem
+from shardwright.solve.folding.folded import Folded, Run
 
 
 def fold(

@@ -34,12 +34,12 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
-from shardwright.search.folded import Folded
-from shardwright.search.minplus import ends
-from shardwright.search.pricing import PriceList, best_points
-from shardwright.search.problem import Node, Point, Problem
-from shardwright.search.solver import make_solver
 from shardwright.search.space import Space, make_space
+from shardwright.solve.algebra.minplus import ends
+from shardwright.solve.elimination.pricing import PriceList, best_points
+from shardwright.solve.elimination.problem import Node, Point, Problem
+from shardwright.solve.elimination.solver import make_solver
+from shardwright.solve.folding.folded import Folded
 
 Legal = Callable[[Op, Rule, Choice], bool]  # whether an operator may make this choice at a cut
 _Numbers = Mapping[str, tuple[int, ...]]  # by name, one number for each cut

@@ -13,9 +13,9 @@ from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.machine.model import Machine
 from shardwright.search.kcut import Cuts, Cutter
 from shardwright.search.memories import Memories
-from shardwright.search.pricing import PriceList
 from shardwright.search.repeats import Short
 from shardwright.search.writer import PlanWriter
+from shardwright.solve.elimination.pricing import PriceList
 
 NAME = "k-cut"
 

@@ -20,7 +20,7 @@ from typing import final
 
 import numpy as np
 
-from shardwright.search.problem import Bools, Floats, Ints
+from shardwright.solve.elimination.problem import Bools, Floats, Ints
 
 _EVERY_BOUND = 200
 _BOUNDS = (1.0, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, np.inf)

@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
-from shardwright.search.problem import Ints
 from shardwright.search.space import Space
+from shardwright.solve.elimination.problem import Ints
 
 
 @final

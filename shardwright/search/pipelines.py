@@ -25,9 +25,9 @@ from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
 from shardwright.machine.topology import links
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition, slowest_at_least
-from shardwright.search.problem import Assignment, Floats, Ints, Point
 from shardwright.search.stage_costs import Offer, Running, StageCosts
 from shardwright.search.stage_memory import stage_memory
+from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
 
 # Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
 OTHERS = (

@@ -31,7 +31,7 @@ from shardwright.search.piping import Piping
 from shardwright.search.rounds import RESOLUTION, Candidate, Rounds
 from shardwright.search.settle import settled
 from shardwright.search.sources import Sources
-from shardwright.search.thinning import thin
+from shardwright.solve.frontier.frontier_sampling import thin
 
 Progress = Callable[[str, float], None]  # what is being done, which part of all is done
 

@@ -24,11 +24,11 @@ from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import feasible, place, tiling_text
 from shardwright.search.micro import MicroBook
-from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space, make_space
 from shardwright.search.writer import PlanWriter
+from shardwright.solve.elimination.pricing import PriceList
+from shardwright.solve.elimination.problem import Assignment
 
 
 def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: Frontier) -> Plan:

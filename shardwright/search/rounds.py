@@ -22,17 +22,17 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.search.baselines import baselines
 from shardwright.search.constrain import NO_MARKS, Marks
-from shardwright.search.eliminate import exact_frontier
-from shardwright.search.fast import fast_frontier
 from shardwright.search.permitted import broken
 from shardwright.search.pipelines import Pipelines, Staged, schedule_of
-from shardwright.search.problem import Point
 from shardwright.search.settle import bound_on_step, most_at_once, most_hidden, most_shared
 from shardwright.search.sources import Sources
 from shardwright.search.space import Space
 from shardwright.search.stage_costs import Offer, most_updates
-from shardwright.search.sweep import DualBound
 from shardwright.search.writer import PlanWriter
+from shardwright.solve.elimination.eliminate import exact_frontier
+from shardwright.solve.elimination.problem import Point
+from shardwright.solve.frontier.fast import fast_frontier
+from shardwright.solve.frontier.sweep import DualBound
 
 RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
 

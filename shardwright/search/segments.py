@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shardwright.ir.graph import Graph, Op
-from shardwright.search.problem import Ints
 from shardwright.search.repeats import Repeat
+from shardwright.solve.elimination.problem import Ints
 
 _PIECES = 8  # outside of repeats
 _LEAST_PART = 0.1  # of what the largest piece saves: pieces that save less are left alone

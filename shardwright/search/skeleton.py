@@ -19,7 +19,7 @@ from shardwright.cost.options import Allowed
 from shardwright.ir.graph import Op
 from shardwright.search.assembly import Assembly, Skeleton
 from shardwright.search.clusters import Clusters
-from shardwright.search.problem import Bools
+from shardwright.solve.elimination.problem import Bools
 
 
 def constrained(

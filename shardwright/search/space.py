@@ -27,14 +27,14 @@ from shardwright.ir.layout import Layout
 from shardwright.rules.rule import Tiling
 from shardwright.search.assembly import FREE, Assembly, Reading, Skeleton, Storage
 from shardwright.search.clusters import Place
-from shardwright.search.folded import Folded
 from shardwright.search.folding import fold
-from shardwright.search.pricing import PriceList
-from shardwright.search.problem import Assignment, Edge, Ints, Problem
 from shardwright.search.repeats import Repeat, find_repeats
 from shardwright.search.segments import segments
-from shardwright.search.solver import Solver, make_solver
-from shardwright.search.twofold import Twofold, twofold
+from shardwright.solve.elimination.pricing import PriceList
+from shardwright.solve.elimination.problem import Assignment, Edge, Ints, Problem
+from shardwright.solve.elimination.recompute_choice import Twofold, twofold
+from shardwright.solve.elimination.solver import Solver, make_solver
+from shardwright.solve.folding.folded import Folded
 
 _MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
 

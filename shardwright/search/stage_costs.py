@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import LeafKind
 from shardwright.machine.topology import Link
 from shardwright.search.cuts import Cuts
-from shardwright.search.pricing import PriceList, sums
-from shardwright.search.problem import Bools, Floats, Ints, Point
 from shardwright.search.writer import PlanWriter
+from shardwright.solve.elimination.pricing import PriceList, sums
+from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
 _POINTS = 12  # of those found on a mesh
 

@@ -24,10 +24,10 @@ from shardwright.ir.plan_notes import Remark
 from shardwright.rules.placing import parse_tiling
 from shardwright.rules.remarks import remarks
 from shardwright.search.peaks import Peaks
-from shardwright.search.problem import Ints, Point
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
 from shardwright.search.steps import ANYWHERE, Steps
+from shardwright.solve.elimination.problem import Ints, Point
 
 
 @final

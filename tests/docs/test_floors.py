@@ -137,7 +137,7 @@ def test_what_breaks_the_house_is_found(room, source):
         ("ir", "import json\nfrom shardwright.ir.mesh import Mesh"),
         ("rules", "from shardwright.ir import Mesh\nimport numpy as np"),
         ("lower", "import torch\nfrom shardwright import capture, ir, rules"),
-        ("report", "from shardwright.search.frontier import reduce"),
+        ("report", "from shardwright.solve.algebra.frontier import reduce"),
         ("cli", "def run():\n    import torch"),
         ("cli", "if TYPE_CHECKING:\n    import torch"),
         ("cli", "from shardwright import api\nfrom shardwright.report import table"),

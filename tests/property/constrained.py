@@ -16,9 +16,9 @@ from shardwright.ir.graph import LeafKind
 from shardwright.rules.analysis import analyze
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.search.constrain import Marks
-from shardwright.search.minplus import Objectives
 from shardwright.search.sources import Sources
-from shardwright.search.sweep import sweep
+from shardwright.solve.algebra.minplus import Objectives
+from shardwright.solve.frontier.sweep import sweep
 
 ROUNDING = 1e-9  # sums of the same terms in another order
 _WEIGHTS = np.geomspace(1 / 300, 300, 9)  # around that at which the ends of a frontier tie

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.search.folded import Folded, Run
-from shardwright.search.hubs import HubBounds, hubs_of
-from shardwright.search.minplus import Objectives, ends
-from shardwright.search.narrowing import narrowed
-from shardwright.search.problem import Edge, Node, Problem
-from shardwright.search.solver import make_solver
+from shardwright.solve.algebra.minplus import Objectives, ends
+from shardwright.solve.elimination.problem import Edge, Node, Problem
+from shardwright.solve.elimination.solver import make_solver
+from shardwright.solve.folding.bound_pruning import narrowed
+from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.shared_inputs import HubBounds, hubs_of
 from tests.oracles import enumerate_problem
 from tests.strategies import as_lists
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.search.eliminate import exact_frontier
-from shardwright.search.fast import fast_frontier
-from shardwright.search.ldp import chain_frontier
-from shardwright.search.problem import Edge, Node, Problem, price
-from shardwright.search.sweep import sweep
+from shardwright.solve.elimination.eliminate import exact_frontier
+from shardwright.solve.elimination.ldp import chain_frontier
+from shardwright.solve.elimination.problem import Edge, Node, Problem, price
+from shardwright.solve.frontier.fast import fast_frontier
+from shardwright.solve.frontier.sweep import sweep
 from tests.oracles import (
     INF,
     enumerate_problem,

@@ -12,8 +12,8 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
-from shardwright.search.fast import fast_frontier
 from shardwright.search.space import make_space
+from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program
 from tests.strategies import as_lists
 from tests.unit.search.layers import residual_layers

@@ -7,11 +7,11 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.search.baselines import baselines
-from shardwright.search.problem import price
 from shardwright.search.repeats import shorten
 from shardwright.search.segments import segments
 from shardwright.search.space import make_folded_space, make_space
-from shardwright.search.sweep import sweep
+from shardwright.solve.elimination.problem import price
+from shardwright.solve.frontier.sweep import sweep
 from tests.unit.search.layers import residual_layers
 
 MESH = Mesh.parse("dp=2 tp=4")

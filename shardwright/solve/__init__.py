@@ -1,0 +1,1 @@
+"""Mathematics of the search on tables and trees; knows no plan, mesh or torch."""

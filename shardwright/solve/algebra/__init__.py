@@ -1,0 +1,1 @@
+"""Frontiers of (time, memory) and (min, +) algebra."""

@@ -1,0 +1,246 @@
+"""The best assignment under each of many scalar objectives at once: elimination over (min, +).
+
+For a weight, `time + weight * memory` is a number, a frontier shrinks to one entry, and eliminating
+a node is a (min, +) product of dense arrays `[objective, K, K]`.
+
+Paper: the elimination of TensorOpt / FT (arXiv 2004.10856); the scalars are Lagrangian duality
+(Everett 1963).
+Deviation: only the values are computed forward; choices are read off backward, where one column of
+each table is enough, so no table of choices is ever stored.
+Complexity: K^(w+1) additions for each node and objective, at elimination width w (2 for chains).
+Oracle: `tests/oracles.py::enumerate_problem`.
+Known inefficiency: choices that another choice beats under every objective are not removed first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from shardwright.solve.elimination.problem import Floats, Ints
+from shardwright.solve.elimination.schedule import Given, Join, Leaf, Schedule
+
+Rows = Floats  # (objectives, ...)
+
+_AT_ONCE = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
+_TINY = 1e-9  # a weight that only breaks ties
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objectives:
+    """What is to be least, row by row: `time * seconds + memory * bytes`."""
+
+    time: Floats  # (L,)
+    memory: Floats  # (L,)
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def rows(self, time: Floats, memory: Ints) -> Rows:
+        """The objectives of a cost table: (...) -> (L, ...)."""
+        allowed = np.isfinite(time)
+        if allowed.all():
+            return np.multiply.outer(self.time, time) + np.multiply.outer(self.memory, memory)
+        rows = np.multiply.outer(self.time, np.where(allowed, time, 0.0))
+        rows += np.multiply.outer(self.memory, memory)
+        rows[:, ~allowed] = np.inf
+        return rows
+
+
+def weighted(weights: Floats) -> Objectives:
+    """The objectives `time + weight * memory`, for each weight in seconds per byte."""
+    return Objectives(np.ones(len(weights)), weights)
+
+
+def ends(most_time: float, most_memory: float) -> Objectives:
+    """Four objectives: least time; least memory; and each again, ties broken by the other.
+
+    `most_time` and `most_memory` are more than any assignment costs: the ties are of costs that
+    agree to a billionth of these.
+    """
+    by_memory = _TINY * (most_time or 1.0) / (most_memory or 1.0)
+    by_time = _TINY * (most_memory or 1.0) / (most_time or 1.0)
+    return Objectives(np.array([1.0, 0.0, 1.0, by_time]), np.array([0.0, 1.0, by_memory, 1.0]))
+
+
+def minimise(
+    schedule: Schedule, objectives: Objectives, num_nodes: int, pins: Ints
+) -> tuple[Rows, Ints]:
+    """Least value of every objective, and an assignment that reaches it: (L,), (L, nodes).
+
+    The pinned nodes choose `pins`, (L, pinned). Of equals the lower choice of a node wins.
+    """
+    chosen = dict(zip(schedule.pinned, pins.T, strict=True))
+
+    def pinned_rows(leaf: Leaf) -> Rows:
+        return _pinned_rows(leaf, objectives, chosen)
+
+    tables = forward(schedule, objectives, leaf_rows=pinned_rows if chosen else None)
+    values = tables[schedule.factors[schedule.root].table]
+    choice = np.zeros((len(values), num_nodes), np.int64)
+    choice[:, list(schedule.pinned)] = pins
+    backward(schedule, tables, choice, np.arange(len(choice)))
+    return values, choice
+
+
+def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
+    """At most the least value of every objective, whatever the pinned nodes choose: (L,).
+
+    Every cost that mentions a pinned node takes that node's best choice on its own.
+    """
+    tables = forward(schedule, objectives, leaf_rows=lambda leaf: relaxed_rows(leaf, objectives))
+    return tables[schedule.factors[schedule.root].table]
+
+
+def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) -> Rows:
+    table = objectives.rows(leaf.time, leaf.memory)
+    rows = np.arange(len(table))
+    for axis, pin in reversed(list(enumerate(leaf.pinned))):
+        if pin is not None:
+            table = np.moveaxis(table, axis + 1, 1)[rows, chosen[pin]]
+    return table
+
+
+def relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
+    """At most what a table costs, whatever its pinned nodes choose: (L, axes that are left...)."""
+    table = objectives.rows(leaf.time, leaf.memory)
+    pinned = tuple(axis + 1 for axis, pin in enumerate(leaf.pinned) if pin is not None)
+    return np.asarray(table.min(axis=pinned)) if pinned else table
+
+
+def forward(
+    schedule: Schedule,
+    objectives: Objectives,
+    given: Sequence[Rows] = (),
+    done: Sequence[Rows] = (),
+    leaf_rows: Callable[[Leaf], Rows] | None = None,
+) -> list[Rows]:
+    """All tables of a schedule, the first of which are `done`: (L, axes of the table...).
+
+    `leaf_rows` weighs cost tables, where that is not just their sum under the objectives.
+    """
+    tables = list(done)
+    weigh = leaf_rows or _weighed(schedule, objectives, len(done))
+    for table in schedule.tables[len(done) :]:
+        if isinstance(table, Leaf):
+            tables.append(weigh(table))
+        elif isinstance(table, Given):
+            tables.append(given[table.number])
+        else:
+            tables.append(_join(table, tables))
+    return tables
+
+
+def _weighed(schedule: Schedule, objectives: Objectives, done: int) -> Callable[[Leaf], Rows]:
+    """The objectives of cost tables, all of which after the first `done` tables are made at once.
+
+    Leaves must be asked for in their order.
+    """
+    leaves = schedule.leaves
+    places = iter([begin for table, begin in leaves.begin.items() if table >= done])
+    first = min((begin for table, begin in leaves.begin.items() if table >= done), default=0)
+    rows = np.multiply.outer(objectives.time, leaves.time[first:])
+    rows += np.multiply.outer(objectives.memory, leaves.memory[first:])
+    rows[:, leaves.forbidden[np.searchsorted(leaves.forbidden, first) :] - first] = np.inf
+
+    def of(leaf: Leaf) -> Rows:
+        begin = next(places) - first
+        own: Rows = rows[:, begin : begin + leaf.time.size]
+        return own.reshape(len(objectives), *leaf.time.shape)
+
+    return of
+
+
+def _join(join: Join, tables: Sequence[Rows]) -> Rows:
+    inputs = [_aligned(tables[number], axes, join) for number, axes in join.inputs]
+    if not join.eliminates:
+        return _sum(inputs)
+    if len(inputs) == 1:
+        return np.asarray(inputs[0].min(axis=0))
+    # The eliminated node comes first: the minimum runs over whole tables.
+    shape = (inputs[0].shape[1], *join.sizes[:-1])
+    entries = math.prod(shape)
+    if entries * join.sizes[-1] <= _AT_ONCE:
+        return np.asarray(_sum(inputs).min(axis=0))
+    if entries <= _AT_ONCE * shape[0]:
+        return _least(inputs, np.empty(shape, inputs[0].dtype), max(1, _AT_ONCE // entries))
+    found = np.empty(shape, inputs[0].dtype)
+    axes = 2 if len(shape) > 2 and entries > _AT_ONCE * shape[0] * 4 else 1
+    for index in np.ndindex(*shape[:axes]):  # as much at once as stays in cache
+        parts = [table[_within(index, table.shape[1:])] for table in inputs]
+        _least(parts, found[index], 1)
+    return found
+
+
+def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int, ...]:
+    """Where an index of a joint table stands in one whose axes of size 1 it repeats.
+
+    The axis before all is taken whole.
+    """
+    return (slice(None), *(min(i, size - 1) for i, size in zip(index, shape, strict=False)))
+
+
+def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
+    """Write the least sum over the first axis of `inputs` into `best`, in blocks of that axis."""
+    part = np.empty((block, *best.shape), best.dtype)
+    size = max(len(table) for table in inputs)
+    for begin in range(0, size, block):
+        end = min(begin + block, size)
+        into = part[: end - begin]
+        first, *others = (table[begin:end] for table in inputs)
+        for i, other in enumerate(others):
+            np.add(into if i else first, other, out=into)
+        low = into[0] if block == 1 else into.min(axis=0)
+        if begin:
+            np.minimum(best, low, out=best)
+        else:
+            best[...] = low
+    return best
+
+
+def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
+    """`table` with every joint axis, of size 1 where it has none: (L, joint...).
+
+    An axis that is to be eliminated moves to the front.
+    """
+    order, index = _arrangement(axes, len(join.sizes), join.eliminates)
+    return np.ascontiguousarray(table.transpose(order)[index])
+
+
+@cache
+def _arrangement(
+    axes: tuple[int, ...], num: int, eliminates: bool
+) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    """How to transpose and to index a table whose axes are the joint axes `axes` of `num`."""
+    objectives = -1
+    joint = [num - 1, objectives, *range(num - 1)] if eliminates else [objectives, *range(num)]
+    have = {objectives: 0, **{axis: 1 + i for i, axis in enumerate(axes)}}
+    order = tuple(have[axis] for axis in joint if axis in have)
+    return order, tuple(slice(None) if axis in have else None for axis in joint)
+
+
+def _sum(tables: Sequence[Rows]) -> Rows:
+    total = tables[0]
+    for table in tables[1:]:
+        total = total + table
+    return total
+
+
+def backward(schedule: Schedule, tables: Sequence[Rows], choice: Ints, rows: Ints) -> None:
+    """Fill in `choice` (A, nodes), last eliminated node first; kept nodes have chosen already.
+
+    Assignment a is for objective `rows[a]`.
+    """
+    for step in reversed(schedule.steps):
+        if step.node is None:
+            continue
+        columns = []  # what each choice of the node costs, all its neighbours being decided
+        for number in step.inputs:
+            scope, table = schedule.factors[number]
+            at = tuple(slice(None) if n == step.node else choice[:, n] for n in scope)
+            columns.append(tables[table][(rows, *at)])
+        choice[:, step.node] = _sum(columns).argmin(axis=1)

@@ -1,0 +1,202 @@
+"""Frontier algebra within a region: only what may still become a point inside is carried on.
+
+Paper: the elimination is TensorOpt's (arXiv 2004.10856, see `eliminate.py`); a partial sum is
+dropped once it, with the least that the rest costs under each of several objectives, leaves the
+region (bounding, as in the dynamic programs for knapsacks of Pisinger 1997).
+Deviation: points closer than a slack in time stand in for one another.
+Complexity: that of `eliminate.py` on what survives; a budget of sums ends it.
+Oracle: `eliminate.exact_frontier`.
+Known inefficiency: equal tables in different places are multiplied again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.solve.algebra.frontier import (
+    Frontiers,
+    Keep,
+    product,
+    select,
+    singletons,
+    take,
+    thin,
+    union,
+)
+from shardwright.solve.algebra.marginals import insides, outsides
+from shardwright.solve.algebra.minplus import Rows, forward
+from shardwright.solve.algebra.region import Bools, Region
+from shardwright.solve.elimination.problem import Floats, Ints, Problem
+from shardwright.solve.elimination.schedule import Join, Schedule, Step, make_schedule
+
+SUMS_PER_STEP = 500  # could be made in the time that a step takes without any
+_TABLE = 250_000  # frontiers of a table, at most
+
+
+class Inside(NamedTuple):
+    """Assignments of a problem inside a region: (A, nodes).
+
+    Whatever lies inside has one among these that needs no more memory and no more than `slack`
+    seconds more, unless those seconds lead out of the region.
+    """
+
+    assignments: Ints
+    slack: float
+
+
+class Budget:
+    """How many sums of two points may still be made."""
+
+    def __init__(self, sums: int) -> None:
+        self.left = sums
+
+    def spend(self, sums: int) -> None:
+        """Raises `SpentError` when that is more than is left."""
+        self.left -= sums
+        if self.left < 0:
+            raise SpentError
+
+
+class SpentError(Exception):
+    """The budget is used up. Never seen outside this package."""
+
+
+def reduced(
+    problem: Problem, schedule: Schedule, tables: Sequence[Rows], region: Region
+) -> tuple[Problem, list[Ints]] | None:
+    """The problem without choices that lead out of the region, and those that are left; or None.
+
+    `schedule` is of all of `problem`, and `tables` hold the region's objectives.
+    """
+    outside = outsides(schedule, tables)
+    alive: list[Bools] = []
+    for number, (factor, rest) in enumerate(zip(schedule.factors, outside, strict=True)):
+        if number == len(problem.parts):
+            break
+        total = tables[factor.table] + rest
+        alive.append(region.may_hold(total.reshape(len(total), -1)).reshape(total.shape[1:]))
+    num = len(problem.nodes)
+    kept = [np.flatnonzero(mask) for mask in alive[:num]]
+    if not all(choices.size for choices in kept):
+        return None
+    nodes = tuple(
+        type(node)(node.name, node.time[choices], node.memory[choices])
+        for node, choices in zip(problem.nodes, kept, strict=True)
+    )
+    edges = []
+    for edge, mask in zip(problem.edges, alive[num:], strict=True):
+        both = np.ix_(kept[edge.tail], kept[edge.head])
+        time = np.where(mask[both], edge.time[both], np.inf)
+        edges.append(type(edge)(edge.tail, edge.head, time, edge.memory[both]))
+    return Problem(nodes, tuple(edges)), kept
+
+
+def assignments_inside(problem: Problem, region: Region, slack: float, budget: Budget) -> Inside:
+    """What of the frontier of `problem` lies in the region, give or take `slack` seconds.
+
+    Raises `SpentError` where the budget does not suffice or a table would be too large.
+    """
+    schedule = make_schedule(problem, _TABLE)
+    if schedule.pinned:
+        raise SpentError
+    budget.spend(len(schedule.steps) * SUMS_PER_STEP)
+    tables = forward(schedule, region.objectives)
+    outside = outsides(schedule, tables)
+    each = slack / max(1, len(schedule.steps))
+    used = 0.0
+    points: dict[int, Frontiers] = {}
+    trace: list[tuple[Ints, ...]] = []
+    for number, part in enumerate(problem.parts):
+        points[number] = _pruned(singletons(part.time, part.memory), region, outside[number])
+    for step in schedule.steps:
+        inputs = [points.pop(number) for number in step.inputs]
+        result = _join(schedule, step, inputs, tables, outside[step.output], region, budget)
+        if each > 0:
+            thinner = thin(result, each)
+            used += each * (len(thinner.time) < len(result.time))
+            result = thinner
+        trace.append(result.trace)
+        points[step.output] = Frontiers(result.starts, result.time, result.memory)
+    found = _unroll(schedule, trace, len(points[schedule.root].time), len(problem.nodes))
+    return Inside(found, used)
+
+
+def _pruned(table: Frontiers, region: Region, outside: Rows) -> Frontiers:
+    cell = np.repeat(np.arange(len(table)), table.lengths)
+    return select(
+        table, _keep(region, outside.reshape(len(outside), -1))(cell, table.time, table.memory)
+    )
+
+
+def _keep(region: Region, rest: Rows) -> Keep:
+    def keep(cell: Ints, time: Floats, memory: Ints) -> Bools:
+        return region.may_hold_sums(time, memory, rest, cell)
+
+    return keep
+
+
+def _join(
+    schedule: Schedule,
+    step: Step,
+    inputs: Sequence[Frontiers],
+    tables: Sequence[Rows],
+    outside: Rows,
+    region: Region,
+    budget: Budget,
+) -> Frontiers:
+    """As `eliminate.py` joins, without what leads out of the region."""
+    join = schedule.tables[schedule.factors[step.output].table]
+    assert isinstance(join, Join), "a step computes its output"
+    axes = np.indices(join.sizes).reshape(len(join.sizes), math.prod(join.sizes))
+
+    def cells(place: int) -> Ints:
+        number, own = join.inputs[place]
+        index = np.zeros(axes.shape[1], np.int64)
+        for axis, size in zip(own, schedule.tables[number].shape, strict=True):
+            index = index * size + axes[axis]
+        return index
+
+    beside = insides(join, tables)
+    shape = (len(region.objectives), *join.sizes)
+
+    def rest(place: int) -> Rows:
+        """What is to come after the first inputs, up to `place`: (L, joint cells)."""
+        total = outside[(..., None)] if join.eliminates else outside
+        for other in beside[place + 1 :]:
+            total = total + other
+        return np.broadcast_to(total, shape).reshape(len(region.objectives), -1)
+
+    result = take(inputs[0], cells(0))
+    budget.spend(len(result.time))
+    result = select(
+        result,
+        _keep(region, rest(0))(
+            np.repeat(np.arange(len(result)), result.lengths), result.time, result.memory
+        ),
+    )
+    for place in range(1, len(inputs)):
+        own = cells(place)
+        budget.spend(int((result.lengths * inputs[place].lengths[own]).sum()))
+        result = product(result, inputs[place], own, keep=_keep(region, rest(place)))
+    if not join.eliminates:
+        return result
+    return union(result.traced(np.repeat(axes[-1], result.lengths)), join.sizes[-1])
+
+
+def _unroll(
+    schedule: Schedule, trace: Sequence[tuple[Ints, ...]], count: int, num_nodes: int
+) -> Ints:
+    """Follow the traces back from every point of the root: (points, nodes)."""
+    place = {schedule.root: np.arange(count)}
+    choice = np.zeros((count, num_nodes), np.int64)
+    for step, rows in zip(reversed(schedule.steps), reversed(trace), strict=True):
+        points = place.pop(step.output)
+        for number, row in zip(step.inputs, rows, strict=False):
+            place[number] = row[points]
+        if step.node is not None:
+            choice[:, step.node] = rows[-1][points]
+    return choice

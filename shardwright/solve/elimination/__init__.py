@@ -1,0 +1,1 @@
+"""Search problems and their exact solution by elimination."""

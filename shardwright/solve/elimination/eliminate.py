@@ -1,0 +1,131 @@
+"""The exact frontier of any problem, by elimination.
+
+Paper: TensorOpt / FT (arXiv 2004.10856), node, edge, branch and heuristic elimination, unroll.
+Node b is eliminated by `F(a, c) = reduce ∪_b E(a, b) ⊗ N(b) ⊗ E(b, c)`, in `schedule.py`'s order.
+Deviation: any number of neighbours is allowed up to `max_table`, so a graph that node, edge and
+branch elimination cannot reduce is still solved exactly; and where nodes must be pinned, every
+pinning that the ends of the frontier ask for is searched, and the results are united.
+Complexity: K^(w+1) products of frontiers for each node, at elimination width w (2 for chains).
+Oracle: `tests/oracles.py::enumerate_problem`, and a mixed-integer program on 30 nodes.
+Known inefficiency: frontiers are never thinned. With costs that seldom tie they may grow with the
+number of assignments: `fast.fast_frontier` is for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.solve.algebra.frontier import Frontiers, product, singletons, take, union
+from shardwright.solve.algebra.minplus import ends
+from shardwright.solve.elimination.pin import settle
+from shardwright.solve.elimination.pricing import PriceList, best_points
+from shardwright.solve.elimination.problem import Ints, Point, Problem, most
+from shardwright.solve.elimination.schedule import Given, Join, Leaf, Schedule, make_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class ExactFrontier:
+    """All trade-offs, fastest first and memory strictly falling.
+
+    It is the whole frontier unless nodes were `pinned`: then it is that of the assignments in which
+    they keep the choices that a heuristic gave them.
+    """
+
+    points: tuple[Point, ...]
+    pinned: tuple[int, ...]
+
+
+def exact_frontier(
+    problem: Problem, *, max_table: int = 20_000, memory_limit: int | None = None
+) -> ExactFrontier:
+    """Find every non-dominated (time, memory) of `problem`, with one assignment for each.
+
+    `max_table` bounds the entries of a table of frontiers; beyond it nodes are pinned. Assignments
+    that need more than `memory_limit` bytes are left out, early. Without a feasible assignment
+    there are no points.
+
+    >>> from shardwright.solve.elimination.problem import Node
+    >>> node = Node("a", np.array([1.0, 2.0]), np.array([30, 20]))
+    >>> exact_frontier(Problem((node, node))).points
+    (Point(time=2.0, memory=60, choice=(0, 0)), Point(time=3.0, memory=50, choice=(0, 1)), \
+Point(time=4.0, memory=40, choice=(1, 1)))
+    """
+    schedule = make_schedule(problem, max_table)
+    pins = [()] if not schedule.pinned else _pins_of_the_ends(problem, schedule)
+    found = [_assignments(schedule, len(problem.nodes), p, memory_limit) for p in pins]
+    return ExactFrontier(best_points(PriceList.of(problem), found), schedule.pinned)
+
+
+def _pins_of_the_ends(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
+    _, choices = settle(problem, schedule, ends(*most(problem)))
+    return sorted({tuple(row) for row in choices[:, list(schedule.pinned)].tolist()})
+
+
+def _assignments(
+    schedule: Schedule, num_nodes: int, pins: Sequence[int], limit: int | None
+) -> Ints:
+    """Every assignment on the frontier where the pinned nodes choose `pins`: (A, nodes)."""
+    chosen = dict(zip(schedule.pinned, pins, strict=True))
+    tables: list[Frontiers] = []
+    for table in schedule.tables:
+        if isinstance(table, Leaf):
+            tables.append(_leaf(table, chosen, limit))
+        elif isinstance(table, Given):
+            raise AssertionError("only a folded problem has tables that are given")
+        else:
+            tables.append(_join(table, schedule, tables, limit))
+    return _unroll(schedule, tables, num_nodes, chosen)
+
+
+def _leaf(leaf: Leaf, chosen: dict[int, int], limit: int | None) -> Frontiers:
+    index = tuple(slice(None) if pin is None else chosen[pin] for pin in leaf.pinned)
+    return singletons(np.asarray(leaf.time[index]), np.asarray(leaf.memory[index]), limit)
+
+
+def _join(
+    join: Join, schedule: Schedule, tables: Sequence[Frontiers], limit: int | None
+) -> Frontiers:
+    """The product of the inputs, united over the choices of the eliminated node.
+
+    Its trace has the place in each input, and last, if a node was eliminated, that node's choice.
+    """
+    axes = np.indices(join.sizes).reshape(
+        len(join.sizes), math.prod(join.sizes)
+    )  # (axes, joint cells)
+
+    def cells(number: int, own: tuple[int, ...]) -> Ints:
+        index = np.zeros(axes.shape[1], np.int64)
+        for axis, size in zip(own, schedule.tables[number].shape, strict=True):
+            index = index * size + axes[axis]
+        return index
+
+    (first, own), *others = join.inputs
+    result = take(tables[first], cells(first, own))
+    for number, own in others:
+        result = product(result, tables[number], cells(number, own), limit)
+    if not join.eliminates:
+        return result
+    return union(result.traced(np.repeat(axes[-1], result.lengths)), join.sizes[-1])
+
+
+def _unroll(
+    schedule: Schedule, tables: Sequence[Frontiers], num_nodes: int, chosen: dict[int, int]
+) -> Ints:
+    """Follow the traces back from every point of the root: (points, nodes)."""
+    root = tables[schedule.factors[schedule.root].table]
+    place = {schedule.root: np.arange(len(root.time))}  # factor -> the points it contributes
+    choice = np.zeros((len(root.time), num_nodes), np.int64)
+    for node, pin in chosen.items():
+        choice[:, node] = pin
+    for step in reversed(schedule.steps):
+        trace = tables[schedule.factors[step.output].table].trace
+        points = place.pop(step.output)
+        for number, row in zip(step.inputs, trace, strict=False):
+            place[number] = row[points]
+        if step.node is not None:
+            choice[:, step.node] = trace[-1][points]
+    return choice

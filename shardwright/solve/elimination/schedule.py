@@ -1,0 +1,302 @@
+"""The order in which a graph is eliminated, as a program that each semiring can run.
+
+Paper: TensorOpt / FT (arXiv 2004.10856), node, edge and branch elimination; in general bucket
+elimination (Dechter 1999). Eliminating a node joins all tables that mention it and takes the best
+of its choices; a leaf, a chain node and an irreducible core differ only in how many neighbours
+the result still mentions. Where a result would exceed `max_table` entries the busiest node is
+pinned (FT's heuristic elimination).
+Deviation: nodes are taken by the size of the table that each leaves, to a power of two, and among
+equals in rounds (a node next to one just eliminated waits), and equal joins of equal tables are
+one join. Repeated layers therefore cost little more than one, which is TAPAS' folding
+(arXiv 2302.00247) without searching for repeats.
+Complexity: O(N log N) for N nodes of bounded degree.
+Oracle: none of its own; `tests/property/test_search_laws.py` holds both users to enumeration.
+Known inefficiency: the least table now is not the least work in all, and a join of equal tables in
+another order of nodes is not recognised as equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.solve.elimination.problem import Edge, Floats, Ints, Node, Problem
+
+NOTHING: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
+class Leaf(NamedTuple):
+    """A cost table of the problem; `pinned[i]` is the pinned node of axis i, if it is one."""
+
+    time: Floats
+    memory: Ints
+    pinned: tuple[int | None, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes that are left."""
+        axes = zip(self.time.shape, self.pinned, strict=True)
+        return tuple(size for size, pin in axes if pin is None)
+
+
+class Given(NamedTuple):
+    """A table of all objectives that is known only when they are: number `number` of those."""
+
+    shape: tuple[int, ...]
+    number: int
+
+
+class Join(NamedTuple):
+    """A table computed from others: their product, and the best over the last axis if asked.
+
+    `sizes` are the joint axes, the eliminated one last. Input i is table `inputs[i][0]`, whose
+    axes are the joint axes `inputs[i][1]`.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: tuple[tuple[int, tuple[int, ...]], ...]
+    eliminates: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes that are left."""
+        return self.sizes[:-1] if self.eliminates else self.sizes
+
+
+class Factor(NamedTuple):
+    """A table in its place: axis i of table `table` is node `scope[i]`."""
+
+    scope: tuple[int, ...]
+    table: int
+
+
+class Step(NamedTuple):
+    """Factors `inputs` become factor `output`; `node` is eliminated, if it is one."""
+
+    node: int | None
+    inputs: tuple[int, ...]
+    output: int
+
+
+class Leaves(NamedTuple):
+    """The cost tables of a schedule, one after the other; where they forbid, the time is 0."""
+
+    time: Floats  # (entries,)
+    memory: Floats  # (entries,)
+    forbidden: Ints  # entries
+    begin: dict[int, int]  # table -> its first entry
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """How to eliminate all nodes: distinct tables to compute, and where in the graph they stand."""
+
+    tables: tuple[Leaf | Given | Join, ...]  # each after those it needs
+    factors: tuple[Factor, ...]
+    steps: tuple[Step, ...]
+    root: int  # the factor that holds the answer; its scope is that of the kept nodes
+    pinned: tuple[int, ...]
+    known: dict[object, int]  # what a table is computed from -> the table
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        """All cost tables, so that they can be weighed at once."""
+        leaves = {i: table for i, table in enumerate(self.tables) if isinstance(table, Leaf)}
+        sizes = [leaf.time.size for leaf in leaves.values()]
+        time = np.concatenate([leaf.time.ravel() for leaf in leaves.values()])
+        memory = np.concatenate([leaf.memory.ravel() for leaf in leaves.values()])
+        forbidden = np.flatnonzero(np.isinf(time))
+        time[forbidden] = 0.0
+        begin = dict(zip(leaves, np.cumsum([0, *sizes]).tolist(), strict=False))
+        return Leaves(time, memory.astype(np.float64), forbidden, begin)
+
+
+def make_schedule(
+    problem: Problem,
+    max_table: int,
+    kept: Sequence[int] = (),
+    given: Mapping[int, tuple[int, ...]] = NOTHING,
+    after: Schedule | None = None,
+    pins: Sequence[int] = (),
+) -> Schedule:
+    """Decide how to eliminate every node with no new table above `max_table` entries.
+
+    Nodes that are `kept` are not eliminated. `given` are the scopes of further tables, by the
+    numbers under which they come with the objectives. The tables of the schedule begin with all
+    those of the one it comes `after`, and equal ones are used again. `pins` are pinned in any case.
+    Given tables over a node that is pinned are left out: whoever gives any looks at `pinned`.
+    """
+    neighbours: list[set[int]] = [set() for _ in problem.nodes]
+    scopes = [(edge.tail, edge.head) for edge in problem.edges]
+    for scope in (*scopes, *given.values()):
+        for node in scope:
+            neighbours[node].update(scope)
+            neighbours[node].discard(node)
+    order, pinned = elimination_order(neighbours, problem.sizes, max_table, kept, pins)
+    given = {number: scope for number, scope in given.items() if not {*scope} & {*pinned}}
+    return _Builder(problem, frozenset(pinned), after).build(order, given, tuple(sorted(kept)))
+
+
+def elimination_order(
+    neighbours: Sequence[Iterable[int]],
+    sizes: Sequence[int],
+    max_table: int,
+    kept: Sequence[int] = (),
+    pins: Sequence[int] = (),
+) -> tuple[list[int], list[int]]:
+    """Nodes in the order of their elimination, and the nodes to pin before it starts.
+
+    `pins` are among the latter.
+
+    >>> elimination_order([{1}, {0, 2}, {1}], [9, 9, 9], 81)
+    ([0, 2, 1], [])
+    """
+    graph = [set(near) for near in neighbours]
+    generation = [0] * len(graph)
+    remaining = set(range(len(graph))) - set(kept)
+    order: list[int] = []
+    pinned = list(pins)
+
+    def table_size(node: int) -> int:
+        return math.prod(sizes[other] for other in graph[node])
+
+    widths = [max(2, size) for size in sizes]  # an axis is never free
+
+    def rank(node: int) -> tuple[int, int]:
+        size = 1
+        for other in graph[node]:
+            size *= widths[other]
+        return size.bit_length(), generation[node]
+
+    heap = [(rank(node), node) for node in remaining]
+    heapq.heapify(heap)
+
+    def remove(node: int, fill: bool) -> None:
+        remaining.remove(node)
+        for other in graph[node]:
+            if fill:
+                graph[other] |= graph[node]
+                generation[other] = max(generation[other], generation[node] + 1)
+            graph[other] -= {node, other}
+            if other in remaining:
+                heapq.heappush(heap, (rank(other), other))
+
+    for pin in pins:
+        remove(pin, fill=False)
+    while remaining:
+        known, node = heapq.heappop(heap)
+        if node not in remaining or known != rank(node):
+            continue  # its neighbours changed, and it was pushed again
+        if table_size(node) > max_table:
+            heapq.heappush(heap, (known, node))
+            node = min(remaining, key=lambda n: (table_size(n), n))
+        if table_size(node) > max_table:
+            node = max(remaining, key=lambda n: (len(graph[n]), -n))
+            pinned.append(node)
+            remove(node, fill=False)
+        else:
+            order.append(node)
+            remove(node, fill=True)
+    return order, sorted(pinned)
+
+
+class _Builder:
+    """Writes a schedule down, naming equal computations once."""
+
+    def __init__(self, problem: Problem, pinned: frozenset[int], after: Schedule | None) -> None:
+        self.problem = problem
+        self.sizes = problem.sizes
+        self.pinned = pinned
+        self.tables: list[Leaf | Given | Join] = list(after.tables) if after else []
+        self.factors: list[Factor] = []
+        self.steps: list[Step] = []
+        self.known: dict[object, int] = dict(after.known) if after else {}
+        self.live: dict[int, set[int]] = defaultdict(set)  # node -> factors that mention it
+        self.constants: list[int] = []  # factors of empty scope
+
+    def build(
+        self, order: Sequence[int], given: Mapping[int, tuple[int, ...]], kept: tuple[int, ...]
+    ) -> Schedule:
+        for number, node in enumerate(self.problem.nodes):
+            self._add_leaf(node, (number,))
+        for edge in self.problem.edges:
+            self._add_leaf(edge, (edge.tail, edge.head))
+        for number, scope in given.items():
+            table = Given(tuple(self.sizes[node] for node in scope), number)
+            self._add_factor(scope, table, table)
+        for number in order:
+            self._eliminate(number)
+        left = sorted({*self.constants, *(f for node in kept for f in self.live[node])})
+        root = left[0]
+        if len(left) > 1 or self.factors[root].scope != kept:
+            root = self._join(tuple(left), None, kept)
+        return Schedule(
+            tuple(self.tables),
+            tuple(self.factors),
+            tuple(self.steps),
+            root,
+            tuple(sorted(self.pinned)),
+            self.known,
+        )
+
+    def _eliminate(self, node: int) -> None:
+        groups: list[list[int]] = []  # each opens with a factor whose scope covers the others
+        for factor in sorted(self.live[node], key=lambda f: (-len(self.factors[f].scope), f)):
+            scope = set(self.factors[factor].scope)
+            for group in groups:
+                if scope <= set(self.factors[group[0]].scope):
+                    group.append(factor)
+                    break
+            else:
+                groups.append([factor])
+        # Edge elimination first: parallel tables multiply where they are still small.
+        inputs = [g[0] if len(g) == 1 else self._join(tuple(sorted(g)), None) for g in groups]
+        self._join(tuple(sorted(inputs)), node)
+
+    def _join(
+        self, inputs: tuple[int, ...], node: int | None, scope: Sequence[int] | None = None
+    ) -> int:
+        """One factor instead of `inputs`; its last axis is its longest, unless `scope` has them."""
+        factors = [self.factors[number] for number in inputs]
+        if scope is None:
+            free = {n for factor in factors for n in factor.scope} - {node}
+            scope = sorted(free, key=lambda n: (self.sizes[n], n))
+        joint = scope if node is None else [*scope, node]
+        axis = {n: i for i, n in enumerate(joint)}
+        join = Join(
+            tuple([self.sizes[n] for n in joint]),
+            tuple([(f.table, tuple([axis[n] for n in f.scope])) for f in factors]),
+            node is not None,
+        )
+        for number in inputs:
+            for n in self.factors[number].scope:
+                self.live[n].discard(number)
+        output = self._add_factor(tuple(scope), join, join)
+        self.steps.append(Step(node, inputs, output))
+        return output
+
+    def _add_leaf(self, part: Node | Edge, ends: tuple[int, ...]) -> None:
+        pinned = tuple(end if end in self.pinned else None for end in ends)
+        scope = tuple(end for end in ends if end not in self.pinned)
+        leaf = Leaf(part.time, part.memory, pinned)
+        self._add_factor(scope, leaf, (id(part.time), id(part.memory), pinned))
+
+    def _add_factor(self, scope: tuple[int, ...], table: Leaf | Given | Join, key: object) -> int:
+        place = self.known.setdefault(key, len(self.tables))
+        if place == len(self.tables):
+            self.tables.append(table)
+        number = len(self.factors)
+        self.factors.append(Factor(scope, place))
+        for node in scope:
+            self.live[node].add(number)
+        if not scope:
+            self.constants.append(number)
+        return number

@@ -1,0 +1,178 @@
+"""Minimisers of a folded problem: one assignment for each of many objectives.
+
+Paper: elimination is TensorOpt's (arXiv 2004.10856), folding TAPAS' (arXiv 2302.00247). The inside
+of one copy of each run is eliminated, which leaves a table from entry to exit; its power stands for
+all copies; what is outside is eliminated last.
+Deviation: where a graph is so wide that nodes must be pinned it is not folded.
+Complexity: one elimination for each distinct piece, log n products for n copies.
+Oracle: the same without runs, and `tests/oracles.py::enumerate_problem`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, final
+
+import numpy as np
+
+from shardwright.solve.algebra.minplus import Objectives, Rows, backward, forward, relaxed_minimum
+from shardwright.solve.algebra.powers import power, ways
+from shardwright.solve.elimination.merged import Merged, merge
+from shardwright.solve.elimination.pin import settle
+from shardwright.solve.elimination.problem import Ints, Problem
+from shardwright.solve.elimination.schedule import Schedule, make_schedule
+from shardwright.solve.folding.bound_pruning import Narrowed, narrowed
+from shardwright.solve.folding.folded import Folded
+
+_WIDE = 100_000  # entries of the table of one run, beyond which hubs are narrowed
+
+
+class Solver(Protocol):
+    """Finds the best assignment of one problem under many objectives."""
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Nodes whose choices are only heuristic."""
+
+    @property
+    def entries(self) -> int:
+        """Size of all tables for one objective."""
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        """For each objective a lower bound, tight without pins, and an assignment: (L,), (L, N)."""
+
+
+def make_solver(folded: Folded, max_table: int) -> Solver:
+    """The solver for a problem: with nodes merged, and folded where it can be."""
+    merged = merge(folded)
+    if folded.runs:
+        make = partial(_FoldedSolver, max_table=max_table)
+        ranges = narrowed(merged.folded, max_table, make) if merged.folded.widest > _WIDE else ()
+        parts = [make(narrow.folded) for narrow in ranges]
+        if parts and not any(part.too_wide for part in parts):
+            return _MergedSolver(merged, _NarrowedSolver(ranges, parts))
+        solver = make(merged.folded)
+        if not solver.too_wide:
+            return _MergedSolver(merged, solver)
+    return _MergedSolver(merged, _FlatSolver(merged.folded.unfolded(), max_table))
+
+
+@final
+class _MergedSolver:
+    """Solves a problem by one in which some of its nodes are merged."""
+
+    def __init__(self, merged: Merged, solver: Solver) -> None:
+        self.merged = merged
+        self.solver = solver
+        self.pinned = merged.originals(solver.pinned)
+        self.entries = solver.entries
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        values, choice = self.solver.minimise(objectives)
+        return values, self.merged.spread(choice)
+
+
+@final
+class _NarrowedSolver:
+    """Solves a problem by others, with fewer choices, each for a range of objectives."""
+
+    def __init__(self, ranges: Sequence[Narrowed], solvers: Sequence[_FoldedSolver]) -> None:
+        self.ranges = ranges
+        self.solvers = solvers
+        self.pinned: tuple[int, ...] = ()
+        self.entries = max(solver.entries for solver in solvers)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        with np.errstate(divide="ignore"):
+            weights = objectives.memory / objectives.time
+        which = np.searchsorted([narrow.most for narrow in self.ranges], weights)
+        values = np.empty(len(weights))
+        choice = np.empty((len(weights), self.ranges[0].folded.num_nodes), np.int64)
+        for number in np.unique(which).tolist():
+            rows = np.flatnonzero(which == number)
+            part = Objectives(objectives.time[rows], objectives.memory[rows])
+            values[rows], found = self.solvers[number].minimise(part)
+            choice[rows] = self.ranges[number].spread(found)
+        return values, choice
+
+
+@final
+class _FlatSolver:
+    def __init__(self, problem: Problem, max_table: int) -> None:
+        self.problem = problem
+        self.schedule = make_schedule(problem, max_table)
+        self.pinned = self.schedule.pinned
+        self.entries = _entries(self.schedule)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        values, choice = settle(self.problem, self.schedule, objectives)
+        if self.pinned:
+            values = relaxed_minimum(self.schedule, objectives)
+        return values, choice
+
+
+class _Piece(NamedTuple):
+    """One run: its template, and how to eliminate the inside of that."""
+
+    copies: int
+    schedule: Schedule
+    numbers: tuple[int, ...]  # of the template's nodes in the folded problem: entry, exit, hubs, …
+    kept: int  # how many of these stay
+    places: Ints  # (copies, the run's nodes) in a whole assignment
+    order: tuple[int, ...]  # the run's nodes, as numbers of the template
+
+
+@final
+class _FoldedSolver:
+    def __init__(self, folded: Folded, max_table: int) -> None:
+        self.folded = folded
+        outer, self.numbers = folded.outer()
+        at = {node: i for i, node in enumerate(self.numbers)}
+        self.pieces: list[_Piece] = []
+        scopes = []
+        last: Schedule | None = None
+        for number, run in enumerate(folded.runs):
+            template, numbers, kept = folded.template(run)
+            schedule = last = make_schedule(template, max_table, kept, after=last)
+            order = tuple(numbers.index(node) for node in run.nodes)
+            places = folded.places(number)
+            self.pieces.append(_Piece(run.count, schedule, numbers, len(kept), places, order))
+            scopes.append(tuple(at[node] for node in numbers[: len(kept)]))
+        self.scopes = scopes
+        self.schedule = make_schedule(outer, max_table, given=dict(enumerate(scopes)), after=last)
+        schedules = [self.schedule, *(piece.schedule for piece in self.pieces)]
+        self.too_wide = any(schedule.pinned for schedule in schedules)
+        self.pinned = ()
+        self.entries = _entries(self.schedule)
+
+    def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
+        tables: list[Rows] = []
+        powers = []
+        for piece in self.pieces:
+            tables = forward(piece.schedule, objectives, done=tables)
+            table = tables[piece.schedule.factors[piece.schedule.root].table]
+            powers.append(power(np.moveaxis(table, (1, 2), (-2, -1)), piece.copies))
+        given = [np.moveaxis(p.table, (-2, -1), (1, 2)) for p in powers]
+        outer = forward(self.schedule, objectives, given, tables)
+        values = outer[self.schedule.factors[self.schedule.root].table]
+        rows = np.arange(len(values))
+        mine = np.zeros((len(rows), len(self.numbers)), np.int64)
+        backward(self.schedule, outer, mine, rows)
+        choice = np.zeros((len(rows), self.folded.num_nodes), np.int64)
+        choice[:, list(self.numbers)] = mine
+        for piece, found, scope in zip(self.pieces, powers, self.scopes, strict=True):
+            hubs = [mine[:, i] for i in scope[2:]]
+            steps = ways(found, (rows, *hubs), mine[:, scope[0]], mine[:, scope[1]])
+            inside = np.zeros((len(rows), piece.copies, len(piece.numbers)), np.int64)
+            inside[:, :, 0], inside[:, :, 1] = steps[:, :-1], steps[:, 1:]
+            for i, hub in enumerate(hubs):
+                inside[:, :, 2 + i] = hub[:, None]
+            flat = inside.reshape(-1, len(piece.numbers))
+            backward(piece.schedule, tables, flat, np.repeat(rows, piece.copies))
+            choice[:, piece.places] = flat.reshape(inside.shape)[:, :, list(piece.order)]
+        return values, choice
+
+
+def _entries(schedule: Schedule) -> int:
+    return sum(int(np.prod(table.shape)) for table in schedule.tables)

@@ -1,0 +1,1 @@
+"""Search problems with repeats, solved once per distinct copy."""

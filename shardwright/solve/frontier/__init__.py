@@ -1,0 +1,1 @@
+"""Supported points of the frontier, lower bounds and certificates."""

@@ -1,0 +1,1 @@
+"""Assignments between the supported points of the frontier."""

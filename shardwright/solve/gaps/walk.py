@@ -1,0 +1,81 @@
+"""Walks from one assignment to another that turn nodes one group at a time, priced all at once.
+
+Paper: none of the four. A term of the price joins two nodes, so on a walk it changes at most twice:
+when its first node turns and when its second does. Prices of all n steps are a running sum.
+Complexity: O(terms + turns). Oracle: `problem.price`.
+Known inefficiency: prices are rounded running sums, good enough to choose by and no more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.solve.elimination.pricing import PriceList, sums
+from shardwright.solve.elimination.problem import Floats, Ints
+
+
+class Walk(NamedTuple):
+    """After s turns a node stands at `goal` if its rank is below s, else still at `start`."""
+
+    start: Ints  # (nodes,)
+    goal: Ints  # (nodes,)
+    rank: Ints  # (nodes,)
+    time: Floats  # (turns + 1,), in seconds above those of `start`; rounded
+    memory: Ints  # (turns + 1,), in bytes above those of `start`
+
+    def assignments(self, turns: Ints) -> Ints:
+        """What the walk has reached after each number of `turns`: (A, nodes)."""
+        return np.where(self.rank < turns[:, None], self.goal, self.start)
+
+
+def walk(prices: PriceList, start: Ints, goal: Ints, rank: Ints) -> Walk:
+    """Price a walk from `start`, which must be allowed, on which node v turns as number `rank[v]`.
+
+    The rank of a node at which `start` and `goal` agree does not matter.
+    """
+    changes = start != goal
+    terms = np.flatnonzero(changes[prices.tail] | changes[prices.head])
+    tail, head = prices.tail[terms], prices.head[terms]
+    first = np.minimum(rank[tail], rank[head])
+    both = np.maximum(rank[tail], rank[head])
+    entries = (
+        prices.entries(terms, start[tail], start[head]),
+        prices.entries(
+            terms,
+            np.where(rank[tail] == first, goal[tail], start[tail]),
+            np.where(rank[head] == first, goal[head], start[head]),
+        ),
+        prices.entries(terms, goal[tail], goal[head]),
+    )
+    turns = int(rank[changes].max()) + 1 if changes.any() else 0
+    when = np.minimum(np.concatenate((first, both)), turns)
+
+    def totals(cost: Floats | Ints) -> Floats:
+        before, between, after = (cost[entry] for entry in entries)
+        change = np.concatenate((between - before, after - between))
+        return np.concatenate(([0.0], np.cumsum(sums(when, change, turns + 1)[:turns])))
+
+    forbidden = np.isinf(prices.time)  # an infinite time would never leave a running sum
+    time = totals(np.where(forbidden, 0.0, prices.time))
+    time[totals(forbidden.astype(np.int64)) > 0] = np.inf
+    return Walk(start, goal, rank, time, totals(prices.memory).astype(np.int64))
+
+
+def components(prices: PriceList, member: Ints) -> Ints:
+    """The connected component, among the nodes with `member` true, of each node: (nodes,).
+
+    Components are numbered by their first node, so equal numbers mean connected.
+    """
+    inside = np.flatnonzero(member[prices.tail] & member[prices.head])
+    tail, head = prices.tail[inside], prices.head[inside]
+    label = np.arange(len(member))
+    while True:
+        lowest = label.copy()
+        np.minimum.at(lowest, label[tail], label[head])
+        np.minimum.at(lowest, label[head], label[tail])
+        lowest = lowest[lowest]
+        if np.array_equal(lowest, label):
+            return label
+        label = lowest
