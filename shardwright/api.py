@@ -7,25 +7,25 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.capture.arguments import (
-    check_loss,
-    require_loss,
-    require_module,
-    weight_bytes,
-)
 from shardwright.cost.memory import known_optimizer, state_bytes
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.numerics import Habits
 from shardwright.ir.plan import Plan
-from shardwright.lower.discover import capture_with_rules
 from shardwright.machine.model import Machine, machine_of
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
 from shardwright.search.arguments import check_arguments
 from shardwright.search.limits import STATE, WEIGHTS, check_limit
 from shardwright.search.planner import Progress, search
+from shardwright.tracing.arguments import (
+    check_loss,
+    require_loss,
+    require_module,
+    weight_bytes,
+)
+from shardwright.tracing.discovery.discover import capture_with_rules
 
 __all__ = [
     "Frontier",

@@ -2,13 +2,13 @@
 
 import torch
 
-from shardwright.capture.call import flatten
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.comparable import comparable
 from shardwright.runtime.module_comparison import ModuleComparison
 from shardwright.runtime.module_reference import widened
 from shardwright.runtime.verify import one_device, optimizer_of
+from shardwright.tracing.call import flatten
+from shardwright.tracing.discovery.discover import capture_with_rules
 
 
 def compared(model, batch, graph_of=None):

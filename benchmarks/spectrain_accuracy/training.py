@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from benchmarks.spectrain_accuracy.subjects import SUBJECTS, DigitsCNN
-from shardwright.capture.build import Captured
-from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.prediction import decayed, linear, predict
 from shardwright.runtime.stage import cut_stages
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.graph_builder import Captured
 
 WARM_UP = 20  # updates over which the learning rate rises
 

@@ -90,8 +90,8 @@ def capture(
     """
     with working(f"capturing {target}"):
         from shardwright import api
-        from shardwright.capture.arguments import weight_bytes
-        from shardwright.capture.opaque import WeightsNeededError
+        from shardwright.tracing.arguments import weight_bytes
+        from shardwright.tracing.export.opaque import WeightsNeededError
         from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
 
         job = load_job(target, batch, seq, settings)

@@ -10,7 +10,6 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.capture.operators import FUNCTION, operator_of, to_torch
 from shardwright.lower.program import (
     Attention,
     Compute,
@@ -31,6 +30,7 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
+from shardwright.tracing.export.operators import FUNCTION, operator_of, to_torch
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
 # Those that need a module each; of `Compute` only those that regather or route.

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.capture.opaque import OPAQUE
-from shardwright.capture.operators import argument
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
 from shardwright.lower.decisions import Decisions
@@ -38,6 +36,8 @@ from shardwright.rules.arguments import localize
 from shardwright.rules.micro import gradient_layout
 from shardwright.rules.placing import Placing, place
 from shardwright.rules.rule import Tiling, together
+from shardwright.tracing.export.opaque import OPAQUE
+from shardwright.tracing.export.operators import argument
 
 _AFTER_DRAWS = 2**20  # draws of the graph are numbered from zero, attention from here
 # Operators whose numbers depend on where in the whole tensor a tile lies.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.capture.operators import argument, with_argument
 from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.lower.program import Compute, Joint, Run, SharedAttention
@@ -18,6 +17,7 @@ from shardwright.lower.routing import routing
 from shardwright.rules.placing import Placing
 from shardwright.rules.reductions import reduced_dims
 from shardwright.rules.rule import Together
+from shardwright.tracing.export.operators import argument, with_argument
 
 Shape = tuple[int, ...]
 Tile = tuple[tuple[int, int, int], ...]  # start, length and size of each atom of one dimension

@@ -16,8 +16,8 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.capture.operators import operator_of, to_torch
 from shardwright.ir.graph import Op
+from shardwright.tracing.export.operators import operator_of, to_torch
 
 Strides = tuple[int, ...]
 

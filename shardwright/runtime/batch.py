@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from shardwright.capture.arguments import BatchError as BatchError
-from shardwright.capture.arguments import CallForm
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
 from shardwright.lower.micro import micro_inputs
@@ -20,6 +18,8 @@ from shardwright.lower.pipeline import StagedGraph
 from shardwright.lower.program import Shape, flat, flat_dim
 from shardwright.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
+from shardwright.tracing.arguments import BatchError as BatchError
+from shardwright.tracing.arguments import CallForm
 
 Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long it is
 

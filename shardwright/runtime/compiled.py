@@ -17,12 +17,12 @@ import torch
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
-from shardwright.capture.operators import OVERLOAD, operator_of
 from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.late import Awaited, is_under_way
 from shardwright.runtime.loading import Loading, Reduction
 from shardwright.runtime.regather import Regathering
+from shardwright.tracing.export.operators import OVERLOAD, operator_of
 
 FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first
 _EAGER = (Loading, Reduction, Departure, Arrival, Regathering, Awaited)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from shardwright.capture.build import Captured
 from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
@@ -21,6 +20,7 @@ from shardwright.lower.decisions import Decisions
 from shardwright.lower.program import flat
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import cut
+from shardwright.tracing.graph_builder import Captured
 
 
 @final

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.lower.program import Joint
 from shardwright.rules.reductions import reduced_dims
 from shardwright.runtime.crossentropy import TiledCrossEntropy
+from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 # A tensor's "sum", "product", "max" or "min" over the devices that compute the operator together.
 Reduce = Callable[[Tensor, str], Tensor]

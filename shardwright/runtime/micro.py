@@ -13,7 +13,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.ir.graph import Graph
 from shardwright.lower.fx import Special, to_module
 from shardwright.lower.micro import MicroPrograms, alike, flattened
@@ -22,6 +21,7 @@ from shardwright.lower.program import Program, writes
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.loading import local
 from shardwright.runtime.varying import Varied, module_of
+from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
 @final

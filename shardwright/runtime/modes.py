@@ -15,14 +15,14 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardwright.capture.build import Captured
-from shardwright.capture.call import CaptureError, example_call
-from shardwright.capture.opaque import OPAQUE, without_weights
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import InputSpec, PlanError
-from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.namesakes import same_without_dropout, with_last
+from shardwright.tracing.call import CaptureError, example_call
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.export.opaque import OPAQUE, without_weights
+from shardwright.tracing.graph_builder import Captured
 
 Flags = tuple[bool, ...]  # `training` of every module
 

@@ -10,13 +10,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardwright.capture.build import Captured
-from shardwright.capture.call import select_outputs, unflatten
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.runtime.comparable import comparable
 from shardwright.runtime.module_reference import Outcome, loss_of, run_module
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.pipeline import PipelineModule
+from shardwright.tracing.call import select_outputs, unflatten
+from shardwright.tracing.graph_builder import Captured
 
 TOLERANCE = 1e-8  # of float64 sums in another order, relative to a tensor's largest element
 # The least scale of a gradient's error, as a share of the largest gradient of the model.

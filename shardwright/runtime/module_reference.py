@@ -22,12 +22,12 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from shardwright.capture import draws
-from shardwright.capture.call import select_outputs
-from shardwright.capture.forward import called_as
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.seeded import seed_of, seeded
 from shardwright.runtime.whole import WholeModule
+from shardwright.tracing.call import select_outputs
+from shardwright.tracing.decompose import random_ops
+from shardwright.tracing.patched_forward import called_as
 
 aten: Any = torch.ops.aten
 _WIDE = {
@@ -38,7 +38,7 @@ _WIDE = {
     torch.complex32: torch.complex128,
 }
 _UNIFORM = torch.ops.shardwright.uniform.default
-_DRAWN = draws.table()
+_DRAWN = random_ops.table()
 _DRAWN_IN_PLACE = {
     aten.bernoulli_.float: _DRAWN[aten.bernoulli.p],
     aten.bernoulli_.Tensor: lambda x, p, **options: _DRAWN[aten.bernoulli.default](p, **options),

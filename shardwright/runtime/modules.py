@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.capture.build import Captured
-from shardwright.capture.operators import FUNCTION, operator_of
 from shardwright.ir.layout import Mesh
 from shardwright.lower.fx import Special
 from shardwright.lower.program import (
@@ -38,6 +36,8 @@ from shardwright.runtime.regather import Keep, Regathering, Source, as_it_is
 from shardwright.runtime.ring import TiledAttention
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from shardwright.runtime.whole import OwnFunction, WholeModule
+from shardwright.tracing.export.operators import FUNCTION, operator_of
+from shardwright.tracing.graph_builder import Captured
 
 
 def module_maker(

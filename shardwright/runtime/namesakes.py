@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.capture.build import DROPOUT
-from shardwright.capture.call import flatten, split_call
-from shardwright.capture.opaque import OPAQUE
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with_atoms
 from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.lower import with_operands
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.micro import micro_batches as micro_batched
 from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
 from shardwright.rules.rule import Choice, Rule
+from shardwright.tracing.call import flatten, split_call
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.export.opaque import OPAQUE
+from shardwright.tracing.graph_builder import DROPOUT
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of a call's tensors, by path
 

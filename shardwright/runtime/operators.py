@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.capture.operators import operator_of, to_torch
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Seconds
 from shardwright.machine.calls import Call, Given, Timing
@@ -29,6 +28,7 @@ from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of
 from shardwright.runtime.measure import user_cache
 from shardwright.runtime.remembered import Remembered
 from shardwright.runtime.timing import Stopwatch
+from shardwright.tracing.export.operators import operator_of, to_torch
 
 _TOGETHER = 6  # calls whose tensors are there at once
 _CACHES = 2**26  # bytes: more than the caches of a core hold

@@ -11,15 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.capture.arguments import BatchError, CallForm, require_module
-from shardwright.capture.build import Captured
-from shardwright.capture.call import example_call, select_outputs
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.lower.decisions import Decisions
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.lower import input_layouts
 from shardwright.lower.micro import lower_micro, micro_inputs
@@ -45,6 +41,10 @@ from shardwright.runtime.stage import Stages
 from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import SteppingModule, arguments
 from shardwright.runtime.weights import weights_named
+from shardwright.tracing.arguments import BatchError, CallForm, require_module
+from shardwright.tracing.call import example_call, select_outputs
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.graph_builder import Captured
 
 
 def parallelize(

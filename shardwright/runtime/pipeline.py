@@ -18,8 +18,6 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
-from shardwright.capture.arguments import CallForm
-from shardwright.capture.build import Captured
 from shardwright.ir.graph import Graph
 from shardwright.ir.pipeline import AXIS, PipelineError
 from shardwright.lower.decisions import Decisions
@@ -33,6 +31,8 @@ from shardwright.runtime.pipeline_stage import StagePart
 from shardwright.runtime.placed import Placed
 from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import SteppingModule, arguments
+from shardwright.tracing.arguments import CallForm
+from shardwright.tracing.graph_builder import Captured
 
 _SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 _MULTIPLE = {

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.capture.operators import argument, to_torch
-from shardwright.capture.second_derivative import refuse_second_derivative
 from shardwright.lower.program import Run, SharedAttention
 from shardwright.runtime.blocks import Gradients, How, Rows
 from shardwright.runtime.halves import Halves, Swap
 from shardwright.runtime.line import Line, Wait
+from shardwright.tracing.export.operators import argument, to_torch
+from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
 class TiledAttention(nn.Module):

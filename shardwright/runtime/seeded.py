@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.capture.operators import call_op, with_argument
 from shardwright.lower.program import Attention, Dropout
+from shardwright.tracing.export.operators import call_op, with_argument
 
 
 def seed_of(state: torch.Tensor, *what: object) -> int:

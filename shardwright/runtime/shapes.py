@@ -13,7 +13,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardwright.capture.call import example_call
 from shardwright.ir.plan import InputSpec, Plan, PlanError
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.experts import Skew, skews
@@ -27,6 +26,7 @@ from shardwright.runtime.nonfinite import origin
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.stepping import SteppingModule, arguments
+from shardwright.tracing.call import example_call
 
 
 @final

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.capture.functions import FunctionCall
-from shardwright.capture.opaque import OpaqueCall
 from shardwright.ir.plan import PlanError
+from shardwright.tracing.export.opaque import OpaqueCall
+from shardwright.tracing.gradients.autograd_functions import FunctionCall
 
 
 def pack(calls: Mapping[str, OpaqueCall | FunctionCall]) -> bytes:

@@ -16,13 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shardwright.capture.arguments import CallForm
-from shardwright.capture.build import Captured
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.pipeline import ASYNC, Pipeline
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.fx import to_module
 from shardwright.lower.passes import stage_program
 from shardwright.lower.pipeline import StagedGraph
@@ -37,6 +34,9 @@ from shardwright.runtime.placed import Placed
 from shardwright.runtime.state_dicts import check_on_load
 from shardwright.runtime.stepping import LastingModule, arguments
 from shardwright.runtime.swap import Swap
+from shardwright.tracing.arguments import CallForm
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.graph_builder import Captured
 
 
 @dataclass(frozen=True)

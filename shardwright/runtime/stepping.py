@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
-from shardwright.capture.build import DROPOUT
 from shardwright.ir.graph import Graph
 from shardwright.runtime.compiled import compiled
 from shardwright.runtime.modes import Modes
+from shardwright.tracing.graph_builder import DROPOUT
 
 
 class LastingModule(nn.Module):

@@ -18,14 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.capture.arguments import require_module
-from shardwright.capture.build import Captured
-from shardwright.capture.call import as_planned, flatten
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions, everything_whole
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
@@ -45,6 +41,10 @@ from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.shipping import pack
+from shardwright.tracing.arguments import require_module
+from shardwright.tracing.call import as_planned, flatten
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.graph_builder import Captured
 
 _WORKER = "shardwright.runtime.verify_worker"
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {

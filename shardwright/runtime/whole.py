@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from shardwright.capture.functions import FunctionCall
-from shardwright.capture.opaque import OpaqueCall
 from shardwright.lower.program import RunModule
 from shardwright.runtime.seeded import seed_of, seeded
+from shardwright.tracing.export.opaque import OpaqueCall
+from shardwright.tracing.gradients.autograd_functions import FunctionCall
 
 
 class OwnFunction(nn.Module):

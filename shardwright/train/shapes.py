@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from shardwright.capture.call import flatten
 from shardwright.runtime.namesakes import Shapes, shapes_of
+from shardwright.tracing.call import flatten
 from shardwright.train.job import Batch, JobError, call_of
 
 

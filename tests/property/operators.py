@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers.integrations import moe as moe  # registers its grouped products
 
-from shardwright.capture.operators import operator_of
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Symbol, Tensor
+from shardwright.tracing.export.operators import operator_of
 
 _generator = torch.Generator().manual_seed(0)
 

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import torch
 
-from shardwright.capture.operators import call_op
 from shardwright.ir.graph import Graph, Tensor
+from shardwright.tracing.export.operators import call_op
 from tests.property.operators import OneOp
 
 _SMALLEST_FREE = 5  # smaller numbers are windows, strides and dimensions as often as sizes

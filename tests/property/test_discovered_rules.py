@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.capture.experiment import discover
 from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import FactorKind, Split
+from shardwright.tracing.discovery.experiment import discover
 from tests.property.operators import CALLS
 
 # The width of attention's values and of what experts return may be split, counts may be added up,

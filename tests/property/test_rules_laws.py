@@ -13,7 +13,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwright.capture.operators import call_op, to_torch
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
@@ -27,6 +26,7 @@ from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_sta
 from shardwright.runtime.experts import HeldExperts
 from shardwright.runtime.joint_reductions import joint
 from shardwright.runtime.ring import TiledAttention
+from shardwright.tracing.export.operators import call_op, to_torch
 from tests.property.meeting import Meeting
 from tests.property.operators import CALLS
 from tests.property.resized import free_sizes, resized

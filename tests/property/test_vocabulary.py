@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from shardwright.capture.lookup import local_index
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
+from shardwright.tracing.export.lookup import local_index
 from tests.property.operators import call
 from tests.property.simulated_ranks import lengths
 from tests.property.test_rules_laws import _run

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Shard
 from shardwright.ir.numerics import Habits
@@ -18,6 +17,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tilings
 from shardwright.runtime.parallel import build
 from shardwright.search.micro import MicroBook
+from shardwright.tracing.capture import capture_call
 from tests import models
 from tests.ranks.harness import whole
 from tests.ranks.test_random_tilings import error, some_pieces, stored_as

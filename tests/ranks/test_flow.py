@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.capture import capture_call
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.channel import StageFailed
 from shardwright.runtime.stage import capture_stages
+from shardwright.tracing.capture import capture_call
 from shardwright.train.agreement import Agreement
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import whole_state

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
+from shardwright.tracing.discovery.discover import capture_with_rules
 from tests import models
 from tests.measuring import counted, predicted
 from tests.ranks.harness import run_ranks

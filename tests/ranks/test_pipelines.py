@@ -12,13 +12,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
-from shardwright.capture.capture import capture_call
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.stage import capture_stages
+from shardwright.tracing.capture import capture_call
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.pipelined import Subject

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardwright.capture.capture import capture_call
 from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
@@ -22,6 +21,7 @@ from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.tracing.capture import capture_call
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
-from shardwright.capture.capture import capture_call
-from shardwright.capture.export import FlatCall, export
-from shardwright.capture.functions import _BASE, Functions, known
-from shardwright.capture.gradient_probe import Suspicion, probe
 from shardwright.ir.plan import PlanError
-from shardwright.lower.discover import capture_with_rules
 from shardwright.runtime.shipping import pack, unpack
 from shardwright.runtime.verify import one_device
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.export.export import FlatCall, export
+from shardwright.tracing.gradients.autograd_functions import _BASE, Functions, known
+from shardwright.tracing.gradients.gradient_probe import Suspicion, probe
 from tests.ranks.harness import run_ranks, whole
 
 Function = torch.autograd.Function

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.arguments import BatchError
-from shardwright.capture.call import CaptureError
+from shardwright.tracing.arguments import BatchError
+from shardwright.tracing.call import CaptureError
 from shardwright.train.step import Stepper
 
 ONE = sw.Machine.preset("1xcpu")

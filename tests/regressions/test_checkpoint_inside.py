@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointFunction, checkpoint, checkpoint_sequential
 
 import shardwright as sw
-from shardwright.capture.capture import capture_call
-from shardwright.capture.checkpointing import NOTE, left_out
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.checkpointing import NOTE, left_out
 
 BATCH = (torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64))
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.arguments import BatchError
-from shardwright.capture.call import CaptureError
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.tracing.arguments import BatchError
+from shardwright.tracing.call import CaptureError
 
 ONE = sw.Machine.preset("1xcpu")
 MESSAGE = "pipelines are not possible: their stages give no gradient of the batch"

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
 from shardwright.cost.memory import OptimizerError
+from shardwright.tracing.call import CaptureError
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import start
 from shardwright.train.target import build_model, optimizer_name

@@ -20,9 +20,9 @@ import shardwright as sw
 from shardwright.ir.explain import explain
 from shardwright.ir.modules import Costs, module_tree
 from shardwright.ir.plan import Plan
-from shardwright.lower.discover import capture_with_rules
 from shardwright.report.choice import Held
 from shardwright.report.page import Shown, page
+from shardwright.tracing.discovery.discover import capture_with_rules
 from tests import models
 from tests.zoo import ZOO
 

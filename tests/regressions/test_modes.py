@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.arguments import BatchError
 from shardwright.ir.plan import PlanError
+from shardwright.tracing.arguments import BatchError
 from tests.ranks.harness import run_ranks, whole
 
 ONE = sw.Machine.preset("1xcpu")

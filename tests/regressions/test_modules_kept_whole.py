@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
-from shardwright.capture.capture import capture_call
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.capture import capture_call
 from tests.zoo.subject import Subject, worst
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

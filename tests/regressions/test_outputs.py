@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
 from shardwright.ir.plan import PlanError
+from shardwright.tracing.call import CaptureError
 from tests.models import double, gpt2
 from tests.ranks.harness import run_ranks, whole
 

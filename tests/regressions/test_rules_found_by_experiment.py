@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.capture.experiment import discover
-from shardwright.lower import discover as findings
 from shardwright.rules import stated
+from shardwright.tracing.discovery import discover as findings
+from shardwright.tracing.discovery.experiment import discover
 from tests.property.operators import call, f
 
 

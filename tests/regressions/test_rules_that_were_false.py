@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
 from shardwright.rules.analysis import analyze, splittable
 from shardwright.rules.arguments import localize
+from shardwright.tracing.call import CaptureError
 from tests.compared import compared
 from tests.property.operators import call, f
 

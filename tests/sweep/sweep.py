@@ -19,11 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.capture.call import CaptureError
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
-from shardwright.lower.discover import capture_with_rules
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placing import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
@@ -33,6 +31,8 @@ from shardwright.runtime.module_comparison import measure as measured
 from shardwright.runtime.module_reference import widened
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.verify import one_device
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.sweep.entries import Entry, entries
 
 ROOT = Path(__file__).resolve().parents[2]

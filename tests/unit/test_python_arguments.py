@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.pipeline import PipelineError
@@ -21,6 +20,7 @@ from shardwright.machine.model import MachineError
 from shardwright.rules.micro import MicroBatchError
 from shardwright.rules.stated import RuleError
 from shardwright.search.arguments import GraphError, MethodError
+from shardwright.tracing.call import CaptureError
 from shardwright.train.job import JobError
 
 

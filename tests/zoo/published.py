@@ -7,10 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import shardwright as sw
-from shardwright.capture.build import DROPOUT
-from shardwright.capture.operators import call_op
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.rules.analysis import analyze
+from shardwright.tracing.export.operators import call_op
+from shardwright.tracing.graph_builder import DROPOUT
 from tests.zoo import ZOO
 
 MACHINE = "8xH100"

@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
-from shardwright.lower.discover import with_rules
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.discovery.discover import with_rules
 from tests.zoo import ZOO
 
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.capture.call import CaptureError
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.pipeline import PipelineError
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.toml import parse_toml
+from shardwright.tracing.call import CaptureError
 
 ROOT = Path(__file__).parents[3]
 

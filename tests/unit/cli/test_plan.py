@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.capture.opaque import WeightsNeededError
 from shardwright.cli.options import METHODS
 from shardwright.ir.plan import Plan
 from shardwright.search import arguments
+from shardwright.tracing.export.opaque import WeightsNeededError
 
 
 def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shardwright_command):

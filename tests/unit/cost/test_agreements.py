@@ -12,7 +12,7 @@ from shardwright.ir.plan import Phase
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
-from tests.unit.lower.test_causal_rows import captured
+from tests.unit.tracing.decompose.test_causal_rows import captured
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.cost.codes import encode
 from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
@@ -18,6 +17,7 @@ from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.plan import Phase
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import PassPartial, Split
+from shardwright.tracing.capture import capture_call
 from tests.unit.cost.asking import Asking
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule, toy_machine
 

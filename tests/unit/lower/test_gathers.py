@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.buckets import bucketed
@@ -13,6 +12,7 @@ from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Fetch, Gather, Prefetch, Redistribute, Reduce, writes
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
+from shardwright.tracing.capture import capture_call
 
 MESH = Mesh.parse("dp=2")
 WIDTH = 512  # a weight has 1 MiB

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.numerics import Habits
@@ -16,6 +15,7 @@ from shardwright.lower.inplace import in_place
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Compute
 from shardwright.rules.analysis import analyze
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 MESH = Mesh.parse("a=1")

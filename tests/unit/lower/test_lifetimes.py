@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
+from shardwright.tracing.discovery.discover import capture_with_rules
 from tests import models
 from tests.measuring import counted, predicted
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.decisions import Decisions
@@ -16,6 +15,7 @@ from shardwright.lower.lower import input_layouts, lower, verify
 from shardwright.lower.program import Compute, Load, Redistribute
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "programs.txt"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.capture.autograd import observe
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import tilings
+from shardwright.tracing.gradients.autograd import observe
 from tests.measuring import predicted
 
 MESH = Mesh.parse("a=2 b=2")

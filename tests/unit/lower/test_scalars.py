@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
@@ -15,6 +14,7 @@ from shardwright.lower.program import Redistribute, writes
 from shardwright.lower.scalars import early_sums, late_sums
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
+from shardwright.tracing.capture import capture_call
 
 MESH = Mesh.parse("dp=2")
 

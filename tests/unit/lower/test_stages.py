@@ -8,10 +8,10 @@ import torch
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor, from_json, to_json
 from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.discover import capture_with_rules
 from shardwright.lower.stages import StageError, split
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.stage import StageModule, cut_stages
+from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.models import cnn, double, gpt2, mlp, traps, unet
 from tests.oracles import enumerate_cuts
 from tests.zoo.subject import Subject

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
-from shardwright.capture.lookup import embedding_tile, local_index
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Phase
 from shardwright.lower.decisions import Decisions
@@ -16,6 +14,8 @@ from shardwright.lower.program import Compute, Joint, Redistribute
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placing import parse_tiling
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.export.lookup import embedding_tile, local_index
 from tests.unit.cost.asking import Asking
 
 CLASSES, WIDTH = 11, 4

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro import MicroBatchError, gradient_layout, micro_batches
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placing import tiling_text
 from shardwright.rules.rule import FactorKind
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 

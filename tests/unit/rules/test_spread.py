@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.capture.capture import capture_call
 from shardwright.ir.graph import LeafKind
 from shardwright.rules.analysis import analyze, spread
 from shardwright.search.repeats import shorten
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 

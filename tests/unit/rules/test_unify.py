@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.rules.analysis import analyze, splittable
 from shardwright.rules.unify import Dim, equate
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright.capture.capture import capture_call
 from shardwright.cost.passes import in_flight
 from shardwright.cost.pipelines import (
     StageTime,
@@ -32,6 +31,7 @@ from shardwright.search.planner import search
 from shardwright.search.rounds import Rounds
 from shardwright.search.sources import Sources
 from shardwright.search.stage_costs import Offer, StageCosts
+from shardwright.tracing.capture import capture_call
 from tests import models
 
 

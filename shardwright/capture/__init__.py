@@ -1,1 +1,0 @@
-"""From an unmodified `nn.Module` and one example call to the serial `Graph`."""

@@ -1,0 +1,303 @@
+"""The arguments of a planned call, by the names of the module's own signature, and later calls.
+
+A captured graph has the shapes and dtypes of its tensor arguments in it, and the values of all
+others. A call that differs in one of them would be another graph, so it is an error that names
+the argument. Which arguments are positional and which come by keyword does not matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.tracing.call import CaptureError, unflatten
+
+_ANY = inspect.Signature(
+    [
+        inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+    ]
+)
+_EVERY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class BatchError(ValueError):
+    """A batch that is not what the module was captured with."""
+
+
+def signature_of(model: nn.Module) -> inspect.Signature:
+    """Of `model.forward`; any arguments where Python cannot tell."""
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return _ANY
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor argument: its path in the captured call, its shape and dtype.
+
+    Of one that is `differentiable` the graph has a gradient.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@dataclass
+class CallForm:
+    """The arguments that `graph` was captured with; without a `signature` constants may be missing.
+
+    `shapes` are those of the tensor arguments, by their paths in the captured call.
+    """
+
+    graph: Graph
+    signature: inspect.Signature | None = None
+    shapes: dict[str, tuple[int, ...]] = field(init=False)
+    names: dict[str, str] = field(init=False)  # of these, as in the signature
+    _planned: dict[str, Any] = field(init=False)  # value of each argument that was given
+    _signature: inspect.Signature = field(init=False)
+
+    def __post_init__(self) -> None:
+        leaves: dict[str, Any] = dict(self.graph.constants)
+        for leaf in self.graph.leaves_of(LeafKind.INPUT):
+            tensor = self.graph.tensor[leaf.name]
+            dtype, wanted = getattr(torch, tensor.dtype), tensor.requires_grad
+            leaves[leaf.keys[0]] = _Planned(leaf.keys[0], tensor.shape, dtype, wanted)
+        planned = (value for value in leaves.values() if isinstance(value, _Planned))
+        self.shapes = {one.key: one.shape for one in planned}
+        self._signature = self.signature or _ANY
+        args, kwargs = unflatten(leaves)
+        try:
+            self._planned = _given(self._signature, args, kwargs)
+        except TypeError:  # a forward that is wrapped and hides what it takes
+            self._signature = _ANY
+            self._planned = _given(_ANY, args, kwargs)
+        every = (pair for name, value in self._planned.items() for pair in _walk(name, value))
+        self.names = {one.key: path for path, one in every if isinstance(one, _Planned)}
+
+    def inputs(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a call by their paths in the captured one; shapes are not looked at.
+
+        Raises `BatchError` for an argument that differs in more than values of tensors, or that
+        lies on another device than `device`.
+        """
+        try:
+            given = _given(self._signature, args, kwargs)
+        except TypeError as e:
+            raise BatchError(f"the call does not fit the module: {e}") from e
+        found: dict[str, torch.Tensor] = {}
+        for name in dict.fromkeys((*self._planned, *given)):
+            if self.signature is None and name not in given and not self._has_tensor(name):
+                continue
+            planned = dict(_walk(name, self._planned.get(name, self._default(name))))
+            now = dict(_walk(name, given.get(name, self._default(name))))
+            for path in dict.fromkeys((*now, *planned)):
+                there, here = planned.get(path, _NOTHING), now.get(path, _NOTHING)
+                if isinstance(there, _Planned):
+                    found[there.key] = _tensor(path, here, there, device)
+                elif not _equal(there, here):
+                    raise BatchError(_differs(path, here, there))
+        return found
+
+    def mapped(
+        self, args: Any, kwargs: Mapping[str, Any], part: Callable[[str, torch.Tensor], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with `part(key, tensor)` in the place of each tensor."""
+
+        def changed(call: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+            if isinstance(call, torch.Tensor):
+                return change(call)
+            if isinstance(call, Mapping):
+                return {key: changed(item, change) for key, item in call.items()}
+            return (
+                tuple(changed(c, change) for c in call) if isinstance(call, tuple | list) else call
+            )
+
+        # One object per argument: the same tensor may be passed twice, and cut in two ways.
+        apart = changed((tuple(args), dict(kwargs)), lambda tensor: tensor.view_as(tensor))
+        of = {id(tensor): key for key, tensor in self.inputs(*apart).items()}
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = changed(apart, lambda tensor: part(of[id(tensor)], tensor))
+        return found
+
+    def _default(self, name: str) -> Any:
+        known = self._signature.parameters.get(name)
+        if known is None or known.kind in _EVERY or known.default is inspect.Parameter.empty:
+            return _NOTHING
+        return known.default
+
+    def _has_tensor(self, name: str) -> bool:
+        planned = _walk(name, self._planned.get(name, ()))
+        return any(isinstance(value, _Planned) for _, value in planned)
+
+
+def require_module(model: object) -> None:
+    """Raise `CaptureError` unless it is a module."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise CaptureError(
+            f"model is {name}, which is no torch.nn.Module; write it as the forward of one,"
+            " which holds the parameters that are to be trained"
+        )
+
+
+def require_call(args: object, kwargs: object) -> None:
+    """Raise `CaptureError` unless these are arguments of a call: a tuple or list, and a mapping."""
+    if not isinstance(args, tuple | list):
+        raise CaptureError(
+            f"args is a {type(args).__name__}; give the positional arguments of the model as a"
+            " tuple, as in args=(x,)"
+        )
+    if kwargs is not None and not (
+        isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    ):
+        raise CaptureError(
+            f"kwargs is a {type(kwargs).__name__}; give the keyword arguments of the model by name,"
+            ' as in kwargs={"x": x}'
+        )
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters, each once: what all ranks together hold at least."""
+    found = (p for p in model.parameters() if not nn.parameter.is_lazy(p))
+    return sum(p.numel() * p.element_size() for p in found)
+
+
+def check_loss(loss: str) -> None:
+    """Raise `CaptureError` for a word that does not say where the loss is."""
+    if loss not in ("model", "outside"):
+        raise CaptureError(
+            f"loss is {loss!r}; choose 'model' or 'outside', for a loss that is computed of what"
+            " the model returns"
+        )
+
+
+def require_loss(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[str]
+) -> None:
+    """Raise `CaptureError` where a model takes labels, got none and returned several outputs."""
+    signature = signature_of(model)
+    if tuple(outputs) == ("",) or "labels" not in signature.parameters:
+        return
+    if _given(signature, args, kwargs).get("labels") is None:
+        raise CaptureError(
+            f"{type(model).__name__} returns no loss, as it is called without labels: add labels to"
+            " the example batch, or say loss='outside' if the loss is computed of what it returns"
+        )
+
+
+class _Nothing:
+    """In the place of an argument that is not given."""
+
+
+_NOTHING = _Nothing()
+
+
+def _given(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is passed, by the names of the parameters that take it; raises `TypeError`."""
+    found: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found.update((f"{name}.{i}", item) for i, item in enumerate(value))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of an argument by their paths; an empty container is a leaf."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _walk(f"{path}.{key}", item)
+    elif isinstance(value, tuple | list) and value:
+        for i, item in enumerate(value):
+            yield from _walk(f"{path}.{i}", item)
+    else:
+        yield path, value
+
+
+def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | None) -> torch.Tensor:
+    wanted = f"the plan is for {_described(planned.dtype, planned.shape)}"
+    if not isinstance(given, torch.Tensor):
+        how = ": pass torch.as_tensor of it" if hasattr(given, "__array__") else ": pass a tensor"
+        raise BatchError(f"the argument {path} is {_text(given)}, and {wanted}{how}")
+    if given.dtype != planned.dtype:
+        raise BatchError(
+            f"the argument {path} is {_text(given)}, and {wanted}: pass it as"
+            f" {path}.to({planned.dtype}), or capture and plan with {given.dtype}"
+        )
+    if given.requires_grad and torch.is_grad_enabled() and not planned.differentiable:
+        raise BatchError(
+            f"the argument {path} requires a gradient, and the plan was made with one that does"
+            f" not: detach it, or capture and plan with {path}.requires_grad_()"
+        )
+    if device is not None and _elsewhere(given.device, device):
+        raise BatchError(
+            f"the argument {path} is on {given.device}, and the module on {device}: move it there"
+        )
+    return given
+
+
+def _differs(path: str, given: Any, planned: Any) -> str:
+    if planned is _NOTHING:
+        return (
+            f"the argument {path} is {_text(given)}, and the plan was made without it: leave it"
+            " out, or capture and plan with it"
+        )
+    return (
+        f"the argument {path} is {_text(given)}, and the plan was made with {_text(planned)}, which"
+        " is part of the captured graph: pass that, or capture and plan with the other value"
+    )
+
+
+def _elsewhere(one: torch.device, other: torch.device) -> bool:
+    if one.type != other.type:
+        return True
+    return None not in (one.index, other.index) and one.index != other.index
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values that are no tensors make the same graph."""
+    if one is other:
+        return True
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return not one and not other
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    for kind in (bool, int, str):
+        if isinstance(one, kind) or isinstance(other, kind):
+            return isinstance(one, kind) and isinstance(other, kind) and bool(one == other)
+    return False
+
+
+def _text(value: Any) -> str:
+    if value is _NOTHING:
+        return "not given"
+    if isinstance(value, torch.Tensor):
+        return _described(value.dtype, tuple(value.shape))
+    if isinstance(value, _Planned):
+        return _described(value.dtype, value.shape)
+    if hasattr(value, "__array__") and hasattr(value, "dtype"):
+        return f"a {type(value).__module__} array of {value.dtype}"
+    return repr(value) if len(repr(value)) <= 60 else f"a {type(value).__name__}"
+
+
+def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -1,0 +1,100 @@
+"""Capture: the one entry to this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.ir.numerics import EXACT, Habits
+from shardwright.tracing.call import CaptureError, split_call
+from shardwright.tracing.checkpointing import left_out
+from shardwright.tracing.export.export import FlatCall, export
+from shardwright.tracing.export.opaque import OpaqueModules
+from shardwright.tracing.export.precision import computing_in
+from shardwright.tracing.gradients.autograd_functions import Functions, known
+from shardwright.tracing.gradients.gradient_probe import probe, suspicions
+from shardwright.tracing.gradients.hooks import refuse_backward_hooks, refuse_hooks
+from shardwright.tracing.graph_builder import Captured, build
+from shardwright.tracing.model_copies import call_of_copy, call_on_meta
+from shardwright.tracing.state_check import check_state
+
+_MOST_OPAQUE = 16  # attempts; beyond it a model is not one that is captured, but one that is run
+
+
+def capture_call(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    habits: Habits = EXACT,
+    outputs: str = "loss",
+) -> Captured:
+    """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
+
+    The model may live on any device, the meta device too; its mode (train or
+    eval) is captured as it is. A sub-module that cannot be followed is kept
+    whole, as one operator. Raises `CaptureError`, naming the user's line, for
+    what no fixed graph can express. Captured is what training runs, also where
+    the caller wants no gradients. With the `outputs` "model" the graph returns all tensors that the
+    model returned, and not only the loss where there is one.
+    """
+    tensors, constants = split_call(args, kwargs or {})
+    refuse_hooks(model)
+    with torch.inference_mode(False), torch.enable_grad(), computing_in(model, habits):
+        return _captured(model, tensors, constants, habits, outputs)
+
+
+def _captured(
+    model: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    constants: Mapping[str, Any],
+    habits: Habits,
+    outputs: str,
+) -> Captured:
+    opaque = OpaqueModules(model)
+    first: CaptureError | None = None
+    for _ in range(_MOST_OPAQUE):
+        call = FlatCall(model, tensors, constants, habits, outputs)
+        try:
+            refuse_backward_hooks(model, opaque.reasons)
+            with opaque.replaced(), suspicions() as suspected:
+                functions = Functions(model)
+                with left_out() as checkpoints, functions.intercepted():
+                    program, how = export(call, tensors, habits)
+                if how or call.returned.changed:
+                    trials = (call_on_meta(call, tensors), call_of_copy(call, tensors))
+                    changed, named = call.returned.changed, call.returned.named
+                    check_state(changed, trials, type(model).__name__, named)
+            notes = [text for text in (how, opaque.note(), checkpoints.note()) if text]
+            calls = {**opaque.calls, **functions.calls}
+            with known(calls):
+                captured = build(program, call, habits, "; ".join(notes), calls)
+                probe(call, tensors, captured, suspected)
+            return captured
+        except CaptureError as e:
+            first, path = first or e, _next_whole(model, e.module, opaque)
+            if not path:
+                raise (e if e is first or e.refused else _both(first, e)) from e
+            opaque.add(path, str(e))
+    assert first is not None
+    raise CaptureError(
+        f"{first} ({len(opaque.reasons)} sub-modules were kept whole, and that was not enough)"
+    )
+
+
+def _both(first: CaptureError, last: CaptureError) -> CaptureError:
+    return CaptureError(f"{first} (with modules kept whole it fails too: {last})")
+
+
+def _next_whole(model: nn.Module, path: str, opaque: OpaqueModules) -> str:
+    """The module to keep whole after an error in the one at `path`; empty if that is the model."""
+    known = dict(model.named_modules())
+    while path and (
+        path not in known
+        or path in opaque.reasons
+        or isinstance(known[path], nn.ModuleList | nn.ModuleDict)  # which are never called
+    ):
+        path = path.rpartition(".")[0]
+    return path

@@ -1,0 +1,99 @@
+"""Activation checkpointing inside a model, left out while the model is captured.
+
+Which values are recomputed in the backward pass is the choice of a plan, and it
+does not change a result. So `torch.utils.checkpoint.checkpoint` runs its
+function as if it were called directly.
+
+Functions that a model imported earlier (`from torch.utils.checkpoint import
+checkpoint`, or the partial that Hugging Face models keep) are not found by
+replacing `checkpoint` itself, so the two things that it calls are replaced. One
+of them, `_checkpoint_without_reentrant_generator`, is a private name of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import CheckpointFunction
+
+from shardwright.tracing.export.patches import Patches
+
+_WITHOUT_REENTRANT = "_checkpoint_without_reentrant_generator"
+NOTE = "torch.utils.checkpoint is left out: which values are recomputed is the choice of the plan"
+
+
+class Checkpoints:
+    """What was checkpointed while a model was captured."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.without_gradient = 0
+
+    def note(self) -> str:
+        """One line about what was left out; empty if nothing was."""
+        if not self.count:
+            return ""
+        if not self.without_gradient:
+            return NOTE
+        return (
+            f"{NOTE}; {self.without_gradient} of its calls have use_reentrant=True and no input"
+            " that requires a gradient, so parameters inside get none, as in the model"
+        )
+
+
+_now: ContextVar[Checkpoints | None] = ContextVar("checkpoints", default=None)
+_patches = Patches()
+
+
+@contextmanager
+def left_out() -> Iterator[Checkpoints]:
+    """Within, and in this context alone, checkpointed functions run as if called directly."""
+    found = Checkpoints()
+    token = _now.set(found)
+    try:
+        with _patches.applied(_patch):
+            yield found
+    finally:
+        _now.reset(token)
+
+
+def _patch() -> Callable[[], None]:
+    patched: Any = CheckpointFunction
+    apply = patched.apply  # bound to the class
+    generator = getattr(torch_checkpoint, _WITHOUT_REENTRANT)
+
+    def without_reentrant(*args: Any, **kwargs: Any) -> Any:
+        found = _now.get()
+        if found is None:
+            yield from generator(*args, **kwargs)
+            return
+        found.count += 1
+        yield
+
+    def reentrant(cls: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        found = _now.get()
+        if found is None:
+            return apply(function, preserve, *args)
+        found.count += 1
+        if torch.is_grad_enabled() and not any(
+            isinstance(arg, Tensor) and arg.requires_grad for arg in args
+        ):
+            found.without_gradient += 1
+            with torch.no_grad():
+                return function(*args)
+        return function(*args)
+
+    setattr(torch_checkpoint, _WITHOUT_REENTRANT, without_reentrant)
+    patched.apply = classmethod(reentrant)
+
+    def undo() -> None:
+        setattr(torch_checkpoint, _WITHOUT_REENTRANT, generator)
+        del patched.apply
+
+    return undo

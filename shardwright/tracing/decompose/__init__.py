@@ -1,0 +1,1 @@
+"""Rewrites operators of an exported program so that splitting them is exact."""

@@ -1,0 +1,88 @@
+"""Batch norm as sums over the batch and a normalisation, so that splitting the batch is exact.
+
+The sums are one operator's, and so is what they are read for: whoever splits the batch brings them
+together once in each pass (ADR 0063). The number of samples is a constant of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.tracing.export import kernels
+
+aten: Any = torch.ops.aten
+
+
+def _mean_squares(x: Tensor) -> tuple[Tensor, int]:
+    """Means of the samples and of their squares per channel, and how many samples there are."""
+    count = x.numel() // x.shape[1]
+    return kernels.moments(x, 1.0 / count), count
+
+
+def _inverse(unbiased: Tensor, count: int, eps: float) -> Tensor:
+    """One over the standard deviation that the samples were divided by, which is the biased one."""
+    return torch.rsqrt(unbiased * ((count - 1) / max(1, count)) + eps)
+
+
+def _trained(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """`_native_batch_norm_legit_functional`: the new buffers are its last two results."""
+    if not training:
+        given = (x, weight, bias, running_mean, running_var, momentum, eps)
+        return (*frozen(*given), running_mean, running_var)
+    moments, count = _mean_squares(x)
+    out = kernels.standardize(x, moments, weight, bias, eps)
+    mean, variance = kernels.statistics(moments.detach(), count, running_mean.dtype)
+    new_mean = torch.lerp(running_mean, mean, momentum)
+    new_var = torch.lerp(running_var, variance, momentum)
+    return out, mean, _inverse(variance, count, eps), new_mean, new_var
+
+
+def _without_buffers(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """`_native_batch_norm_legit.no_stats`."""
+    moments, count = _mean_squares(x)
+    mean, variance = kernels.statistics(moments.detach(), count, x.dtype)
+    out = kernels.standardize(x, moments, weight, bias, eps)
+    return out, mean, _inverse(variance, count, eps)
+
+
+def frozen(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """`_native_batch_norm_legit_no_training`: the buffers are the statistics."""
+    out = kernels.normalize(x, running_mean, running_var, weight, bias, eps)
+    empty = x.new_empty((0,))
+    return out, empty, empty
+
+
+def table() -> dict[Any, Any]:
+    """Decompositions by operator."""
+    return {
+        aten._native_batch_norm_legit_functional.default: _trained,
+        aten._native_batch_norm_legit.no_stats: _without_buffers,
+        aten._native_batch_norm_legit_no_training.default: frozen,
+    }

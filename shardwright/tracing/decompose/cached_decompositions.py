@@ -1,0 +1,261 @@
+"""Decomposition operator by operator: equal calls are decomposed once, however deep the model.
+
+`ExportedProgram.run_decompositions` traces the whole program twice more. Where
+no operator writes to its operands, each can be decomposed on its own, so one
+small program that holds every distinct call is decomposed in place of the whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+
+from shardwright.tracing.export.operators import OVERLOAD
+
+Table = Mapping[Any, Callable[..., Any]]
+aten: Any = torch.ops.aten
+_WORTH = 8.0  # operators for each distinct call, as a small program costs its own to trace
+_KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # of what a piece stands for
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A graph of operators that write to nothing, with the meaning of what goes in and out."""
+
+    graph: fx.Graph
+    graph_signature: ExportGraphSignature
+    constants: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator with its arguments, tensors among them by their number."""
+
+    target: Any
+    args: Any
+    kwargs: Any
+    operands: tuple[torch.Tensor, ...]  # of the first such call
+    results: int
+
+    def on(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        def fill(arg: Any) -> Any:
+            if isinstance(arg, _Number):
+                return tensors[arg.at]
+            return type(arg)(fill(a) for a in arg) if isinstance(arg, list | tuple) else arg
+
+        kwargs = {key: fill(value) for key, value in self.kwargs.items()}
+        result = self.target(*fill(self.args), **kwargs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """Stands for an operand."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a call becomes: nodes of the small program, between its inputs and its results."""
+
+    inputs: tuple[fx.Node, ...]
+    nodes: tuple[fx.Node, ...]
+    results: tuple[fx.Node | None, ...]
+
+
+class _Calls(nn.Module):
+    """Every distinct call once, each on inputs of its own."""
+
+    def __init__(self, calls: tuple[_Call, ...]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        results: list[Any] = []
+        at = 0
+        for call in self.calls:
+            results += call.on(tensors[at : at + len(call.operands)])
+            at += len(call.operands)
+        return tuple(results)
+
+
+def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
+    """`program` under `table`, or None where it has to be decomposed as a whole.
+
+    That is where an operator writes to an operand, where a node is no operator
+    on tensors of fixed sizes, or where so little repeats that it is as quick.
+    """
+    if not all(_stands_alone(node) for node in program.graph.nodes):
+        return None
+    distinct: dict[Any, _Call] = {}
+    calls = {
+        node: _numbered(node, distinct)
+        for node in program.graph.nodes
+        if node.op == "call_function" and not _picks(node) and not _stays(node.target, table)
+    }
+    if len(program.graph.nodes) < _WORTH * len(distinct):
+        return None
+    pieces = _pieces(tuple(distinct.values()), table)
+    if pieces is None:
+        return None
+    by_key = dict(zip(distinct, pieces, strict=True))
+    graph = _spliced(
+        program.graph, {node: (by_key[key], operands) for node, (key, operands) in calls.items()}
+    )
+    return Functional(graph, program.graph_signature, program.constants)
+
+
+def whole(program: ExportedProgram, table: Table) -> Functional:
+    """`program` under `table`, decomposed as a whole."""
+    program = program.run_decompositions(dict(table))
+    return Functional(program.graph, program.graph_signature, program.constants)
+
+
+def _stands_alone(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    if _picks(node):
+        return True
+    name = getattr(node.target, "__name__", "").split(".")[0]  # such as add_, or __and__
+    values = node.meta.get("val")
+    values = values if isinstance(values, tuple | list) else (values,)
+    return (
+        isinstance(node.target, OVERLOAD)
+        and (not name.endswith("_") or name.endswith("__"))
+        and all(_is_fixed(value) for value in values)
+    )
+
+
+def _stays(target: Any, table: Table) -> bool:
+    """Whether decomposing leaves an operator as it is: those of Core ATen are made of no others."""
+    return torch.Tag.core in target.tags and target not in table
+
+
+def _picks(node: fx.Node) -> bool:
+    """Whether a node is one of the results of another, or its only one, and computes nothing."""
+    if node.target is not aten.detach_.default:
+        return node.target is operator.getitem
+    made = node.args[0]  # export detaches constants of the code, which have no gradient anyway
+    return isinstance(made, fx.Node) and not made.meta["val"].requires_grad
+
+
+def _is_fixed(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
+
+
+def _numbered(node: fx.Node, distinct: dict[Any, _Call]) -> tuple[Any, tuple[fx.Node, ...]]:
+    """What equal calls have in common, and the operands; `distinct` gets the first such call."""
+    numbers: dict[fx.Node, int] = {}
+
+    def numbered(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return _Number(numbers.setdefault(arg, len(numbers)))
+        if isinstance(arg, list | tuple):
+            return [numbered(a) for a in arg]
+        return arg
+
+    args = numbered(list(node.args))
+    kwargs = {name: numbered(value) for name, value in node.kwargs.items()}
+    key = (
+        node.target,
+        _hashable(args),
+        tuple((name, _hashable(value)) for name, value in kwargs.items()),
+        tuple(_kind(operand.meta["val"]) for operand in numbers),
+    )
+    if key not in distinct:
+        value = node.meta.get("val")
+        results = len(value) if isinstance(value, tuple | list) else 1
+        operands = tuple(operand.meta["val"] for operand in numbers)
+        distinct[key] = _Call(node.target, args, kwargs, operands, results)
+    return key, tuple(numbers)
+
+
+def _hashable(arg: Any) -> Any:
+    if isinstance(arg, list):
+        return tuple(_hashable(a) for a in arg)
+    return (type(arg), arg)  # 1 is not 1.0, nor True
+
+
+def _kind(value: torch.Tensor) -> Any:
+    return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+
+
+def _pieces(calls: tuple[_Call, ...], table: Table) -> list[_Piece] | None:
+    """What each call becomes; None where one of them writes to an operand after all."""
+    inputs = tuple(_like(operand) for call in calls for operand in call.operands)
+    small = torch.export.export(_Calls(calls), inputs, strict=False)
+    small = small.run_decompositions(dict(table))
+    signature = small.graph_signature
+    if any(spec.kind is not InputKind.USER_INPUT for spec in signature.input_specs):
+        return None
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        return None
+    placeholders = [node for node in small.graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in small.graph.nodes if node.op == "output")
+    order = {node: i for i, node in enumerate(small.graph.nodes)}
+    given, results = iter(placeholders), iter(output.args[0])
+    pieces = []
+    for call in calls:
+        own = tuple(next(given) for _ in call.operands)
+        returned = tuple(next(results) for _ in range(call.results))
+        nodes = sorted(_between(own, returned), key=order.__getitem__)
+        pieces.append(_Piece(own, tuple(nodes), returned))
+    return pieces
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same kind, as little real as `value`, that nothing else shares."""
+    fresh = value.new_empty_strided(value.shape, value.stride())
+    return fresh.requires_grad_(value.requires_grad)
+
+
+def _between(inputs: tuple[fx.Node, ...], results: tuple[fx.Node | None, ...]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node for node in results if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node not in inputs:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _spliced(
+    graph: fx.Graph, pieces: Mapping[fx.Node, tuple[_Piece, tuple[fx.Node, ...]]]
+) -> fx.Graph:
+    """`graph` with every call replaced by its piece."""
+    made = fx.Graph()
+    env: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.target is operator.getitem and isinstance(env[node.args[0]], list):
+            env[node] = env[node.args[0]][node.args[1]]
+        elif node.target is aten.detach_.default:
+            env[node] = env[node.args[0]]
+        elif node in pieces:
+            piece, operands = pieces[node]
+            results = _put(made, node, piece, [env[operand] for operand in operands])
+            several = isinstance(node.meta.get("val"), tuple | list)
+            env[node] = results if several else results[0]
+        else:
+            env[node] = made.node_copy(node, env.__getitem__)
+    return made
+
+
+def _put(made: fx.Graph, node: fx.Node, piece: _Piece, operands: list[Any]) -> list[Any]:
+    """A copy of `piece` on `operands`, in place of `node`; its results."""
+    own = dict(zip(piece.inputs, operands, strict=True))
+    for inner in piece.nodes:
+        copy = own[inner] = made.node_copy(inner, own.__getitem__)
+        copy.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
+        copy.meta["val"] = inner.meta.get("val")
+    return [None if result is None else own[result] for result in piece.results]

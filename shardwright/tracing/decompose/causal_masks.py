@@ -1,0 +1,176 @@
+"""Attention masks that are just causal, found out by computing them.
+
+While a model is traced, Hugging Face builds its causal mask as a tensor,
+though it would pass `is_causal` otherwise; without a cache it even compares the documents
+that positions could be of, for every sequence of the batch. A mask costs memory, rules out the
+fastest kernels and doubles the work. A mask that depends on no input is a
+constant: it is computed once here, and where it is the lower triangle the
+attention gets the flag instead.
+
+The mask of a long sequence is too large for that. It is made of positions by
+elementwise operators, so any part of it can be computed alone: all of some rows, all of
+some columns, and a band along the diagonal, which is where masks that look
+causal from afar (windows, documents packed together) differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.tracing.export.operators import argument, call_op, operator_of, to_torch
+
+_GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
+_LARGEST_MASK = 2**27  # elements that are worth computing to find out
+_SAME_PLACES = ("expand", "clone", "contiguous")
+_SAME_MATRIX = (*_SAME_PLACES, "unsqueeze", "view")
+_LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, though torch does not say so
+_LARGEST_PART = 2**26  # of a larger mask
+
+
+def without_causal_masks(graph: Graph) -> Graph:
+    """`graph` with `is_causal` where the mask says nothing else."""
+    verdicts: dict[str, bool] = {}
+
+    def rewrite(op: Op) -> Op:
+        if op.kind != "scaled_dot_product_attention" or len(op.operands) != 4:
+            return op
+        mask = op.operands[3]
+        if mask not in verdicts:
+            verdicts[mask] = _is_causal(graph, mask)
+        if not verdicts[mask]:
+            return op
+        kwargs = tuple(pair for pair in op.kwargs if pair[0] not in _GIVEN)
+        saves = tuple(name for name in op.saves if name != mask)
+        dropped = argument(op, 4, "dropout_p", 0.0)
+        return replace(op, args=(*op.args[:3], None, dropped, True), kwargs=kwargs, saves=saves)
+
+    return replace(graph, ops=tuple(rewrite(op) for op in graph.ops))
+
+
+def _is_causal(graph: Graph, mask: str) -> bool:
+    """Whether the value `mask` is a constant: True up to the diagonal and False beyond it."""
+    described = graph.tensor[mask]
+    if described.dtype != "bool" or len(described.shape) < 2:
+        return False
+    rows, columns = described.shape[-2:]
+    needed = _ancestors(graph, mask)
+    if needed is None:
+        return False
+    made = (graph.tensor[op.outputs[0]] for op in needed)
+    if rows * columns > _LARGEST_MASK or any(
+        one.num_elements > _LARGEST_MASK and not one.alias_of for one in made
+    ):
+        return _is_causal_in_parts(graph, mask, needed)
+    values: dict[str, torch.Tensor] = {}
+    for op in needed:
+        results = call_op(op, values, torch.device("cpu"))
+        values.update(zip(op.outputs, results, strict=True))
+    causal = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
+    return all(torch.equal(matrix, causal) for matrix in _matrices(values[mask]))
+
+
+def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The matrices of a tensor, of an expanded dimension only the first."""
+    if x.dim() == 2:
+        yield x
+        return
+    for part in x[:1] if x.stride(0) == 0 else x:
+        yield from _matrices(part)
+
+
+def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
+    """The same of a mask that is too large to compute, by parts of it."""
+    *leading, rows, columns = graph.tensor[mask].shape
+    small: dict[str, torch.Tensor] = {}
+    large: list[Op] = []
+    for op in needed:
+        if graph.tensor[op.outputs[0]].num_elements <= _LARGEST_PART:
+            if any(name not in small for name in op.operands):
+                return False
+            results = call_op(op, small, torch.device("cpu"))
+            small.update(zip(op.outputs, results, strict=True))
+        elif not _is_elementwise(graph, op, rows, columns):
+            return False
+        else:
+            large.append(op)
+    for down, across in _parts(rows, columns, _LARGEST_PART // prod(leading)):
+        values = dict(small)
+        for op in large:
+            _compute_part(op, values, small, (rows, columns), (down, across))
+        causal = across <= down.unsqueeze(-1)
+        if not all(torch.equal(found, causal) for found in _matrices(values[mask])):
+            return False
+    return True
+
+
+def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
+    """Whether a large result is matrices made element by element, or others' repeated."""
+    shape = graph.tensor[op.outputs[0]].shape
+    if shape[-2:] != (rows, columns) or len(op.outputs) > 1:
+        return False
+    if op.kind in _SAME_MATRIX:
+        source = graph.tensor[op.operands[0]].shape
+        # Parts of several matrices would be broadcast along other dimensions than these.
+        placed = op.kind in _SAME_PLACES or prod(source[:-2]) == 1
+        return placed and source[-2:] == shape[-2:]
+    tags = getattr(operator_of(op.target), "tags", ())
+    return torch.Tag.pointwise in tags or op.kind in _LOGICAL
+
+
+def _parts(rows: int, columns: int, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and columns of the parts that are looked at, of about `most` elements each."""
+    every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
+    count = max(16, most // max(rows, columns))
+    some = [torch.linspace(0, n - 1, min(count, n), device="cpu").long() for n in (rows, columns)]
+    yield some[0], every[1]
+    yield every[0], some[1]
+    band = min(1024, count)
+    for start in range(0, min(rows, columns), band):
+        around = slice(max(0, start - 1), start + band + 1)
+        yield every[0][start : start + band], every[1][around]
+
+
+def _compute_part(
+    op: Op,
+    values: dict[str, torch.Tensor],
+    small: dict[str, torch.Tensor],
+    whole: tuple[int, int],
+    part: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Some rows and columns of what `op` makes, into `values`."""
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        for dim, size, places in zip((-2, -1), whole, part, strict=True):
+            if x.dim() >= -dim and x.shape[dim] == size > 1:
+                x = x.index_select(dim, places)
+        return x
+
+    given = {name: cut(values[name]) if name in small else values[name] for name in op.operands}
+    if op.kind in _SAME_MATRIX:
+        values[op.outputs[0]] = given[op.operands[0]]
+        return
+    device = torch.device("cpu")
+    args = [to_torch(a, given, device) for a in op.args]
+    kwargs = {key: to_torch(value, given, device) for key, value in op.kwargs}
+    values[op.outputs[0]] = operator_of(op.target)(*args, **kwargs)
+
+
+def _ancestors(graph: Graph, value: str) -> list[Op] | None:
+    """The operators that make `value` out of nothing, in order; None if it depends on a leaf."""
+    found: dict[str, Op] = {}
+    stack = [value]
+    while stack:
+        name = stack.pop()
+        if name not in graph.producer:
+            return None
+        op = graph.producer[name]
+        if op.name not in found:
+            found[op.name] = op
+            stack.extend(op.operands)
+    order = {op.name: i for i, op in enumerate(graph.ops)}
+    return sorted(found.values(), key=lambda op: order[op.name])

@@ -1,0 +1,167 @@
+"""Operators rewritten before planning, so that splitting what is left is exact.
+
+A mean over a split batch is not the mean of means when tiles differ in size or
+in how many labels they mask. Means become sums, divided by a count that is
+summed too; attention with dropout becomes its formula, because a fused kernel
+would draw its own random numbers.
+
+Functions return Any: a tensor, or NotImplemented where the call stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.ir.numerics import EXACT, Habits
+from shardwright.tracing.decompose import (
+    batchnorm,
+    composed_losses,
+    deviations,
+    local_batchnorm,
+    random_ops,
+    recurrent,
+)
+from shardwright.tracing.export.attention import attention
+
+aten: Any = torch.ops.aten
+
+_MEAN, _SUM = 1, 2  # ATen's Reduction enum
+
+
+def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return aten.sum.default(x, dtype=dtype) * (1.0 / x.numel())
+
+
+def _mean_dim(
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    total = aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
+    return total * (total.numel() / x.numel())
+
+
+def _cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    if reduction != _MEAN:
+        return NotImplemented
+    total = aten.cross_entropy_loss.default(
+        logits, target, weight, _SUM, ignore_index, label_smoothing
+    )
+    if target.is_floating_point():  # class probabilities: the mean is over the samples
+        return total * (logits.shape[1] / logits.numel() if logits.dim() > 1 else 1.0)
+    kept = target != ignore_index
+    if weight is None:
+        count = kept.to(total.dtype).sum()
+    else:
+        count = weight[torch.where(kept, target, 0)].mul(kept.to(weight.dtype)).sum()
+    return total / count
+
+
+def _nll_loss(
+    log_probs: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+) -> Any:
+    if reduction != _MEAN:
+        return NotImplemented
+    total = aten.nll_loss_nd.default(log_probs, target, weight, _SUM, ignore_index)
+    kept = target != ignore_index
+    if weight is None:
+        count = kept.to(total.dtype).sum()
+    else:
+        count = weight[torch.where(kept, target, 0)].mul(kept.to(weight.dtype)).sum()
+    return total / count
+
+
+def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Any]:
+    """A loss that is a mean over all elements, as a sum times one over their number.
+
+    `reduction_at` is the position of the operator's `reduction` argument; what
+    stands between it and the two tensors are optional weights.
+    """
+
+    def decomposed(*args: Any, reduction: int = _MEAN, **kwargs: Any) -> Any:
+        before = args[:reduction_at] + (None,) * (reduction_at - len(args))
+        if len(args) > reduction_at:
+            reduction = args[reduction_at]
+        if reduction != _MEAN:
+            return NotImplemented
+        total = operator(*before, _SUM, *args[reduction_at + 1 :], **kwargs)
+        elements = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+        return total * (1.0 / elements)
+
+    return decomposed
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """A fused kernel would draw its own numbers: see `attention`."""
+    if dropout_p == 0.0:
+        return NotImplemented
+
+    def drop(weights: Tensor) -> Tensor:
+        dropped: Tensor = aten.native_dropout.default(weights, dropout_p, True)[0]
+        return dropped
+
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, drop)
+
+
+def _type_as(x: Tensor, other: Tensor) -> Tensor:
+    return x.to(other.dtype)
+
+
+def _chalf(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    """As a cast that names its dtype, so that the graph can be widened."""
+    return x.to(torch.complex32)
+
+
+def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What functionalisation makes of `x[...] = y`; autograd has no derivative for the operator."""
+    return source.to(into.dtype).expand(into.shape)
+
+
+def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
+    """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
+    losses = {
+        aten.mse_loss.default: 2,
+        aten.l1_loss.default: 2,
+        aten.smooth_l1_loss.default: 2,
+        aten.huber_loss.default: 2,
+        aten.binary_cross_entropy.default: 3,
+        aten.binary_cross_entropy_with_logits.default: 4,
+    }
+    found: dict[Any, Callable[..., Any]] = {
+        operator: _pointwise_loss(operator, at) for operator, at in losses.items()
+    }
+    found[aten.mean.default] = _mean
+    found[aten.mean.dim] = _mean_dim
+    found[aten.cross_entropy_loss.default] = _cross_entropy
+    found[aten.nll_loss_nd.default] = _nll_loss
+    if habits.rng == "exact":
+        found[aten.scaled_dot_product_attention.default] = _attention
+    found[aten.type_as.default] = _type_as
+    found[aten.copy.default] = _copy
+    found[aten.chalf.default] = _chalf
+    norms = {**batchnorm.table(), **local_batchnorm.table(habits)}
+    composed = {**composed_losses.table(), **deviations.table()}
+    return {**found, **norms, **composed, **random_ops.table(), **recurrent.table()}

@@ -1,0 +1,252 @@
+"""Mixtures of experts found in a graph, and made one operator each.
+
+Hugging Face writes them as rows sorted by expert between two grouped products. What
+is found here is that form alone, every operator of it checked and read by nobody else;
+anything else stays as it is, and is right, but its tokens and experts stay whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol
+from shardwright.tracing.decompose.experts import EXPERTS
+from shardwright.tracing.export.operators import call_op
+from shardwright.tracing.gradients.autograd import Facts, observe
+
+_PRODUCTS = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
+_LOGICAL = ("_to_copy", "clone", "alias", "contiguous")
+_GATHERING = "index"
+
+
+class _OtherFormError(Exception):
+    """What looked like a mixture of experts is something else."""
+
+
+def with_mixtures(graph: Graph) -> Graph:
+    """`graph` with one operator for each mixture of experts."""
+    products: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.target in _PRODUCTS and len(op.operands) == 3:
+            products.setdefault(op.operands[2], []).append(op)
+    made: dict[str, Op] = {}  # by the operator whose result it gives
+    for pair in products.values():
+        if len(pair) != 2:
+            continue
+        try:
+            last, op = _Mixture(graph, *pair).found()
+        except _OtherFormError:
+            continue
+        made[last.name] = op
+    return replace(graph, ops=tuple(made.get(op.name, op) for op in graph.ops))
+
+
+class _Mixture:
+    """One mixture while it is read, from its two products outwards."""
+
+    def __init__(self, graph: Graph, up: Op, down: Op) -> None:
+        self.graph, self.up, self.down = graph, up, down
+
+    def found(self) -> tuple[Op, Op]:
+        """The operator that ends it, and the one that does all of it."""
+        graph = self.graph
+        sort = self._sort()
+        order = sort.outputs[1]
+        flat = sort.operands[0]
+        chosen = self._made(flat, "view").operands[0]
+        count, each = _matrix(graph, chosen)
+        gather = self._made(self.up.operands[0], _GATHERING)
+        x, token = gather.operands
+        halved = self._made(token, "floor_divide")
+        _require(halved.operands == (order,) and halved.args[1] == each)
+        _require(_matrix(graph, x)[0] == count and self._indexed(gather) == (0,))
+        steps = self._between()
+        weights = [self._weight(product) for product in (self.up, self.down)]
+        scores, last = self._scored(order, (count, each))
+        op = Op(
+            last.name,
+            EXPERTS,
+            (
+                Ref(x),
+                Ref(chosen),
+                Ref(scores),
+                *(Ref(name) for name, _ in weights),
+                tuple(turned for _, turned in weights),
+                self.up.target,
+                json.dumps(steps),
+            ),
+            (),
+            last.outputs,
+            last.source,
+        )
+        _require(self.up.target == self.down.target)
+        return last, self._with_facts(op)
+
+    def _sort(self) -> Op:
+        """The sort by expert, back from the offsets: counts of sorted experts, added up."""
+        name = self.up.operands[2]
+        for _ in range(6):
+            op = self._producer(name)
+            if op.kind == "sort":
+                _require(name == op.outputs[0] and len(self.graph.tensor[name].shape) == 1)
+                return op
+            _require(op.kind in ("cumsum", "histc", "_to_copy", "bincount"))
+            name = op.operands[0]
+        raise _OtherFormError
+
+    def _between(self) -> list[Any]:
+        """Steps from the first product to the second."""
+        number = {self.up.outputs[0]: 0}
+        steps: list[Any] = []
+        goal = self.down.operands[0]
+        inside = self._descendants(self.up.outputs[0], goal)
+        for op in inside:
+            _require(all(name in number for name in op.operands))
+            if op.kind in ("split", "split_with_sizes", "chunk"):
+                self._require_last(
+                    op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("dim", 0)
+                )
+                sizes = {self.graph.tensor[name].shape[-1] for name in op.outputs}
+                _require(len(sizes) == 1)
+                for i, name in enumerate(op.outputs):
+                    number[name] = len(steps) + 1
+                    given = {"value": number[op.operands[0]]}
+                    steps.append(["part", [given, i, len(op.outputs)], {}])
+                continue
+            target = getattr(torch.ops.aten, op.kind, None)
+            tags = getattr(getattr(target, op.target.split(".")[2], None), "tags", ())
+            _require(torch.Tag.pointwise in tags or op.kind in _LOGICAL)
+            args = [_packed(a, number) for a in op.args]
+            kwargs = {key: _packed(a, number) for key, a in op.kwargs}
+            number[op.outputs[0]] = len(steps) + 1
+            steps.append([op.target, args, kwargs])
+        _require(bool(steps) and number.get(goal) == len(steps))
+        for name in number:
+            readers = {op.name for op in self.graph.consumers[name]}
+            _require(readers <= {self.down.name, *(op.name for op in inside)})
+        return steps
+
+    def _descendants(self, start: str, goal: str) -> list[Op]:
+        """Operators between two values, in order."""
+        wanted: dict[str, Op] = {}
+        stack = [goal]
+        while stack:
+            name = stack.pop()
+            if name == start:
+                continue
+            op = self._producer(name)
+            if op.name not in wanted:
+                wanted[op.name] = op
+                stack.extend(op.operands)
+            _require(len(wanted) < 32)
+        return [op for op in self.graph.ops if op.name in wanted]
+
+    def _weight(self, product: Op) -> tuple[str, bool]:
+        """The experts' weights, and whether the product takes them turned."""
+        name = product.operands[1]
+        op = self.graph.producer.get(name)
+        if op is None or op.kind != "transpose":
+            return name, False
+        _require({int(d) % 3 for d in op.args[1:3]} == {1, 2})  # type: ignore[arg-type]
+        return op.operands[0], True
+
+    def _scored(self, order: str, shape: tuple[int, int]) -> tuple[str, Op]:
+        """The scores, and the sum that ends it: rows times scores, back in order, added up."""
+        scaled = self._only_reader(self.down.outputs[0], "mul")
+        column = next(name for name in scaled.operands if name != self.down.outputs[0])
+        sorted_scores = self._made(self._made(column, "unsqueeze").operands[0], _GATHERING)
+        _require(sorted_scores.operands[1] == order)
+        scores = self._made(sorted_scores.operands[0], "view").operands[0]
+        _require(_matrix(self.graph, scores) == shape)
+        back = self._only_reader(scaled.outputs[0], _GATHERING)
+        _require(back.operands[0] == scaled.outputs[0] and self._indexed(back) == (0,))
+        inverse = self._made(back.operands[1], "index_put")
+        _require(inverse.operands[1] == order)
+        _require(self._producer(inverse.operands[2]).kind == "arange")
+        apart = self._only_reader(back.outputs[0], "view")
+        _require(self.graph.tensor[apart.outputs[0]].shape[:2] == shape)
+        total = self._only_reader(apart.outputs[0], "sum")
+        _require(total.args[1:] == ((1,),) and not total.kwargs)
+        return scores, total
+
+    def _with_facts(self, op: Op) -> Op:
+        """What autograd keeps of it; how much more with twice as much inside tells why."""
+        whole = self._observed(op, 1)
+        saves = tuple(dict.fromkeys(op.operands))
+        saves = tuple(saves[i] for i in whole.saved_operands)
+        extra = whole.extra_saved
+        inner = self._observed(op, 2).extra_saved - extra
+        return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
+
+    def _observed(self, op: Op, times: int) -> Facts:
+        """Of a mixture whose experts are so many times as wide inside."""
+        operands = list(dict.fromkeys(op.operands))
+        up, down = op.operands[3:5]
+        turned = op.args[5]
+        assert isinstance(turned, tuple)
+        inside = {up: 1 if turned[0] else 2, down: 2 if turned[1] else 1}  # their inner dimension
+        leaves = []
+        for name in operands:
+            tensor = self.graph.tensor[name]
+            shape = [
+                size * times if dim == inside.get(name) else size
+                for dim, size in enumerate(tensor.shape)
+            ]
+            leaf = torch.empty(shape, dtype=getattr(torch, tensor.dtype), device="meta")
+            leaves.append(leaf.requires_grad_(tensor.requires_grad))
+
+        def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            return call_op(op, dict(zip(operands, values, strict=True)), torch.device("meta"))
+
+        return observe(call, leaves)
+
+    def _producer(self, name: str) -> Op:
+        if name not in self.graph.producer:
+            raise _OtherFormError
+        return self.graph.producer[name]
+
+    def _made(self, name: str, kind: str) -> Op:
+        op = self._producer(name)
+        _require(op.kind == kind)
+        return op
+
+    def _only_reader(self, name: str, kind: str) -> Op:
+        readers = self.graph.consumers[name]
+        _require(len(readers) == 1 and readers[0].kind == kind and name not in self.graph.outputs)
+        return readers[0]
+
+    def _indexed(self, op: Op) -> tuple[int, ...]:
+        given = op.args[1]
+        assert isinstance(given, tuple)
+        return tuple(d for d, arg in enumerate(given) if arg is not None)
+
+    def _require_last(self, dim: Arg) -> None:
+        _require(dim in (-1, len(self.graph.tensor[self.up.outputs[0]].shape) - 1))
+
+
+def _matrix(graph: Graph, name: str) -> tuple[int, int]:
+    shape = graph.tensor[name].shape
+    if len(shape) != 2:
+        raise _OtherFormError
+    return shape[0], shape[1]
+
+
+def _require(fact: bool) -> None:
+    if not fact:
+        raise _OtherFormError
+
+
+def _packed(arg: Arg, number: dict[str, int]) -> Any:
+    """An argument as JSON: values by number, dtypes by name."""
+    if isinstance(arg, Ref):
+        return {"value": number[arg.name]}
+    if isinstance(arg, Symbol):
+        _require(arg.kind in ("dtype", "memory_format"))
+        return {arg.kind: arg.name}
+    if isinstance(arg, tuple):
+        return [_packed(a, number) for a in arg]
+    return arg

@@ -1,0 +1,1 @@
+"""Traces a repeated block once and copies its trace for the other calls."""

@@ -1,0 +1,202 @@
+"""What the code of a module does in one call, as `torch` functions see it.
+
+Two calls with equal steps are traced to equal graphs: tracing sees nothing of
+the code but the functions of torch that it calls, in their order, what they
+are called with, and the modes that they are called in. Equal steps come from
+the same lines, too, so even the origins of the operators are equal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import BuiltinFunctionType, CodeType, EllipsisType, FrameType, FunctionType, NoneType
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shardwright.tracing.export.operators import OVERLOAD
+
+_PLAIN = (
+    int, bool, str, NoneType, EllipsisType, torch.Size,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+_NAMED = (type, FunctionType, BuiltinFunctionType, OVERLOAD)
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+_WRITING = frozenset(("__setitem__", "__set__", "__delete__", "batch_norm", "instance_norm"))
+_REGIONS = ("_set_grad_enabled", "_enter_autocast")  # of which export makes graphs of their own
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
+    "and", "or", "xor", "lshift", "rshift",
+)  # fmt: skip
+
+
+class UnlikeError(Exception):
+    """A call that cannot be compared with others."""
+
+
+def enter(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call `run`; steps are told apart by the lines from here inwards."""
+    return run(*args, **kwargs)
+
+
+@final
+class Steps(TorchFunctionMode):
+    """Notes each function of torch that is called within.
+
+    Tensors are known by numbers, `operands` by the first ones; they are of the
+    trace, and nothing else of it may be read. In a rehearsal, which no trace
+    sees, meta tensors stand for them. `refused` says why this cannot be compared.
+    """
+
+    def __init__(self, operands: Sequence[Tensor], *, rehearsal: bool) -> None:
+        super().__init__()
+        self.steps: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by identity
+        self.tensors: list[Tensor] = []  # by number
+        self.refused = ""
+        self.operands = tuple({id(t): t for t in operands}.values())
+        self._number(self.operands)
+        self.pattern = tuple(self._numbers[id(t)] for t in operands)  # one tensor may come twice
+        self._twins: dict[int, Tensor] = {}  # by identity of their operands
+        self._twinned: dict[int, Tensor] = {}  # the operands, by identity of their twins
+        self._rehearsal = rehearsal
+        self._codes: dict[int, CodeType] = {}  # kept, so that no other gets the same identity
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "__get__":
+            read = func(*args)
+            if not isinstance(read, Tensor):
+                return read  # a shape, say: it follows from what is compared
+        if self.refused and not self._rehearsal:
+            return func(*args, **kwargs)
+        try:
+            if writes(name, kwargs) or name in _REGIONS:
+                raise UnlikeError(f"{name} does more than to compute")
+            given = (self.told(args), self.told(dict(kwargs)))
+        except UnlikeError as e:
+            self.refused = str(e)
+            if self._rehearsal:
+                raise
+            return func(*args, **kwargs)
+        if self._rehearsal:
+            args, kwargs = self._swapped(args), self._swapped(dict(kwargs))
+        result = func(*args, **kwargs)
+        modes = (torch.is_grad_enabled(), *map(torch.is_autocast_enabled, _AUTOCAST))
+        try:
+            self.steps.append((func, given, modes, self._lines(), self.told(result, made=True)))
+        except UnlikeError as e:
+            self.refused = str(e)
+        return result
+
+    def prepare(self) -> None:
+        """Make the meta tensors of a rehearsal; to be called in it, for reading is traced too."""
+        for operand in self.operands:
+            kind = kind_of(operand)
+            twin = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device="meta")
+            self._twins[id(operand)] = twin.requires_grad_(kind.requires_grad)
+            self._twinned[id(twin)] = operand
+            self._numbers[id(twin)] = self._numbers[id(operand)]
+
+    def note_module(self, name: str | None) -> None:
+        """Note that a module is called; one without a name is none of those inside."""
+        self.steps.append(name)
+        if name is None:
+            self.refused = "a module outside is called"
+
+    def number(self, tensor: Tensor) -> int | None:
+        """That of a tensor that was met before."""
+        return self._numbers.get(id(tensor))
+
+    def is_made(self, tensor: Tensor) -> bool:
+        """Whether it is a result of what was called."""
+        return self._numbers.get(id(tensor), 0) >= len(self.operands)
+
+    def told(self, value: Any, *, made: bool = False) -> Any:
+        """What a value is, in terms that can be compared; `made` within, or given."""
+        if isinstance(value, Tensor):
+            if made:  # x.to(x.dtype) is x, and yet what a trace calls x from now on
+                self._number([value])
+                for other in (self._twins.get(id(value)), self._twinned.get(id(value))):
+                    if other is not None:
+                        self._numbers[id(other)] = self._numbers[id(value)]
+            elif id(value) not in self._numbers:
+                raise UnlikeError("a tensor is read that is none of the operands")
+            return Tensor, self._numbers[id(value)]
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind, value
+        if kind in (float, complex):
+            return kind, repr(value)  # zero has two signs
+        if isinstance(value, tuple | list):
+            return kind, tuple([self.told(v, made=made) for v in value])
+        if kind is slice:
+            return kind, self.told((value.start, value.stop, value.step))
+        if kind is dict:
+            return kind, tuple((key, self.told(v, made=made)) for key, v in value.items())
+        if isinstance(value, _NAMED):
+            return kind, value
+        raise UnlikeError(f"torch is given a {kind.__name__}")
+
+    def _number(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+
+    def original(self, tensor: Tensor) -> Tensor:
+        """The operand for which `tensor` stands."""
+        return self._twinned.get(id(tensor), tensor)
+
+    def _swapped(self, value: Any) -> Any:
+        """`value` with meta tensors for operands."""
+        if isinstance(value, Tensor):
+            return self._twins.get(id(value), value)
+        if type(value) in (tuple, list):
+            return type(value)([self._swapped(v) for v in value])
+        if type(value) is dict:
+            return {key: self._swapped(v) for key, v in value.items()}
+        return value
+
+    def _lines(self) -> tuple[int, ...]:
+        """Where the code is, from the caller of torch out to the entry."""
+        found: list[int] = []
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not enter.__code__:
+            code = frame.f_code
+            self._codes[id(code)] = code
+            found += (id(code), frame.f_lasti)
+            frame = frame.f_back
+        return tuple(found)
+
+
+class Kind(NamedTuple):
+    """What is known of a tensor that has no values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+def kind_of(t: Tensor) -> Kind:
+    """Of a dense tensor; raises `UnlikeError` for others."""
+    if t.layout is not torch.strided:
+        raise UnlikeError("a tensor is not strided")
+    return Kind(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
+
+
+def writes(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function may change what it is given."""
+    if name.startswith("__"):
+        return name in _WRITING or (name[2] == "i" and name[3:].strip("_") in _OPERATORS)
+    return name.endswith("_") or name in _WRITING or "out" in kwargs or bool(kwargs.get("inplace"))

@@ -1,0 +1,144 @@
+"""Checks a rule that the user stated by running the operator on a whole and on tiles.
+
+Only a gross difference counts, since an operator may compute in less than its operands' precision,
+and only where the operator takes the tiles: who states a rule may know more than small sizes show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.discovery.experiment import Finding, running, tried
+from shardwright.tracing.discovery.trial import Call, Tiles, Trial, gradients_of
+
+_SAMPLES = (0, 1, 2, 3, 4, 8, 9)  # of numbers between -2 and 2, so that little is lost in sums
+_GROSS = 0.05  # of the largest number in the whole and the tiles
+
+Names = tuple[tuple[str, ...], ...]  # per dimension
+
+
+class Stated(Protocol):
+    """A rule for operands and results of certain shapes: `rules.notation.Notation`."""
+
+    @property
+    def operands(self) -> tuple[Names, ...]: ...
+    @property
+    def results(self) -> tuple[Names, ...]: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def whole(self) -> frozenset[str]: ...
+    @property
+    def additive(self) -> frozenset[int]: ...
+
+
+class Parse(Protocol):
+    """Reads a rule for shapes of operands and results; raises for one that does not fit them."""
+
+    def __call__(
+        self, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]
+    ) -> Stated: ...
+
+
+def check_statement(op: Op, graph: Graph, text: str, parse: Parse) -> None:
+    """Raise `CaptureError` if the rule `text`, which `parse` reads, is false for the call."""
+    tried(op, graph, partial(_checked, text, parse))
+
+
+def _checked(text: str, parse: Parse, call: Call, differentiates: bool) -> Finding:
+    """An error for a false rule; else nothing to split, as nothing is looked for."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+            trial = running(call, differentiates)
+            if trial is None:
+                return None
+            whole = trial.whole(0)[1] or []
+            shapes = [trial.shapes[name] for name in call.op.operands]
+            try:
+                stated = parse(shapes, [tuple(result.shape) for result in whole])
+            except Exception:  # it has sizes in it, which these are not
+                return None
+            for name in stated.sizes:
+                if name not in stated.whole:
+                    _check(trial, text, stated, name)
+            return trial, []
+    except CaptureError as e:
+        return e
+
+
+def _check(trial: Trial, text: str, stated: Stated, name: str) -> None:
+    """Raise if tiles along the index `name` do not make the whole as the rule says."""
+    op = trial.op
+    cut: dict[str, int] = {}
+    zeros = []
+    for i, (operand, dims) in enumerate(zip(op.operands, stated.operands, strict=True)):
+        at = _place(dims, name)
+        if at is None and i in stated.additive:
+            zeros.append(operand)
+        if at == -1 or (at is not None and cut.setdefault(operand, at) != at):
+            return  # part of a dimension, or two of one operand
+    places = [_place(dims, name) for dims in stated.results]
+    if not cut or -1 in places:
+        return
+    summed = [place is None for place in places]
+    found = [None if place is None else (place, 1) for place in places]
+    for number in _SAMPLES:
+        tiles = trial.tiles(cut, number, zeros if any(summed) else ())
+        if tiles is None:
+            continue
+        wrong = "result" if _results_differ(tiles, places) else ""
+        if not wrong and not zeros and trial.differentiates:
+            pairs = gradients_of(tiles, cut, found)
+            wrong = "gradient" if any(_far(a, b) for a, b in pairs) else ""
+        if wrong:
+            raise CaptureError(
+                f"{op.source}: your rule for {op.target} says {text!r}, but splitting {name} gives"
+                f" another {wrong} than the whole (tried with {tiles.size} in tiles of"
+                f" {tiles.lengths[0]} and {tiles.lengths[1]}); write {name}! for an index that each"
+                " device needs whole"
+            )
+
+
+def _place(dims: Names, name: str) -> int | None:
+    """The dimension that the index is, None if there is none, -1 if it is part of one."""
+    for at, names in enumerate(dims):
+        if name in names:
+            return at if names == (name,) else -1
+    return None
+
+
+def _results_differ(tiles: Tiles, places: Sequence[int | None]) -> bool:
+    for whole, a, b, place in zip(tiles.whole, *tiles.results, places, strict=True):
+        if place is None and (a.shape != b.shape or a.dtype == torch.bool):
+            return a.shape != b.shape
+        try:
+            made = a + b if place is None else torch.cat([a, b], place)
+        except RuntimeError:  # which do not fit
+            return True
+        if _far(made, whole, a, b):
+            return True
+    return False
+
+
+def _far(made: torch.Tensor, whole: torch.Tensor, *parts: torch.Tensor) -> bool:
+    """Whether the difference is more than rounding could make it."""
+    if made.shape != whole.shape:
+        return True
+    if not (whole.is_floating_point() or whole.is_complex()):
+        return not torch.equal(made, whole)
+    same_nan = made.isfinite() == whole.isfinite()
+    if not bool(same_nan.all()):
+        return True
+    finite = whole.isfinite()
+    largest = max(
+        (p.detach().nan_to_num().abs().max().item() for p in (whole, *parts) if p.numel()),
+        default=0.0,
+    )
+    difference = (made - whole).detach()[finite].abs()
+    return bool((difference > _GROSS * largest + 1e-6).any())

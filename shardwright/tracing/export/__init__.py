@@ -1,0 +1,1 @@
+"""Runs `torch.export` on one call, with what it needs to follow every model."""

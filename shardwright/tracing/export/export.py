@@ -1,0 +1,232 @@
+"""`torch.export` of one call, with the errors a user can act on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from shardwright.ir.numerics import EXACT, Habits
+from shardwright.tracing.call import CaptureError, select_outputs, unflatten
+from shardwright.tracing.decompose import decompose
+from shardwright.tracing.decompose.buffers import kinds_of, update_in_place, users_frame, watched
+from shardwright.tracing.decompose.cached_decompositions import Functional, Table, decomposed, whole
+from shardwright.tracing.decompose.no_grad_regions import inline_regions
+from shardwright.tracing.dedup.copies import put_in_line
+from shardwright.tracing.dedup.repeats import Repeats
+from shardwright.tracing.export.formulas import Rewritten
+from shardwright.tracing.export.precision import narrowed
+from shardwright.tracing.gradients.gradient_watch import GradientWatch
+from shardwright.tracing.outputs import Returned as AllReturned
+from shardwright.tracing.outputs import take_outputs
+from shardwright.tracing.python_state import Place, Snapshot
+
+_MOST_ATTEMPTS = 3  # to export with blocks shared
+
+
+class Returned:
+    """Names of what a model returned, and Python state that it changed."""
+
+    keys: tuple[str, ...] = ()
+    whole: AllReturned | None = None  # where all of it is kept
+    changed: tuple[Place, ...] = ()
+    named: frozenset[Place] = frozenset()  # those at which only None became a text
+
+
+class FlatCall(nn.Module):
+    """The model as a function of its flat tensor arguments.
+
+    After a call, `returned` names the outputs, and what was changed. It lives in an object of
+    its own because export undoes what a forward assigns to its module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        constants: Mapping[str, Any],
+        habits: Habits = EXACT,
+        outputs: str = "loss",
+    ) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.model = model
+        self.training = model.training  # and not the True that a new module starts with
+        self.paths = tuple(tensors)
+        self.differentiable = frozenset(key for key, t in tensors.items() if t.requires_grad)
+        self.order = (*tensors, *constants)
+        self.constants = dict(constants)
+        self.habits = habits
+        self.returned = Returned()
+        self.repeats: Repeats | None = None
+        self.watching = True  # not in strict mode, which reads the bytecode of what watches
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.watching:
+            return self._outputs(tensors)
+        before = Snapshot(self.model)
+        try:
+            with GradientWatch(self.model):
+                if self.repeats is None:
+                    return self._outputs(tensors)
+                with self.repeats.watch(tensors):
+                    return self._outputs(tensors)
+        finally:
+            after = Snapshot(self.model)
+            self.returned.changed = tuple(before.changes(after))
+            self.returned.named = before.named_later(after)
+            before.restore()
+
+    @contextlib.contextmanager
+    def shared(self, repeats: Repeats) -> Iterator[None]:
+        """Within, blocks of the model that repeat are traced once."""
+        self.repeats = repeats
+        try:
+            yield
+        finally:
+            self.repeats = None
+
+    def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        given = (narrowed(tensor, self.habits) for tensor in tensors)
+        args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
+        before = dict(self.model.named_buffers())
+        kinds = kinds_of(before)
+        result = self.model(*args, **kwargs)
+        self.returned.keys, outputs = select_outputs(result)
+        if self.outputs == "model":
+            self.returned.whole, outputs = take_outputs(result, outputs)
+        update_in_place(self.model, before, kinds)
+        return tuple(outputs)
+
+
+def export(
+    call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Habits = EXACT
+) -> tuple[Functional, str]:
+    """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
+
+    First the model's Python runs as it is. What that cannot follow, the strict
+    mode may, which reads the bytecode.
+    """
+    first = next(call.model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    # Fresh tensors: two arguments that are one tensor would become one input.
+    example = tuple(
+        torch.empty_like(t, device=device, requires_grad=t.requires_grad) for t in tensors.values()
+    )
+    try:
+        return _export(call, example, habits, strict=False), ""
+    except CaptureError:
+        raise
+    except Exception as e:
+        reason = _explain(call.model, e)
+        call.watching, call.returned.changed = False, ()
+        try:
+            program = _export(call, example, habits, strict=True)
+        except Exception:  # the first error is about the user's code, this one about bytecode
+            raise CaptureError(reason, _module_of(call.model, e)) from e
+        finally:
+            call.watching = True
+        if not _is_of_tensors(program):
+            raise CaptureError(reason, _module_of(call.model, e)) from e
+        return program, f"captured in strict mode, since {reason}"
+
+
+def _export(
+    call: FlatCall, example: tuple[torch.Tensor, ...], habits: Habits, *, strict: bool
+) -> Functional:
+    quiet, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)  # what goes wrong is said once, in the error
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            warnings.simplefilter("ignore")
+            table = decompose.table(habits)
+            functional = None if strict else _with_repeats(call, example, table)
+            if functional is None:
+                said.truncate(said.seek(0))  # what was begun is done again
+                rewritten = nullcontext() if strict else Rewritten()
+                with watched(call.model), rewritten:
+                    program = torch.export.export(call, example, strict=strict)
+                functional = _functional(program, table)
+    finally:
+        logging.disable(quiet)
+    print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
+    return functional
+
+
+def _with_repeats(
+    call: FlatCall, example: tuple[torch.Tensor, ...], table: Table
+) -> Functional | None:
+    """The call with blocks that repeat traced once; None where it is not sure to be the same."""
+    inline: frozenset[int] = frozenset()
+    for _ in range(_MOST_ATTEMPTS):
+        repeats = Repeats(call.model, inline)
+        if not repeats.found:
+            return None
+        try:
+            with repeats, call.shared(repeats), watched(call.model), Rewritten():
+                program = torch.export.export(call, example, strict=False)
+            if not repeats.failed:
+                put_in_line(program, repeats.placed)
+                return _functional(program, table)
+        except Exception:  # the model's own errors come again where nothing is shared
+            if not repeats.failed:
+                return None
+        if repeats.differs is None:
+            return None
+        inline |= {repeats.differs}
+    return None
+
+
+def _functional(program: ExportedProgram, table: Table) -> Functional:
+    inline_regions(program)
+    return decomposed(program, table) or whole(program, table)
+
+
+def _is_of_tensors(program: Functional) -> bool:
+    """Whether no number is taken from a tensor's value: strict mode keeps such as unknowns."""
+    values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
+    kinds = (torch.Tensor, tuple, list, type(None))
+    return all(isinstance(value, kinds) for value in values)
+
+
+def _module_of(model: nn.Module, error: Exception) -> str:
+    """The path of the innermost sub-module whose code was running; empty for the model itself."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found)
+    return found
+
+
+def _explain(model: nn.Module, error: Exception) -> str:
+    """One line: what failed, in which line of the user's code, what to do."""
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    frame = users_frame(traceback.extract_tb(error.__traceback__))
+    where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
+    kind = type(error).__name__
+    if "DynamicOutputShape" in kind:
+        return (
+            f"{type(model).__name__} cannot be captured: {where}: the sizes of what {reason[0]}"
+            " gives are not known without computing it; compute it outside the model, from what the"
+            " model returns"
+        )
+    if "DataDependent" in kind or "data-dependent" in str(error).lower():
+        return (
+            f"{type(model).__name__} cannot be captured: {where} decides on the value of a tensor"
+            f" ({reason[0]}); express it with torch.where, or take the decision outside the model"
+        )
+    return f"{type(model).__name__} cannot be captured: {where}: {kind}: {reason[0]}"

@@ -1,0 +1,323 @@
+"""Sub-modules that export cannot follow, kept whole: one operator in the graph, run as they are.
+
+The operator's operands are the sub-module's parameters and buffers, which stay
+those of the model, and the tensors it is called with; its results are the
+tensors that it returns and the new contents of the buffers that it changes.
+What shapes these have is found out by running it, on weights that must be there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.gradients.gradient_watch import GradientWatch
+from shardwright.tracing.gradients.hooks import hooks_set_aside, with_hooks
+from shardwright.tracing.patched_forward import called_as
+from shardwright.tracing.python_state import Snapshot
+from shardwright.tracing.state_check import Trial, check_state
+from shardwright.tracing.trees import put_back, take_apart
+
+OPAQUE = "shardwright.opaque.default"  # args: operands, key of the call, class
+_calls: ContextVar[Mapping[str, OpaqueCall]] = ContextVar("opaque calls being captured")
+
+
+class WeightsNeededError(CaptureError):
+    """A model on the meta device that only one with weights can be captured of."""
+
+
+@torch.library.custom_op("shardwright::opaque", mutates_args=())
+def opaque(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
+    """A placeholder in exported programs; a program on ranks runs the sub-module itself."""
+    raise AssertionError(f"{key} is run by the module of its call")
+
+
+@opaque.register_fake
+def _(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
+    results = _calls.get()[key].results
+    return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in results]
+
+
+@dataclass
+class OpaqueCall:
+    """One form of call of one sub-module: `arguments` and `returned` hold slots for tensors.
+
+    `module` is a copy without weights, `names` are those of the tensors that it
+    is given, `buffers` the ones of them that may change and `changed` those that do.
+    """
+
+    path: str
+    module: nn.Module
+    names: tuple[str, ...]
+    buffers: frozenset[str]
+    arguments: Any
+    returned: Any = None
+    changed: tuple[str, ...] = ()
+    results: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+
+    def classes(self) -> Iterator[type]:
+        """Those that a process needs to run it."""
+        return map(type, self.module.modules())
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Results for the module's own tensors, by `names`, followed by those of the call.
+
+        Raises `ValueError` for results of other shapes than at capture, and for a buffer that
+        keeps its value in every sample of `observe` and changes now.
+        """
+        _, found, state = self._run(tensors)
+        for name, before in zip(self.names, tensors, strict=False):
+            kept = name in self.buffers and name not in self.changed
+            if kept and not _same(before, state[name]):
+                raise ValueError(
+                    f"{self.path} changed its buffer {name} for this batch, and did not when it was"
+                    " captured; change the same buffers whatever the data"
+                )
+        results = [*found, *(state[name] for name in self.changed)]
+        shapes = [tuple(result.shape) for result in results]
+        expected = [tuple(shape) for shape, _ in self.results]
+        if shapes != expected:
+            raise ValueError(
+                f"{self.path} returned tensors of shapes {shapes} for this batch, and of {expected}"
+                " when it was captured; return the same shapes whatever the data"
+            )
+        return results
+
+    def _run(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
+        own, given = tensors[: len(self.names)], tensors[len(self.names) :]
+        pairs = zip(self.names, own, strict=True)
+        state = {name: t.clone() if name in self.buffers else t for name, t in pairs}
+        args, kwargs = put_back(self.arguments, given)
+        with _as_it_is(self.module):
+            returned = functional_call(self.module, state, args, kwargs)
+        return (*take_apart(returned), state)
+
+    def observe(self, own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """Find out what it returns, for random numbers in the place of `given`, which are fake.
+
+        Values before and after tell what it changes: `F.batch_norm` and `.data` leave no trace in
+        a tensor's version. A buffer that keeps its value in one sample may change in another.
+        Gradients are recorded, as in training: the module may have hooks on its tensors.
+        """
+        shapes: list[list[tuple[torch.Size, torch.dtype]]] = []
+        changed: set[str] = set()
+        around, state = None, dict(zip(self.names, own, strict=True))
+        for sign in (1, -1):
+            generator = torch.Generator(device="cpu").manual_seed(0)
+            sample = [sample_like(t, generator, own, sign) for t in given]
+            alone = replace(self, module=_copy(self.module))
+            state_before = Snapshot(alone.module)
+            kept, args = _recorded(own, own), [t.clone() for t in _recorded(sample, given)]
+            watch = GradientWatch(
+                alone.module, dict(zip(self.names, kept, strict=True)), tuple(args), self.path
+            )
+            with watch, torch.random.fork_rng(devices=[]):
+                around, found, state = alone._run([*kept, *args])
+            if python_state := state_before.changes(Snapshot(alone.module)):
+                check_state(python_state, (partial(self._trial, own, sample, given),), self.path)
+            self._refuse_changes(zip(self.names, own, kept, strict=True), sample, args)
+            before = dict(zip(self.names, own, strict=True))
+            changed |= {n for n in self.buffers if not _same(before[n], state[n])}
+            shapes.append([(t.shape, t.dtype) for t in found])
+        if shapes[0] != shapes[1]:
+            one, other = ([tuple(shape) for shape, _ in results] for results in shapes)
+            raise CaptureError(
+                f"{self.path} returns tensors of shapes {one} or of {other}, depending on the data;"
+                " return the same shapes whatever the data",
+                self.path,
+            )
+        self.changed = tuple(name for name in self.names if name in changed)
+        buffers = [(state[name].shape, state[name].dtype) for name in self.changed]
+        self.returned, self.results = around, (*shapes[0], *buffers)
+
+    def _trial(self, own: Sequence[Tensor], sample: Sequence[Tensor], given: Any) -> Trial:
+        """A copy of the module, to call with a sample; the module itself if it has no copies."""
+        alone = replace(self, module=_copy(self.module))
+        kept = _recorded(own, own)
+
+        def run() -> Any:
+            return alone._run([*kept, *args])
+
+        args = [t.clone() for t in _recorded(sample, given)]
+        return Trial(alone.module, run, [*kept, *args])
+
+    def _refuse_changes(
+        self,
+        own: Iterable[tuple[str, Tensor, Tensor]],
+        sample: Sequence[Tensor],
+        args: Sequence[Tensor],
+    ) -> None:
+        """Raise for changes in place that an operator of a graph cannot have."""
+        for name, before, after in own:  # buffers are given as copies, and stay
+            if not _same(before, after):
+                raise CaptureError(
+                    f"{self.path} changes its parameter {name} in place while it runs; change it"
+                    " after the step, or make it a buffer (register_buffer)",
+                    self.path,
+                )
+        if not all(map(_same, sample, args)):
+            raise CaptureError(
+                f"{self.path} changes a tensor that it is called with in place; let it work on a"
+                " copy (x = x.clone())",
+                self.path,
+            )
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # whatever it holds
+        return module
+
+
+def _recorded(values: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of `values` that want gradients where those of `like` do."""
+    pairs = zip(values, like, strict=True)
+    return [value.detach().clone().requires_grad_(t.requires_grad) for value, t in pairs]
+
+
+@contextmanager
+def _as_it_is(module: nn.Module) -> Iterator[None]:
+    """Within, `module` has its own forward and hooks, also while it is being captured."""
+    replaced = module.__dict__.pop("forward", None)
+    try:
+        if isinstance(hooks := getattr(replaced, "hooks", None), dict):
+            with with_hooks(module, hooks):
+                yield
+        else:
+            if replaced is not None:
+                module.__dict__["forward"] = replaced
+            yield
+    finally:
+        if replaced is not None:
+            module.__dict__["forward"] = replaced
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """Equal in shape, type and every value, NaN included."""
+    if before is after:
+        return True
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    both_nan = (before != before) & (after != after)
+    return bool(((before == after) | both_nan).all())
+
+
+def sample_like(
+    like: Any, generator: torch.Generator, own: Sequence[Tensor] = (), sign: int = 1
+) -> Tensor:
+    """Numbers around zero, or zeros where they are integers, which may be indices."""
+    device = own[0].device if own else torch.device("cpu")
+    if like.dtype.is_floating_point:
+        drawn = torch.randn(tuple(like.shape), generator=generator, device="cpu")
+        return (sign * drawn).to(device, like.dtype)
+    return torch.zeros(tuple(like.shape), dtype=like.dtype, device=device)
+
+
+@dataclass
+class OpaqueModules:
+    """The sub-modules of a model that are kept whole, and the calls of them that were seen."""
+
+    model: nn.Module
+    reasons: dict[str, str] = field(default_factory=dict)  # by path
+    calls: dict[str, OpaqueCall] = field(default_factory=dict)
+
+    def add(self, path: str, reason: str) -> None:
+        """Keep the module at `path` whole, and with it everything inside."""
+        module = self.model.get_submodule(path)
+        tensors = [*module.parameters(), *module.buffers()]
+        if any(t.is_meta for t in tensors):
+            raise WeightsNeededError(
+                f"{reason}. {path} could be kept whole instead, but it is on the meta device, and"
+                " only running it tells what it returns; build the model with weights"
+            )
+        for inside in [p for p in self.reasons if p.startswith(f"{path}.")]:
+            del self.reasons[inside]
+        self.reasons[path] = reason
+        alike = [p for p, m in self.model.named_modules() if type(m) is type(module) and p != path]
+        if any(p in self.reasons for p in alike):  # the second of its kind stands for all of them
+            self.reasons.update((p, reason) for p in alike if p and p not in self.reasons)
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Within, these modules are one operator each."""
+        self.calls = {}
+        token = _calls.set(self.calls)
+        with ExitStack() as stack:
+            stack.callback(_calls.reset, token)
+            for path in self.reasons:
+                stack.enter_context(self._replaced(path))
+            yield
+
+    @contextmanager
+    def _replaced(self, path: str) -> Iterator[None]:
+        module = self.model.get_submodule(path)
+        names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        real = [t.detach().requires_grad_(t.requires_grad) for t in names.values()]
+        buffers = frozenset(name for name, _ in module.named_buffers())
+        copied = without_weights(module)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            arguments, given = take_apart((args, kwargs))
+            call = OpaqueCall(path, copied, tuple(names), buffers, arguments)
+            key = self._key(call, given)
+            if key not in self.calls:
+                # In a thread of its own, as in this one tensors are fake.
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(call.observe, real, given).result()
+                self.calls[key] = call
+            call = self.calls[key]
+            now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            results = opaque([*now.values(), *given], key, type(module).__name__)
+            count = len(results) - len(call.changed)
+            for name, value in zip(call.changed, results[count:], strict=True):
+                module.get_buffer(name).copy_(value)
+            return put_back(call.returned, results[:count])
+
+        with hooks_set_aside(module) as hooks, called_as(module, forward):
+            forward.hooks = hooks  # type: ignore[attr-defined]  # for a module without copies
+            yield
+
+    def _key(self, call: OpaqueCall, given: Sequence[Tensor]) -> str:
+        """Names the call; equal for calls that differ in nothing but the values of tensors."""
+        form = repr((call.arguments, [(tuple(t.shape), t.dtype) for t in given]))
+        forms = self.__dict__.setdefault("forms", {}).setdefault(call.path, [])
+        if form not in forms:
+            forms.append(form)
+        number = forms.index(form)
+        return f"{call.path}#{number}" if number else call.path
+
+    def note(self) -> str:
+        """What was kept whole and why."""
+        by_reason: dict[str, list[str]] = {}
+        for path, reason in self.reasons.items():
+            by_reason.setdefault(reason.rpartition(" cannot be captured: ")[2], []).append(path)
+        return "; ".join(
+            f"{', '.join(paths)} ({type(self.model.get_submodule(paths[0])).__name__}) kept whole"
+            f" and computed by every device, since {reason}"
+            for reason, paths in by_reason.items()
+        )
+
+
+def without_weights(module: nn.Module) -> nn.Module:
+    """A copy without memory for parameters and buffers; the module itself if it has no copies."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+    for b in module.buffers():
+        memo[id(b)] = torch.empty_like(b, device="meta")
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception:  # whatever it holds: a handle of a library, say
+        return module

@@ -1,0 +1,65 @@
+"""Capture of a model as it computes in bfloat16, though its parameters are float32.
+
+While the model is looked at, stand-ins of the narrow dtype take the places of its
+parameters. Batch norms keep theirs, as torch's kernels want them in the
+dtype of the running statistics. Buffers stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from shardwright.ir.numerics import Habits
+from shardwright.tracing.call import CaptureError
+
+_TAKEN = (torch.float32, torch.float16, torch.bfloat16)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@contextmanager
+def computing_in(model: nn.Module, habits: Habits, *, values: bool = False) -> Iterator[None]:
+    """Within, the parameters of `model` have the dtype that operators take them in.
+
+    They have the model's values only if that is asked for, at the cost of a copy.
+    Raises `CaptureError` for a parameter whose precision would be lost unasked.
+    """
+    if habits.precision != "bf16":
+        yield
+        return
+    places = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter.is_floating_point()
+    ]
+    kept = {id(p) for module, _, p in places if isinstance(module, _NORMS)}
+    made: dict[int, nn.Parameter] = {}
+    for module, name, parameter in places:
+        if parameter.dtype not in _TAKEN:
+            raise CaptureError(
+                f"precision='bf16' keeps parameters in float32, and {name} of"
+                f" {type(module).__name__} is {parameter.dtype}; give the model in float32"
+            )
+        if id(parameter) not in kept and id(parameter) not in made:
+            narrow = torch.empty_like(parameter, dtype=torch.bfloat16, requires_grad=False)
+            if values:
+                narrow.copy_(parameter.detach())
+            made[id(parameter)] = nn.Parameter(narrow, requires_grad=parameter.requires_grad)
+    for module, name, parameter in places:
+        setattr(module, name, made.get(id(parameter), parameter))
+    try:
+        yield
+    finally:
+        for module, name, parameter in places:
+            setattr(module, name, parameter)
+
+
+def narrowed(tensor: torch.Tensor, habits: Habits) -> torch.Tensor:
+    """An input as the model gets it: a number of a batch is computed with as parameters are."""
+    if habits.precision == "bf16" and tensor.is_floating_point():
+        return tensor.to(torch.bfloat16)
+    return tensor

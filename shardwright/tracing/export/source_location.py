@@ -1,0 +1,75 @@
+"""Where a node of an exported program comes from, and errors that say so."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardwright.ir.graph import Source
+from shardwright.tracing.call import CaptureError
+
+_ATTENTION = "scaled_dot_product_attention"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+PREFIX = "model."  # FlatCall holds the user's model under this name
+
+
+def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
+    """Raise `CaptureError` where what a node gives depends on data in its kind or size."""
+    for value in values:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise error(
+                node,
+                f"{node.target} takes a number out of a tensor, which depends on the data; keep it"
+                " a tensor, without .item()",
+            )
+        shape = tuple(getattr(value, "shape", ()))
+        if not all(isinstance(size, int) for size in shape):
+            raise error(
+                node,
+                f"{node.target} gives a tensor of {_words(shape)}, as many as the data say; give it"
+                " a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
+            )
+
+
+def error(node: fx.Node, message: str) -> CaptureError:
+    """What to raise for a node that cannot be captured, with its line and module."""
+    source = source_of(node)
+    return CaptureError(f"{source}: {message}", source.module)
+
+
+def _words(shape: tuple[Any, ...]) -> str:
+    return " x ".join(str(size) if isinstance(size, int) else "?" for size in shape) + " elements"
+
+
+def part_of(node: fx.Node) -> str:
+    """The call of attention that `node` is a part of, where it was computed by its formula."""
+    call, _ = node.meta.get("torch_fn") or ("", "")
+    whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
+    return call if call.startswith(_ATTENTION) and not whole else ""
+
+
+def source_of(node: fx.Node) -> Source:
+    """The module whose call made a node, and the user's line in it."""
+    module = ""
+    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+        module = path
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, _OURS, "<"))]
+    file, line = users[-1] if users else ("", 0)
+    file = _importable(file)
+    module = re.sub(r"@\d+$", "", module)
+    return Source("" if module == "model" else module.removeprefix(PREFIX), file, line)
+
+
+def _importable(file: str) -> str:
+    """The path below the folder that Python finds it in: short, and the same on every machine."""
+    folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
+    return file[len(max(folders, key=len)) + 1 :] if folders else file

@@ -1,0 +1,1 @@
+"""Finds what autograd does in a traced call, and what changes gradients unseen."""

@@ -1,0 +1,203 @@
+"""One call of an autograd function, run aside to find out what it returns and what else it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.tracing.trees import put_back, take_apart
+
+_MOST_ELEMENTS = 2**26  # of tensors that are filled with random numbers
+
+
+class UnfitError(Exception):
+    """A call that cannot be one operator; `keep` says that its module can be kept whole."""
+
+    def __init__(self, message: str, *, keep: bool = False) -> None:
+        super().__init__(message)
+        self.keep = keep
+
+
+class Kind(NamedTuple):
+    """What is known of a tensor that has no values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, t: Tensor) -> Kind:
+        """That of a tensor."""
+        return cls(tuple(t.shape), t.stride(), t.dtype, t.device.type, t.requires_grad)
+
+
+Found = tuple[Any, tuple[Kind, ...], bool]
+
+
+def observed(call: Any, kinds: Sequence[Kind]) -> Found:
+    """What is around the tensors that `call` returns, what they are, and whether meta told it.
+
+    Raises `UnfitError` for a call that does more than to compute its results or cannot be run.
+    """
+    before = _state(call)
+    try:
+        found = (*_run(call, kinds, _meta), True)
+    except UnfitError:
+        raise
+    except Exception as e:  # whatever its code needs values for
+        found = (*_on_numbers(call, kinds, e), False)
+    if _state(call) != before:
+        raise UnfitError(
+            "changes attributes of its class while it runs, which the next step would find; keep"
+            " state in buffers of a module"
+        )
+    return found
+
+
+def _on_numbers(call: Any, kinds: Sequence[Kind], error: Exception) -> tuple[Any, tuple[Kind, ...]]:
+    """The same with two samples of random numbers, since on the meta device there was an error."""
+    if sum(prod(k.shape) for k in kinds) > _MOST_ELEMENTS:
+        raise UnfitError(
+            f"looks at values of its tensors ({_line(error)}), which are too large to try it"
+            " on; use operators that run on meta tensors"
+        ) from error
+    try:
+        one, other = (_run(call, kinds, _drawn(sign)) for sign in (1, -1))
+    except UnfitError:
+        raise
+    except Exception as e:
+        raise UnfitError(
+            f"cannot be run on random numbers: {_line(e)}; make it run on tensors of any values",
+            keep=True,
+        ) from e
+    if one[1] != other[1]:
+        shapes = [[k.shape for k in found[1]] for found in (one, other)]
+        raise UnfitError(
+            f"returns tensors of shapes {shapes[0]} or of {shapes[1]}, depending on the data;"
+            " return the same shapes whatever the data"
+        )
+    return one
+
+
+def _run(
+    call: Any, kinds: Sequence[Kind], make: Callable[[Kind], Tensor]
+) -> tuple[Any, tuple[Kind, ...]]:
+    """Both passes on tensors that `make` makes."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        leaves = [make(k).requires_grad_(k.requires_grad) for k in kinds]
+        given = [leaf.clone() for leaf in leaves]
+        versions = [t._version for t in given]
+        values = [t.detach().clone() for t in given]
+        with _Sight(given) as sight:
+            around, found = take_apart(call.function.apply(*put_back(call.arguments, given)))
+        changed = any(t._version != v for t, v in zip(given, versions, strict=True)) or any(
+            not t.is_meta and not torch.equal(t.detach().nan_to_num(), v.nan_to_num())
+            for t, v in zip(given, values, strict=True)
+        )
+        if changed:
+            raise UnfitError(
+                "changes a tensor that it is given in place (mark_dirty); return a new tensor"
+            )
+        outputs = [t for t in found if t.requires_grad]
+        gradients = [torch.ones_like(t) for t in outputs]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        if outputs and wanted:
+            with sight.also(gradients):
+                torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+    return around, tuple(Kind.of(t) for t in found)
+
+
+def _meta(kind: Kind) -> Tensor:
+    return torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device="meta")
+
+
+def _drawn(sign: int) -> Callable[[Kind], Tensor]:
+    generator = torch.Generator(device="cpu").manual_seed(0)
+
+    def make(kind: Kind) -> Tensor:
+        device = "cpu" if kind.device == "meta" else kind.device
+        if kind.dtype.is_floating_point or kind.dtype.is_complex:
+            drawn = sign * torch.randn(kind.shape, generator=generator, device="cpu")
+        else:
+            drawn = torch.zeros(kind.shape, device="cpu")
+        return drawn.to(device, kind.dtype)
+
+    return make
+
+
+def _state(call: Any) -> dict[str, str]:
+    """Attributes of the class, and of objects that it is given, as text."""
+    found = {key: repr(value) for key, value in vars(call.function).items() if key[:2] != "__"}
+    for i, argument in enumerate(call.arguments):
+        attributes = getattr(argument, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(argument, type):
+            found.update((f"{i}.{key}", repr(value)) for key, value in attributes.items())
+    return found
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@final
+class _Sight(TorchDispatchMode):
+    """Refuses operators on tensors that are neither given nor made here, and random numbers."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept: list[Any] = []  # storages, which keep their identity while they are held
+        self._known: set[int] = set()
+        self.also(given)
+
+    def also(self, tensors: Sequence[Tensor]) -> _Sight:
+        """Know these tensors too."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._kept.append(storage)
+            self._known.add(id(storage))
+        return self
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and not _is_quiet(func, args, kwargs):
+            raise UnfitError(
+                f"draws random numbers ({func}), which ranks could not agree on; draw them outside"
+                " with torch.rand and pass them to apply",
+                keep=True,
+            )
+        unknown = []
+        for tensor in take_apart((args, kwargs))[1]:
+            if id(tensor.untyped_storage()) in self._known:
+                continue
+            unknown.append((tensor, tensor._version))
+            if tensor.requires_grad or type(tensor) is not Tensor:
+                raise UnfitError(
+                    f"reads a tensor of shape {tuple(tensor.shape)} that is not among the arguments"
+                    " of apply, so no plan could give it its part; pass it to apply"
+                )
+        found = func(*args, **kwargs)
+        for tensor, version in unknown:
+            if tensor._version != version:
+                raise UnfitError(
+                    f"changes a tensor of shape {tuple(tensor.shape)} that it did not make; return"
+                    " it instead"
+                )
+        self.also(take_apart(found)[1])
+        return found
+
+
+def _is_quiet(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether an operator that may draw random numbers does not."""
+    name = str(func)
+    if "dropout" in name:
+        return len(args) > 1 and args[1] == 0
+    return "attention" in name and not any(isinstance(a, float) and a > 0 for a in args[3:5])

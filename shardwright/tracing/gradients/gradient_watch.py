@@ -1,0 +1,229 @@
+"""Watches a traced call for what changes gradients and leaves no operator in the graph.
+
+Tracing sees values. Hooks on tensors, switches of `requires_grad`, changes in place that
+autograd does not record, and leaves from outside that want a gradient are seen here, as
+functions of torch that the model calls.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.decompose.buffers import users_frame
+from shardwright.tracing.dedup.module_steps import writes
+
+_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
+_VIEWS = frozenset(
+    (
+        "__getitem__", "as_strided", "chunk", "diagonal", "expand", "expand_as", "flatten",
+        "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes",
+        "swapdims", "t", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view",
+        "view_as", "tensor_split",
+    )
+)  # fmt: skip
+_OF_BUFFERS = ("__set__", "__delete__", "batch_norm", "instance_norm")  # that write to no operand
+_DATA: Any = Tensor.data
+_REQUIRES_GRAD: Any = Tensor.requires_grad
+_TRANSPOSED = (Tensor.T, Tensor.mT, Tensor.H, Tensor.mH)
+
+
+@final
+class GradientWatch(TorchFunctionMode):
+    """Raises `CaptureError`, with the user's line, where a call does one of these.
+
+    `known` are tensors that may want gradients; without them all that are traced. With `whole`,
+    the path of a module that is run as it is, only what would reach outside of it is refused. An
+    error names the module that could be kept whole, where that reproduces the gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        known: Mapping[str, Tensor] | None = None,
+        inputs: tuple[Tensor, ...] = (),
+        whole: str = "",
+    ) -> None:
+        super().__init__()
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        own = dict(model.named_parameters()) if known is None else known
+        self._parameters = {id(t): name for name, t in own.items()}
+        self._outside: set[int] | None = None
+        if known is not None:
+            self._outside = {id(t) for t in (*known.values(), *inputs)}
+        self._whole = whole
+        self._detached: dict[int, Tensor] = {}  # aliases that autograd does not know, by identity
+        self._plain: dict[int, Tensor] = {}  # made here and not traced, by identity
+        self._made: list[Tensor] = []  # kept, so that no other gets the same identity
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "__get__":
+            return self._read(func, args)
+        if func is torch.autograd.grad or func is Tensor.backward:
+            self._refuse_derivative(func)
+        first = args[0] if args else None
+        if isinstance(first, Tensor):
+            self._check(func, name, first, args, kwargs)
+        for value in args:
+            self._refuse_outsiders(value)
+        for value in kwargs.values():
+            self._refuse_outsiders(value)
+        result = func(*args, **kwargs)
+        if name == "detach" and isinstance(first, Tensor):
+            self._note_alias(first, result)
+        elif name in _VIEWS and id(first) in self._detached:
+            self._detached.update((id(t), t) for t in _tensors(result))
+        if type(result) is Tensor and self._outside is None:
+            self._plain[id(result)] = result
+        if self._outside is not None and isinstance(result, Tensor):
+            if result.requires_grad and result.is_leaf:
+                self._outside.add(id(result))
+            self._made.append(result)
+        return result
+
+    def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
+        of, tensor = getattr(func, "__self__", None), args[0]
+        if of is _DATA:  # an export that is shown `.data` forgets that it is this tensor's
+            alias = tensor.detach()
+            self._note_alias(tensor, alias)
+            return alias
+        result = func(*args)
+        if of in _TRANSPOSED and id(tensor) in self._detached:
+            self._detached[id(result)] = result
+        return result
+
+    def _note_alias(self, tensor: Tensor, alias: Tensor) -> None:
+        """Note that `alias` shares memory with a tensor, unknown to autograd."""
+        of = self._parameters.get(id(tensor))
+        if of is not None:
+            self._parameters[id(alias)] = of
+        if of is not None or tensor.requires_grad or id(tensor) in self._detached:
+            self._detached[id(alias)] = alias
+
+    def _check(
+        self, func: Any, name: str, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        of = self._parameters.get(id(first), "")
+        if name in _HOOKS:
+            if not self._whole or of:
+                raise self._error(
+                    f"the model registers a hook on {of or 'a tensor'} ({name}), which changes"
+                    " gradients and is no part of a graph; express it as operators, or register it"
+                    " in a module inside, which is then kept whole",
+                    keep=not of,
+                )
+        elif name == "requires_grad_" or (
+            name == "__set__" and getattr(func, "__self__", None) is _REQUIRES_GRAD
+        ):
+            wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
+            if of and bool(wanted) is not first.requires_grad:
+                raise self._error(
+                    f"the model sets requires_grad of its parameter {of} to {bool(wanted)} while it"
+                    " runs; set it before the call, use detach(), or make a model of each phase"
+                )
+        elif name == "__set__" and getattr(func, "__self__", None) is _DATA:
+            if self._whole and not of:
+                return
+            raise self._error(
+                f"the model sets .data of {of or 'a tensor'}, which autograd does not see;"
+                + (" change it after the step" if of else " use a new tensor"),
+                keep=not of,
+            )
+        elif name == "detach_":
+            if not self._whole:
+                raise self._error(
+                    "the model calls detach_(), which cuts a tensor off that was recorded; use"
+                    " x = x.detach()",
+                    keep=True,
+                )
+        elif writes(name, kwargs) and name not in _OF_BUFFERS:
+            self._refuse_unrecorded(first, kwargs.get("out"))
+
+    def _refuse_derivative(self, func: Any) -> None:
+        """Raise for a backward pass inside the forward pass."""
+        name = "torch.autograd.grad" if func is torch.autograd.grad else "backward()"
+        raise self._error(
+            f"the model calls {name} while it runs, and a graph has no operator for that; take the"
+            " derivative outside, of what the parallel module returns, with create_graph=True"
+        )
+
+    def _refuse_unrecorded(self, *targets: Any) -> None:
+        """Raise for a change in place of what wants a gradient, which autograd does not record."""
+        for tensor in _tensors(targets):
+            if self._outside is None and type(tensor) is Tensor and id(tensor) not in self._plain:
+                raise self._error(
+                    f"the model changes a tensor of shape {tuple(tensor.shape)} in place that is no"
+                    " buffer; register it with register_buffer"
+                )
+            of = self._parameters.get(id(tensor), "")
+            if self._whole and not of:
+                continue
+            if of and (id(tensor) in self._detached or not torch.is_grad_enabled()):
+                raise self._error(
+                    f"the model changes its parameter {of} in place while it runs, which is no"
+                    " buffer; change it after the step, or work on a copy (x = x.clone())"
+                )
+            unrecorded = not torch.is_grad_enabled() and tensor.requires_grad
+            if id(tensor) in self._detached or unrecorded:
+                raise self._error(
+                    "the model changes a tensor in place that shares memory with one that wants a"
+                    " gradient, and autograd does not record it (.data, detach or no_grad); work"
+                    " on a copy (x = x.clone())",
+                    keep=True,
+                )
+
+    def _refuse_outsiders(self, value: Any) -> None:
+        """Raise for a tensor that wants a gradient and is neither the model's nor made here."""
+        if isinstance(value, Tensor):
+            if self._outside is None:
+                outside = type(value) in (Tensor, nn.Parameter) and value.requires_grad
+            else:
+                outside = value.requires_grad and value.is_leaf and id(value) not in self._outside
+            if outside:
+                raise self._error(
+                    f"the model reads a tensor of shape {tuple(value.shape)} that wants a gradient"
+                    " and is not registered on it, so no plan would train it; register it as an"
+                    " nn.Parameter, read a parameter from its module, or detach() it in __init__"
+                )
+        elif isinstance(value, tuple | list):
+            for part in value:
+                self._refuse_outsiders(part)
+
+    def _error(self, message: str, *, keep: bool = False) -> CaptureError:
+        frame = users_frame(traceback.extract_stack())
+        at = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
+        return CaptureError(f"{at}: {message}", self._module() if keep else "", refused=not keep)
+
+    def _module(self) -> str:
+        """The path of the innermost module whose code is running."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            owner: Any = frame.f_locals.get("self")
+            path: str | None = self._paths.get(id(owner))
+            if path is not None:
+                return path
+            frame = frame.f_back
+        return ""
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)

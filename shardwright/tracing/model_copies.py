@@ -1,0 +1,64 @@
+"""Copies of a model to call aside, for what one trace cannot tell."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.tracing.call import unflatten
+from shardwright.tracing.export.export import FlatCall
+from shardwright.tracing.export.opaque import sample_like
+from shardwright.tracing.export.precision import narrowed
+from shardwright.tracing.gradients.gradient_watch import GradientWatch
+from shardwright.tracing.python_state import Snapshot
+from shardwright.tracing.state_check import Trial
+
+
+def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], Trial]:
+    """Makes a copy without values, for a call that computes nothing."""
+
+    def make() -> Trial:
+        memo: dict[int, Any] = {}
+        for p in call.model.parameters():
+            memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        others = [t for _, t in Snapshot(call.model).tensors.values()]
+        for t in (*call.model.buffers(), *others):
+            memo.setdefault(id(t), torch.empty_like(t, device="meta"))
+        given = {k: torch.empty_like(t, device="meta") for k, t in tensors.items()}
+        return _trial(call, copy.deepcopy(call.model, memo), given, torch.device("meta"))
+
+    return make
+
+
+def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], Trial]:
+    """Makes a copy with values, for a call on random numbers."""
+
+    def make() -> Trial:
+        generator = torch.Generator(device="cpu").manual_seed(0)
+        own = [*call.model.parameters(), *call.model.buffers()]
+        given = {k: sample_like(t, generator, own) for k, t in tensors.items()}
+        device = own[0].device if own else torch.device("cpu")
+        return _trial(call, copy.deepcopy(call.model), given, device)
+
+    return make
+
+
+def _trial(
+    call: FlatCall, model: nn.Module, given: Mapping[str, Tensor], device: torch.device
+) -> Trial:
+    for module in model.modules():
+        if getattr(vars(module).get("forward"), "__module__", "").startswith("shardwright."):
+            del vars(module)["forward"]  # of one that is kept whole
+    data = [narrowed(t, call.habits) for t in given.values()]
+    args, kwargs = unflatten({**call.constants, **dict(zip(given, data, strict=True))})
+    known = dict(model.named_parameters())
+
+    def run() -> Any:
+        with device, GradientWatch(model, known, tuple(data)):
+            return model(*args, **kwargs)
+
+    return Trial(model, run, [*data, *known.values()])

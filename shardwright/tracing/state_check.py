@@ -1,0 +1,222 @@
+"""Whether a second call of a model computes what the first does, where its Python state changed.
+
+A graph is one call. A model that counts its calls, keeps an average in an attribute or appends
+to a list computes something else in each: it is refused, with the line. A cache that the second
+call finds as the first left it, or an attribute that is written before it is read, does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.decompose.buffers import is_users
+from shardwright.tracing.dedup.module_steps import writes
+from shardwright.tracing.python_state import Place, Snapshot
+
+_DRAWN = frozenset(
+    (
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+        "normal", "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "dropout",
+        "exponential_", "random_", "poisson", "log_normal_", "geometric_", "cauchy_",
+    )
+)  # fmt: skip
+_OF_SHAPE_ALONE = frozenset(
+    (
+        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+        "new_empty", "new_tensor", "size", "dim", "stride", "numel", "type", "is_floating_point",
+    )
+)  # fmt: skip
+
+_STDLIB = str(Path(contextlib.__file__).parent)  # packages may be installed below it
+
+
+class Trial(NamedTuple):
+    """A copy of a model, one call of it, and the tensors whose values differ from call to call."""
+
+    model: nn.Module
+    run: Callable[[], Any]
+    data: Sequence[Tensor]
+
+
+def check_state(
+    changed: Sequence[Place],
+    trials: Sequence[Callable[[], Trial]],
+    name: str,
+    named: Collection[Place] = (),
+) -> None:
+    """Raise `CaptureError` unless two calls in a row compute the same from the same.
+
+    `changed` are places that a call was seen to change. `trials` make copies to call; the first
+    that can be called is taken. `name` is that of the model in messages. Where none can be called,
+    on the meta device say, places that are `named` pass: a mode that was None and is a text, as
+    Hugging Face's `problem_type`, is chosen once.
+    """
+    for make in trials:
+        try:
+            trial = make()
+            with _aside():
+                place = _differs(trial, changed)
+        except Exception:  # it cannot be called so: on the meta device, say
+            continue
+        if place is not None:
+            raise _error(place, trials, name)
+        return
+    if left := [place for place in changed if place not in named]:
+        raise _error(left[0], trials, name)
+
+
+def _differs(trial: Trial, changed: Sequence[Place]) -> Place | None:
+    """The place whose value makes the second call another one; None if both are the same."""
+    first = Snapshot(trial.model)
+    one = _call(trial, ())
+    second = Snapshot(trial.model)
+    carried = {
+        key: (place, tensor)
+        for key, (place, tensor) in second.tensors.items()
+        if key not in first.tensors or first.leaves.get(place) != second.leaves.get(place)
+    }
+    two = _call(trial, [t for key, (_, t) in carried.items() if key in one.tainted])
+    third = Snapshot(trial.model)
+    places = second.plain_changes(third)
+    if places:
+        return places[0]
+    for key, (place, _) in carried.items():
+        kept = second.leaves.get(place) == third.leaves.get(place)
+        if key in two.read and (key in one.tainted or not kept):
+            return place
+    if one.steps != two.steps:
+        return next(iter((*first.changes(second), *changed)), Place("", "what it keeps"))
+    return None
+
+
+def _call(trial: Trial, more: Sequence[Tensor]) -> _Calls:
+    calls = _Calls([*trial.data, *more])
+    with calls:
+        trial.run()
+    return calls
+
+
+@final
+class _Calls(TorchFunctionMode):
+    """Notes functions of torch that work on data, or on what was computed from it.
+
+    `tainted` are those tensors and `read` all that a function is given, by identity.
+    """
+
+    def __init__(self, data: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.tainted = {id(t) for t in data}
+        self.read: set[int] = set()
+        self.steps: list[Any] = []
+        self._kept: list[Any] = []  # so that no other gets the same identity
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        result = func(*args, **kwargs)
+        if name == "__get__" and not isinstance(result, Tensor):
+            return result
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        made = list(_tensors(result))
+        self._kept += [*given, *made]
+        if name not in _OF_SHAPE_ALONE:
+            self.read.update(map(id, given))
+        tainted = name in _DRAWN or (
+            name not in _OF_SHAPE_ALONE and any(id(t) in self.tainted for t in given)
+        )
+        if tainted:
+            self.steps.append((name, self._told(args), self._told(kwargs)))
+            self.tainted.update(map(id, made))
+            if writes(name, kwargs) and given:
+                self.tainted.add(id(given[0]))
+        return result
+
+    def _told(self, value: Any) -> Any:
+        """A value in terms that are equal where two calls do the same."""
+        if isinstance(value, Tensor):
+            return tuple(value.shape), str(value.dtype), id(value) in self.tainted
+        if isinstance(value, tuple | list):
+            return tuple(self._told(part) for part in value)
+        if isinstance(value, Mapping):
+            return tuple((str(key), self._told(part)) for key, part in value.items())
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return type(value).__name__, repr(value)
+        return type(value).__name__
+
+
+def _error(place: Place, trials: Sequence[Callable[[], Trial]], name: str) -> CaptureError:
+    at = ""
+    for make in trials:
+        with contextlib.suppress(Exception), _aside():
+            trial = make()
+            at = at or _line(trial, place)
+    return CaptureError(
+        f"{at or 'an unknown line'}: {name} changes {place} while it runs, which is Python state,"
+        " so its next call computes something else and a graph has the value of one call; make it a"
+        " buffer (register_buffer, changed in place) or take it out of forward",
+        refused=True,
+    )
+
+
+def _line(trial: Trial, place: Place) -> str:
+    """File and line of the user's code that changes the value at `place`; empty if none is seen."""
+    before, last, answer = Snapshot.of(trial.model, place), "", ""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal last, answer
+        file = frame.f_code.co_filename
+        own = file.startswith(_STDLIB) and "site-packages" not in file
+        if answer or own or not is_users(file):
+            return None
+        if last and Snapshot.of(trial.model, place) != before:
+            answer = last
+            return None
+        last = f"{file}:{frame.f_lineno}"
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        trial.run()
+    except Exception:  # it changed before, or it did not
+        pass
+    finally:
+        sys.settrace(outer)
+    return answer or (last if Snapshot.of(trial.model, place) != before else "")
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Within, a model draws numbers and prints without a trace."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)

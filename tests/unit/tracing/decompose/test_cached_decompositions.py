@@ -1,0 +1,76 @@
+"""Decomposition operator by operator gives the graph that decomposing the whole program gives."""
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.decompose import cached_decompositions
+from shardwright.tracing.export import export
+from tests import models
+from tests.zoo import ZOO
+
+OFTEN = ("bert", "clip", "lstm lm")
+
+
+def _both_ways(monkeypatch, model, batch):
+    asked = []
+
+    def spied(program, table):
+        found = export_alone(program, table)
+        asked.append(found is not None)
+        return found
+
+    export_alone = export.decomposed
+    monkeypatch.setattr(cached_decompositions, "_WORTH", 0.0)
+    monkeypatch.setattr(export, "decomposed", spied)
+    alone = capture_call(model, (), batch)
+    monkeypatch.setattr(export, "decomposed", lambda program, table: None)
+    return alone, capture_call(model, (), batch), asked
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_models_of_the_zoo_give_one_graph(monkeypatch, name):
+    with torch.device("meta"):
+        model, batch = ZOO[name](False)
+    alone, whole, asked = _both_ways(monkeypatch, model, batch)
+    assert alone.graph == whole.graph
+    assert asked == [True], "nothing in it writes in place, so nothing is decomposed as a whole"
+
+
+@pytest.mark.parametrize("make", [models.traps, models.cnn, models.gpt2])
+def test_real_models_give_one_graph(monkeypatch, make):
+    alone, whole, _ = _both_ways(monkeypatch, *make())
+    assert alone.graph == whole.graph
+
+
+def test_what_does_not_repeat_is_decomposed_as_a_whole(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        cached_decompositions, "_pieces", lambda calls, table: asked.append(len(calls))
+    )
+    capture_call(*_mlp(1))
+    assert not asked
+    capture_call(*_mlp(40))
+    assert asked == [1], "a linear layer; its activation is of Core ATen and stays"
+
+
+def _mlp(layers):
+    blocks = [module for _ in range(layers) for module in (nn.Linear(4, 4), nn.GELU())]
+    return nn.Sequential(*blocks), (torch.zeros(3, 4),)
+
+
+class Writes(nn.Module):
+    """Writes through a view of what another operator reads."""
+
+    def forward(self, x):
+        y = x * 2
+        y[:, 0].add_(1)
+        return (y * x).sum()
+
+
+def test_a_program_that_writes_is_decomposed_as_a_whole(monkeypatch):
+    alone, whole, asked = _both_ways(monkeypatch, Writes(), {"x": torch.zeros(3, 4)})
+    assert alone.graph == whole.graph
+    assert asked == [False]
+    assert any(op.kind in ("slice_scatter", "select_scatter") for op in alone.graph.ops)

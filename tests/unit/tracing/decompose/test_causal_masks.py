@@ -1,0 +1,85 @@
+"""Masks that say nothing but "causal" become the flag, however long the sequence is."""
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.decompose import causal_masks
+from shardwright.tracing.export.operators import argument
+from tests import models
+
+LENGTH = 96
+
+
+class Masked(nn.Module):
+    def __init__(self, allowed):
+        super().__init__()
+        self.allowed = allowed
+
+    def forward(self, x):
+        places = torch.arange(LENGTH, device=x.device) + 0
+        query, key = places[None, None, :, None], places[None, None, None, :]
+        mask = self.allowed(query, key).expand(x.shape[0], 1, LENGTH, LENGTH)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def flagged(allowed):
+    graph = capture_call(Masked(allowed), (torch.ones(2, 3, LENGTH, 4),)).graph
+    (op,) = (op for op in graph.ops if op.kind == "scaled_dot_product_attention")
+    return bool(argument(op, 5, "is_causal", False))
+
+
+@pytest.fixture(params=["whole", "in parts"])
+def size(request, monkeypatch):
+    if request.param == "in parts":
+        monkeypatch.setattr(causal_masks, "_LARGEST_MASK", LENGTH)
+        monkeypatch.setattr(causal_masks, "_LARGEST_PART", 8 * LENGTH)
+
+
+def sequences():
+    """0 and 1: which of two sequences it is, along the batch."""
+    return torch.arange(2)[:, None, None, None]
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        lambda q, k: k <= q,
+        lambda q, k: (k <= q) & (k >= 0),
+        lambda q, k: ~(k > q),
+        lambda q, k: (k <= q) & ((q // 200) * sequences() == (k // 200) * sequences()),
+    ],
+)
+def test_a_triangle_is_the_flag(allowed, size):
+    assert flagged(allowed)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        lambda q, k: k < q,
+        lambda q, k: k <= q + 1,
+        lambda q, k: (k <= q) & (k > q - 90),  # a window
+        lambda q, k: (k <= q) & (k // 40 == q // 40),  # documents
+        lambda q, k: (k <= q) & ((q // 40) * sequences() == (k // 40) * sequences()),  # in one only
+        lambda q, k: (k <= q) | (k < 3),  # a prefix
+        lambda q, k: k >= q,
+    ],
+)
+def test_anything_else_stays_a_mask(allowed, size):
+    assert not flagged(allowed)
+
+
+@pytest.mark.hf
+def test_without_a_cache_hugging_face_asks_for_the_same_attention():
+    model, batch = models.llama(batch=3)
+    graphs = [sw.capture(model, (), {**batch, "use_cache": cached}) for cached in (True, False)]
+    assert [len(graph.ops) for graph in graphs] == [len(graphs[0].ops)] * 2
+    flags = [
+        argument(op, 5, "is_causal", False)
+        for op in graphs[1].ops
+        if op.kind == "scaled_dot_product_attention"
+    ]
+    assert flags and all(flags)

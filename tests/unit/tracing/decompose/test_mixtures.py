@@ -1,0 +1,102 @@
+"""Mixtures of experts are found in Hugging Face's form alone, and are one operator then."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from shardwright.cost.compute import forward_seconds
+from shardwright.cost.memory import kept_bytes
+from shardwright.cost.workload import workload
+from shardwright.machine.model import Machine
+from shardwright.rules.analysis import analyze
+from shardwright.tracing.capture import capture_call
+from shardwright.tracing.decompose.mixtures import with_mixtures
+
+CONFIG = MixtralConfig(
+    vocab_size=19,
+    hidden_size=16,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_local_experts=5,
+    num_experts_per_tok=2,
+)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    return capture_call(MixtralForCausalLM(CONFIG), (), {"input_ids": ids, "labels": ids}).graph
+
+
+def test_every_layer_has_one_operator_and_nothing_sorts(graph):
+    kinds = [op.kind for op in graph.ops]
+    assert kinds.count("experts") == 2
+    assert not {"sort", "grouped_mm_fallback", "_grouped_mm", "index_put"} & set(kinds)
+    first, second = (op for op in graph.ops if op.kind == "experts")
+    assert first.args[5:] == second.args[5:]  # repeated layers are alike
+
+
+def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
+    torch.manual_seed(0)
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    wide = MixtralConfig(**{**CONFIG.to_dict(), "intermediate_size": 30})
+    given = {"input_ids": ids, "labels": ids}
+    wider = capture_call(MixtralForCausalLM(wide), (), given).graph
+    one, other = (next(op for op in g.ops if op.kind == "experts") for g in (graph, wider))
+    inner, inner_wide = (op.extra_saved - op.extra_rows for op in (one, other))
+    assert one.extra_rows == other.extra_rows > 0
+    assert inner_wide == 3 * inner > 0
+    # At least the rows that go in, the sums of the two and their product with a score come out.
+    assert one.extra_rows >= 3 * 15 * 2 * 16 * 4
+
+
+def test_what_is_not_just_so_stays_as_it_is():
+    """Experts that share one matrix more: three products of one kind of rows."""
+
+    class Unlike(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Parameter(torch.ones(3, 4, 6))
+            self.down = torch.nn.Parameter(torch.ones(3, 6, 4))
+
+        def forward(self, x, ends):
+            product = torch.ops.transformers.grouped_mm_fallback
+            inner = product(x, self.up, ends)
+            return product(inner - inner.mean(0), self.down, ends).sum()
+
+    given = torch.ones(8, 4), torch.tensor([3, 3, 8], dtype=torch.int32)
+    found = capture_call(Unlike(), given).graph
+    assert [op.kind for op in found.ops].count("grouped_mm_fallback") == 2
+    assert with_mixtures(found) == found
+
+
+def test_experts_on_several_devices_pay_for_the_busiest(graph):
+    op = next(op for op in graph.ops if op.kind == "experts")
+    rule = analyze(graph).rules[op.name]
+    work = workload(op, rule, graph, skew=1.3)
+    device = replace(Machine.preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
+
+    def sizes(**local):
+        return np.array([[local.get(factor.name, factor.size)] for factor in rule.factors])
+
+    def seconds(**local):
+        return float(forward_seconds(work, sizes(**local), device)[0])
+
+    def kept(rows=0, **local):
+        return int(kept_bytes(work, (False,), 10**6, sizes(**local), rows)[0])
+
+    assert seconds(e=2) == pytest.approx(seconds() * 0.4 * 1.3, rel=1e-3)
+    assert kept(e=2) == pytest.approx(kept() * 0.4 * 1.3, rel=1e-3)
+    assert kept(rows=10**6, e=2) == 10**6 * 16 // 30 + 1  # of 15.6 rows, on average
+    assert seconds(m=5) == pytest.approx(seconds() / 2)
+    # Each of the devices that share the inside of the experts has all rows, whole.
+    assert (kept(m=5), kept(rows=10**6, m=5), kept(rows=600_000, m=5)) == (500_000, 10**6, 800_000)
+    flop = 3 * 2 * 15 * 2 * 10 * 16  # products, multiply and add, tokens, experts of each, sizes
+    reached = device.peak_flop_per_s("float32") * device.efficiency.matmul
+    assert seconds() == pytest.approx(flop / reached)

@@ -1,0 +1,165 @@
+"""What capture falls back to, and what it says where it cannot go on."""
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.capture import capture_call
+from tests.zoo.subject import Subject
+
+
+class Wrapped(nn.Module):
+    """A linear layer, and a function of the module and of what the layer gives."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.zeros(4))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.layer(x)).sum()
+
+
+def _capture(function):
+    return capture_call(Wrapped(function), (torch.ones(3, 4),)).graph
+
+
+def _branches(_module, y):
+    return y * 2 if y.sum() > 0 else y
+
+
+def _takes_a_number(_module, y):
+    return y * int(y.sum().item())
+
+
+def _selects(_module, y):
+    return y[y > 0]
+
+
+def _finds(_module, y):
+    return y[torch.nonzero(y)[:, 0]]
+
+
+def _changes_a_parameter(module, y):
+    with torch.no_grad():
+        module.layer.bias.mul_(2.0)
+    return y
+
+
+def _resizes(module, y):
+    module.kept = torch.cat([module.kept, y.detach().sum(0)])
+    return y
+
+
+def _resizes_in_place(module, y):
+    module.kept.resize_(8)
+    return y
+
+
+def _registers(module, y):
+    if not hasattr(module, "late"):
+        module.register_buffer("late", y.detach().mean(0))
+    return y * module.late
+
+
+def _drops(module, y):
+    module.kept = None
+    return y
+
+
+def _deletes(module, y):
+    del module.kept
+    return y
+
+
+def _asserts(_module, y):
+    assert y.sum() > 0
+    return y
+
+
+def _loops(_module, y):
+    while y.sum() > 0:
+        y = y - 1
+    return y
+
+
+def _uniques(_module, y):
+    return torch.unique(y)
+
+
+def _selects_masked(_module, y):
+    return torch.masked_select(y, y > 0)
+
+
+def _writes_where_data_say(module, y):
+    module.kept[int(y.argmax())] = 1.0
+    return y
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        (_branches, r"test_export\.py:\d+ decides on the value of a tensor.*torch\.where"),
+        (_takes_a_number, r"test_export\.py:\d+ decides on the value of a tensor"),
+        (_selects, r"test_export\.py:\d+\): aten\.index\.Tensor gives .* as many as the data say"),
+        (_finds, r"test_export\.py:\d+\): aten\.nonzero\.default gives .* as many as the data"),
+        (_changes_a_parameter, r"the model changes its parameter layer\.bias in place"),
+        (_resizes, r"test_export\.py:\d+: .*buffer kept.*\(4,\).*\(8,\).*keep its shape"),
+        (_resizes_in_place, r"test_export\.py:\d+: .*buffer kept.*\(4,\).*\(8,\).*keep its shape"),
+        (_registers, r"test_export\.py:\d+: .*buffer late while it runs.*in __init__"),
+        (_drops, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
+        (_deletes, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
+        (_asserts, r"test_export\.py:\d+ decides on the value of a tensor"),
+        (_loops, r"test_export\.py:\d+ decides on the value of a tensor"),
+        (_uniques, r"test_export\.py:\d+\): aten\._unique2\.default gives .* as many as the data"),
+        (_selects_masked, r"test_export\.py:\d+\): aten\.masked_select\.default gives .* as many"),
+        (_writes_where_data_say, r"test_export\.py:\d+ decides on the value of a tensor"),
+    ],
+)
+def test_an_error_says_where_and_what_to_do(function, words, capsys):
+    with pytest.raises(CaptureError, match=words):
+        _capture(function)
+    assert capsys.readouterr() == ("", "")
+
+
+def _uses_numpy(_module, y):
+    return y * torch.tanh(torch.from_numpy(y.detach().numpy()))
+
+
+def test_strict_mode_takes_what_plain_tracing_cannot_and_says_so():
+    graph = _capture(_uses_numpy)
+    assert "tanh" in {op.kind for op in graph.ops}
+    assert graph.note.startswith("captured in strict mode, since Wrapped cannot be captured")
+    assert _capture(lambda _module, y: y).note == ""
+
+
+def _assigns_a_buffer(module, y):
+    module.kept = 0.9 * module.kept + y.detach().mean(0)
+    return y
+
+
+def test_a_buffer_that_is_assigned_is_updated():
+    model = Wrapped(_assigns_a_buffer)
+    one = Subject(model, {"x": torch.ones(3, 4)}, wide=False)
+    assert [key for key, _ in one.graph.updates] == ["kept"]
+    module = one.one_device()
+    for _ in range(3):
+        module(**one.batch)
+        model(torch.ones(3, 4))
+    torch.testing.assert_close(module.get_buffer("kept"), model.kept)
+
+
+def _fills_part(module, y):
+    z = torch.zeros_like(y)
+    z[:, 1:] = y[:, :-1]
+    return z
+
+
+def test_gradients_flow_through_assignment_to_a_part():
+    model = Wrapped(_fills_part)
+    one = Subject(model, {"x": torch.ones(3, 4)}, wide=False)
+    found = one.run(one.one_device())
+    model(torch.ones(3, 4)).backward()
+    torch.testing.assert_close(found["gradient of layer.weight"], model.layer.weight.grad)
