@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
     from shardwright.ir.frontier import Frontier
     from shardwright.ir.plan import Plan
-    from shardwright.rules.stated import rule
+    from shardwright.rules.user_rules import rule
     from shardwright.runtime.machine import Machine
     from shardwright.train.job import Job
 
@@ -33,7 +33,7 @@ _HOMES = {
     "Job": "shardwright.train.job",
     "Machine": "shardwright.runtime.machine",
     "Plan": "shardwright.ir.plan",
-    "rule": "shardwright.rules.stated",
+    "rule": "shardwright.rules.user_rules",
 }
 
 

@@ -33,7 +33,7 @@ from benchmarks.spectrain_accuracy.subjects import LENGTH, VOCABULARY, Batch, Tr
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.lower.decisions import everything_whole
-from shardwright.rules.placing import tilings
+from shardwright.rules.placements import tilings
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.stage import Stages, capture_stages

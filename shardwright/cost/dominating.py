@@ -12,9 +12,9 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import Call
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import micro_batches
+from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import Together
 
 PART = 0.97  # of what is computed

@@ -33,8 +33,8 @@ from shardwright.lower.program import (
 from shardwright.lower.tiles import placed_call, shared_attention
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
-from shardwright.rules.micro import gradient_layout
-from shardwright.rules.placing import Placing, place
+from shardwright.rules.micro_batches import gradient_layout
+from shardwright.rules.placements import Placing, place
 from shardwright.rules.rule import Tiling, together
 from shardwright.tracing.export.opaque import OPAQUE
 from shardwright.tracing.export.operators import argument

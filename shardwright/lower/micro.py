@@ -1,6 +1,6 @@
 """Lowering a step that takes its batch in micro-batches: one program for each, on each rank.
 
-A micro-batch is a place on the outermost axis of the mesh (`rules/micro.py`),
+A micro-batch is a place on the outermost axis of the mesh (`rules/micro_batches.py`),
 and its program what any rank of that mesh would run. Its outputs are terms of
 sums over all micro-batches, and so are the gradients of parameters: the
 runtime adds them up. A gradient is reduced over the devices before that only
@@ -39,8 +39,8 @@ from shardwright.lower.program import (
     moves,
 )
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import MicroBatches, extended, gradient_layout
-from shardwright.rules.placing import Placing
+from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
+from shardwright.rules.placements import Placing
 from shardwright.rules.rule import Tiling
 
 

@@ -21,7 +21,7 @@ from shardwright.lower.micro import MicroPrograms, lower_part, placings_of
 from shardwright.lower.program import Shape
 from shardwright.lower.stages import Stage, StageError, split
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import MicroBatches, extended, micro_batches, one_batch
+from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, one_batch
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import MicroBatchError
-from shardwright.rules.micro import micro_batches as micro_batched
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.micro_batches import MicroBatchError
+from shardwright.rules.micro_batches import micro_batches as micro_batched
+from shardwright.rules.placements import parse_tiling
 
 
 def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:

@@ -14,8 +14,8 @@ from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.lower.program import Compute, Joint, Run, SharedAttention
 from shardwright.lower.routing import routing
-from shardwright.rules.placing import Placing
-from shardwright.rules.reductions import reduced_dims
+from shardwright.rules.operators.reductions import reduced_dims
+from shardwright.rules.placements import Placing
 from shardwright.rules.rule import Together
 from shardwright.tracing.export.operators import argument, with_argument
 

@@ -21,7 +21,7 @@ from shardwright.lower.passes import micro_program, rank_program
 from shardwright.lower.program import Dropout, Program, Uniform
 from shardwright.lower.values import View, contiguous_strides
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import batch_size, micro_batches
+from shardwright.rules.micro_batches import batch_size, micro_batches
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
 _PARTS = {

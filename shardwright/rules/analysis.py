@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Atoms
-from shardwright.rules import reductions, table
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, NotationError, elementwise, parse
+from shardwright.rules.operators import reductions, table
 from shardwright.rules.rule import FactorKind, Rule
 from shardwright.rules.unify import Dim, refine_rule, unify
 

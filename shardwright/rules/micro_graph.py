@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardwright.ir.graph import Graph, Op, Tensor, extra_scales_with
 from shardwright.ir.layout import Atoms, Placement, Shard, chunk, shape_of
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import MicroBatches
+from shardwright.rules.micro_batches import MicroBatches
 from shardwright.rules.rule import Factor, FactorKind, Rule, Split
 
 

@@ -12,7 +12,7 @@ from shardwright.ir.layout import atom_range
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.micro import placings_of
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import micro_batches, one_batch
+from shardwright.rules.micro_batches import micro_batches, one_batch
 
 
 def comparable(graph: Graph) -> Graph:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lower.program import Joint
-from shardwright.rules.reductions import reduced_dims
+from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 

@@ -20,9 +20,9 @@ from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with
 from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
 from shardwright.lower.lower import with_operands
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.micro import MicroBatchError
-from shardwright.rules.micro import micro_batches as micro_batched
-from shardwright.rules.placing import feasible, parse_tiling, place, tiling_text
+from shardwright.rules.micro_batches import MicroBatchError
+from shardwright.rules.micro_batches import micro_batches as micro_batched
+from shardwright.rules.placements import feasible, parse_tiling, place, tiling_text
 from shardwright.rules.rule import Choice, Rule
 from shardwright.tracing.call import flatten, split_call
 from shardwright.tracing.discovery.discover import capture_with_rules

@@ -22,7 +22,7 @@ from shardwright.lower.micro import lower_micro, micro_inputs
 from shardwright.lower.passes import rank_program
 from shardwright.lower.reading import read_plan
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.micro import micro_batches as micro_batched
+from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.device import default_device

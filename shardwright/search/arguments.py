@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.machine.model import Machine
-from shardwright.rules.micro import MicroBatchError, require_pieces
+from shardwright.rules.micro_batches import MicroBatchError, require_pieces
 from shardwright.search.micro import ALL
 from shardwright.search.permitted import meshes_by_groups, stages_asked
 

@@ -12,7 +12,7 @@ from typing import final
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro import (
+from shardwright.rules.micro_batches import (
     MicroBatchError,
     MicroBatches,
     batch_size,

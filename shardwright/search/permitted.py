@@ -21,7 +21,7 @@ from shardwright.ir.constraints import (
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh
 from shardwright.ir.pipeline import AXIS as PIPELINE
-from shardwright.rules.micro import AXIS as MICRO_BATCHES
+from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 from shardwright.search.constrain import Marks, exists, hits

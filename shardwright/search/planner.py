@@ -17,7 +17,7 @@ from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.lower.pipeline import needs_one_stage
 from shardwright.machine.model import Machine, machine_of
-from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.search.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.search.collector import paused
 from shardwright.search.constrain import Marks

@@ -22,7 +22,7 @@ from shardwright.lower.decisions import Decisions
 from shardwright.lower.reading import read_plan
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.placing import feasible, place, tiling_text
+from shardwright.rules.placements import feasible, place, tiling_text
 from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space, make_space

@@ -17,7 +17,7 @@ from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import PlannedOp, Transfer
 from shardwright.rules.naming import dimension_names, split_words
-from shardwright.rules.placing import tiling_text
+from shardwright.rules.placements import tiling_text
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
 

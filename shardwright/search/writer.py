@@ -21,8 +21,8 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.plan_notes import Remark
-from shardwright.rules.placing import parse_tiling
-from shardwright.rules.remarks import remarks
+from shardwright.rules.placements import parse_tiling
+from shardwright.rules.rule_notes import remarks
 from shardwright.search.peaks import Peaks
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space

@@ -17,9 +17,9 @@ from shardwright.ir.layout import Mesh, Replicate
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute, Dropout, Joint, SharedAttention, Uniform
-from shardwright.rules import table
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import place, tiling_text, tilings
+from shardwright.rules.operators import table
+from shardwright.rules.placements import place, tiling_text, tilings
 from shardwright.rules.rule import FactorKind, Route, Together
 from shardwright.runtime.comparable import in_parts
 from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state

@@ -5,7 +5,7 @@ import torch
 
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.export.lookup import local_index
 from tests.property.operators import call
 from tests.property.simulated_ranks import lengths

@@ -14,7 +14,7 @@ from shardwright.ir.to_float64 import widen
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import tilings
+from shardwright.rules.placements import tilings
 from shardwright.runtime.parallel import build
 from shardwright.search.micro import MicroBook
 from shardwright.tracing.capture import capture_call

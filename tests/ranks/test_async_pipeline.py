@@ -23,7 +23,7 @@ from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.plan import PlanError
 from shardwright.lower.balance import balanced_cuts, operator_work
 from shardwright.lower.decisions import Decisions, everything_whole
-from shardwright.rules.placing import tilings
+from shardwright.rules.placements import tilings
 from shardwright.runtime.async_pipeline import AsyncPipeline, PipelineError, async_pipeline
 from shardwright.runtime.async_sim import AsyncSimulation
 from shardwright.runtime.batch import BatchError

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import Route
 from shardwright.runtime.experts import skews
 from tests import models

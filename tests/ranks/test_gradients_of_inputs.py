@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.rules.micro import micro_batches
-from shardwright.rules.placing import feasible, place, tiling_text, tilings
+from shardwright.rules.micro_batches import micro_batches
+from shardwright.rules.placements import feasible, place, tiling_text, tilings
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
 from tests.training_scripts import difference_of, gan

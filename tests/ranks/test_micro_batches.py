@@ -16,8 +16,8 @@ import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import PlanError
-from shardwright.rules.micro import micro_batches
-from shardwright.rules.placing import feasible, place, tiling_text, tilings
+from shardwright.rules.micro_batches import micro_batches
+from shardwright.rules.placements import feasible, place, tiling_text, tilings
 from shardwright.runtime.batch import BatchError
 from tests import models
 from tests.ranks.harness import run_ranks

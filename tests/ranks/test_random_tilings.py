@@ -19,7 +19,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.placements import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.tracing.capture import capture_call
 from tests import models

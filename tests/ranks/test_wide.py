@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh, Shard, is_natural
-from shardwright.rules.placing import feasible, place
+from shardwright.rules.placements import feasible, place
 from shardwright.rules.rule import FactorKind, Route, Split, Together
 from tests import models
 from tests.ranks.harness import run_ranks, whole

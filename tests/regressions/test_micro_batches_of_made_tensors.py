@@ -13,7 +13,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.graph import LeafKind
-from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro_batches import MicroBatchError
 from tests import models
 
 BATCH, LENGTH, WIDTH = 7, 5, 8

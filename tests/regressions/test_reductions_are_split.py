@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.rules.analysis import splittable
-from shardwright.rules.micro import MicroBatchError, micro_batches
+from shardwright.rules.micro_batches import MicroBatchError, micro_batches
 from tests.compared import compared
 from tests.uneven import check_on_two_ranks
 from tests.zoo.subject import Subject

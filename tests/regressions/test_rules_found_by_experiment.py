@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.rules import stated
+from shardwright.rules import user_rules
 from shardwright.tracing.discovery import discover as findings
 from shardwright.tracing.discovery.experiment import discover
 from tests.property.operators import call, f
@@ -28,7 +28,7 @@ from tests.property.operators import call, f
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(findings, "_found", {})
-    monkeypatch.setattr(stated, "_STATED", {})
+    monkeypatch.setattr(user_rules, "_STATED", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -23,7 +23,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
 from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
 from shardwright.runtime.comparable import comparable
 from shardwright.runtime.module_comparison import TOLERANCE, ModuleComparison, errors_between

@@ -19,7 +19,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.lower.reading import read_plan
 from shardwright.machine.model import Machine
-from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.placements import tiling_text, tilings
 from shardwright.search.planner import search
 from tests.zoo import ZOO
 from tests.zoo.subject import Subject, descend, descend_locally, worst

@@ -26,7 +26,7 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref
 from shardwright.ir.numerics import EXACT, Habits
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
-from shardwright.rules.stated import stated
+from shardwright.rules.user_rules import stated
 from shardwright.tracing.arguments import require_call, require_module
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery import experiment, recombine, samples, trial

@@ -11,7 +11,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from tests.unit.tracing.decompose.test_causal_rows import captured
 
 

@@ -13,7 +13,7 @@ from shardwright.ir.plan import Phase
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from tests.property.operators import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.

@@ -12,7 +12,7 @@ from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Compute, Fetch, Load, Redistribute, Reduce, writes
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 
 MESH = Mesh.parse("dp=2")

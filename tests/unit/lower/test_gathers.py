@@ -11,7 +11,7 @@ from shardwright.lower.gathers import gathered
 from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Fetch, Gather, Prefetch, Redistribute, Reduce, writes
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 
 MESH = Mesh.parse("dp=2")

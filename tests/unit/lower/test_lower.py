@@ -14,7 +14,7 @@ from shardwright.lower.decisions import Decisions
 from shardwright.lower.lower import input_layouts, lower, verify
 from shardwright.lower.program import Compute, Load, Redistribute
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 from tests import models
 

@@ -9,8 +9,8 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.decisions import Decisions
 from shardwright.lower.micro import alike, lower_micro
 from shardwright.lower.program import Redistribute
-from shardwright.rules.micro import micro_batches
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.micro_batches import micro_batches
+from shardwright.rules.placements import parse_tiling
 from tests.unit.lower.test_lower import ANALYSIS, GRAPH, STRATEGIES, WHOLE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "micro_programs.txt"

@@ -10,7 +10,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.lower.decisions import Decisions
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import tilings
+from shardwright.rules.placements import tilings
 from shardwright.tracing.gradients.autograd import observe
 from tests.measuring import predicted
 

@@ -13,7 +13,7 @@ from shardwright.lower.lower import lower, verify
 from shardwright.lower.program import Redistribute, writes
 from shardwright.lower.scalars import early_sums, late_sums
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 
 MESH = Mesh.parse("dp=2")

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Mesh, Shard
-from shardwright.rules.placing import parse_tiling, place, tiling_text, tilings
+from shardwright.rules.placements import parse_tiling, place, tiling_text, tilings
 from shardwright.rules.rule import Factor, FactorKind, PassPartial, Rule, Split
 
 MKN = {"m": 5, "k": 6, "n": 7}

@@ -10,7 +10,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
-from shardwright.rules.micro import MicroBatchError
+from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.search.micro import MicroBook, if_tight
 from shardwright.search.planner import search
 from tests.plans import fastest_by_sums

@@ -10,7 +10,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.search.planner import search
 from tests.plans import fastest_by_sums
 from tests.unit.search.layers import residual_layers

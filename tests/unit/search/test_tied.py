@@ -16,7 +16,7 @@ from shardwright.lower.program import Redistribute
 from shardwright.lower.reading import read_plan
 from shardwright.machine.measurement import Measured
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import tiling_text, tilings
+from shardwright.rules.placements import tiling_text, tilings
 from shardwright.search.recost import recosted
 from shardwright.search.settle import most_shared
 

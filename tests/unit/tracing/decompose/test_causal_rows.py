@@ -15,7 +15,7 @@ from shardwright.lower.lower import lower
 from shardwright.lower.program import Compute
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
-from shardwright.rules.placing import parse_tiling
+from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose import causal_rows
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.rules import stated
+from shardwright.rules import user_rules
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.discovery import discover
 
@@ -47,7 +47,7 @@ class Custom(nn.Module):
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(discover, "_found", {})
-    monkeypatch.setattr(stated, "_STATED", {})
+    monkeypatch.setattr(user_rules, "_STATED", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -30,7 +30,7 @@ from shardwright.ir.layout import (
     chunk,
 )
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.placing import Placing, place
+from shardwright.rules.placements import Placing, place
 from shardwright.rules.rule import Choice, FactorKind, PassPartial, Rule, Split, Tiling
 
 AXIS = "mb"

@@ -6,7 +6,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.plan_notes import RemarkKind, as_json
 from shardwright.rules.analysis import analyze
-from shardwright.rules.remarks import remarks
+from shardwright.rules.rule_notes import remarks
 from tests import models
 
 
@@ -45,7 +45,7 @@ def test_a_plan_names_discovered_and_replicated_operators_and_what_they_cost(tmp
 
 
 def test_a_stated_rule_is_told_from_a_discovered_one(monkeypatch):
-    monkeypatch.setattr("shardwright.rules.stated._STATED", {})
+    monkeypatch.setattr("shardwright.rules.user_rules._STATED", {})
     sw.rule("aten::special_i1e", "... -> ...")
     graph = sw.capture(Odd(), (torch.randn(8, 6),))
     kinds = [remark.kind for remark in remarks(graph, analyze(graph))]

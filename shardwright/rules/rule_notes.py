@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.plan_notes import Remark, RemarkKind
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.stated import stated
+from shardwright.rules.user_rules import stated
 
 _ATTENTION = "attention with dropout"
 _OPAQUE = "shardwright.opaque.default"

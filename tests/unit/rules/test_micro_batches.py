@@ -6,9 +6,9 @@ from torch import nn
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
 from shardwright.rules.analysis import analyze
-from shardwright.rules.micro import MicroBatchError, gradient_layout, micro_batches
+from shardwright.rules.micro_batches import MicroBatchError, gradient_layout, micro_batches
 from shardwright.rules.micro_graph import micro_graph
-from shardwright.rules.placing import tiling_text
+from shardwright.rules.placements import tiling_text
 from shardwright.rules.rule import FactorKind
 from shardwright.tracing.capture import capture_call
 from tests import models
@@ -103,7 +103,7 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused(loss, reader):
     graph, analysis = captured(Scored(loss), *batch())
     with pytest.raises(
         MicroBatchError,
-        match=rf"{reader} in .*test_micro.py:\d+\) needs the whole batch of %\w+, which depends on"
+        match=rf"{reader} in .*test_\w+.py:\d+\) needs the whole batch of %\w+, which depends on"
         " parameters",
     ):
         micro_batches(graph, analysis, 2)

@@ -8,8 +8,15 @@ local.
 
 from __future__ import annotations
 
-from shardwright.rules import contractions, indexing, pointwise, recurrent, reductions, views
 from shardwright.rules.call import Builder
+from shardwright.rules.operators import (
+    contractions,
+    indexing,
+    pointwise,
+    recurrent,
+    reductions,
+    views,
+)
 
 
 def _names(text: str) -> frozenset[str]:

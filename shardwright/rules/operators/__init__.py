@@ -1,0 +1,1 @@
+"""The written rules of operators, in index notation."""
