@@ -16,8 +16,8 @@ import shardwright as sw
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import lower
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Split
 from shardwright.search.baselines import baselines

@@ -32,7 +32,7 @@ from benchmarks import record
 from benchmarks.spectrain_accuracy.subjects import LENGTH, VOCABULARY, Batch, Transformer
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import AXIS
-from shardwright.lower.decisions import everything_whole
+from shardwright.program.decisions import everything_whole
 from shardwright.rules.placements import tilings
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.async_sim import AsyncSimulation

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.spectrain_speed.models import made
 from shardwright.ir.pipeline import AXIS
-from shardwright.lower.decisions import everything_whole
+from shardwright.program.decisions import everything_whole
 from shardwright.runtime.async_pipeline import AsyncPipeline
 from shardwright.runtime.parallel import build
 from shardwright.runtime.stage import Stages, capture_stages

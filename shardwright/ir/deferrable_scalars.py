@@ -1,7 +1,7 @@
 """Single numbers of a step for whose sums over devices no rank waits.
 
-`lower/scalars.py` puts these sums where they are under way while operators run; what is found
-here, of a graph, is what it finds of a program.
+`program/lower/scalar_reductions.py` puts these sums where they are under way while operators run;
+what is found here, of a graph, is what it finds of a program.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from shardwright.lower.values import View
 if TYPE_CHECKING:
     from shardwright.lower.flights import Flight
     from shardwright.lower.lifetimes import Walk
-    from shardwright.lower.program import Redistribute
+    from shardwright.program.instructions import Redistribute
 
 
 @final

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from shardwright.ir.buckets import gather_messages
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.lower.heap import Block, Use
-from shardwright.lower.program import Gather, Prefetch, Redistribute
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.instructions import Gather, Prefetch, Redistribute
 
 if TYPE_CHECKING:
     from shardwright.lower.lifetimes import Walk

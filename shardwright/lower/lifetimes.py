@@ -24,7 +24,17 @@ from shardwright.lower.kernels import inside
 from shardwright.lower.loads import fetch, load, reduce
 from shardwright.lower.mixture import held_experts
 from shardwright.lower.moving import moved
-from shardwright.lower.program import (
+from shardwright.lower.special import (
+    attention,
+    draw,
+    is_fused,
+    local_shapes,
+    recompute,
+    stated,
+)
+from shardwright.lower.values import View, contiguous_strides
+from shardwright.lower.watch import Seen
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
@@ -46,16 +56,6 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
-from shardwright.lower.special import (
-    attention,
-    draw,
-    is_fused,
-    local_shapes,
-    recompute,
-    stated,
-)
-from shardwright.lower.values import View, contiguous_strides
-from shardwright.lower.watch import Seen
 
 
 @dataclass

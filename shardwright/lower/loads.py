@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwright.lower.heap import Block, Use
-from shardwright.lower.program import Fetch, Load, Redistribute, Reduce, Shape
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.instructions import Fetch, Load, Redistribute, Reduce, Shape
 
 if TYPE_CHECKING:
     from shardwright.lower.lifetimes import Walk

@@ -10,9 +10,9 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from shardwright.ir.graph import ITEM_BYTES
-from shardwright.lower.program import Compute
 from shardwright.lower.special import Kept, stated
 from shardwright.lower.watch import Seen
+from shardwright.program.instructions import Compute
 
 if TYPE_CHECKING:
     from shardwright.lower.lifetimes import Walk

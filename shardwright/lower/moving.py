@@ -12,8 +12,8 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.redistribution import Collective
 from shardwright.lower.heap import Heap, Use
-from shardwright.lower.program import Move, Shape
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.instructions import Move, Shape
 
 
 def moved(

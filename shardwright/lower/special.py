@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.lower.dropped import Dropped
 from shardwright.lower.heap import Block
-from shardwright.lower.program import (
+from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
@@ -24,7 +25,6 @@ from shardwright.lower.program import (
     SharedAttention,
     Uniform,
 )
-from shardwright.lower.values import View, contiguous_strides
 
 if TYPE_CHECKING:
     from shardwright.lower.lifetimes import Walk

@@ -11,15 +11,15 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
 from shardwright.ir.memory import Memory, Share
 from shardwright.ir.mixed_precision import MASTER, masters
-from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
 from shardwright.lower.heap import Heap, Use
 from shardwright.lower.lifetimes import Walk
-from shardwright.lower.lower import input_layouts
-from shardwright.lower.micro import flattened, lower_micro, micro_inputs
-from shardwright.lower.passes import micro_program, rank_program
-from shardwright.lower.program import Dropout, Program, Uniform
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Dropout, Program, Uniform
+from shardwright.program.lower.micro_batches import flattened, lower_micro, micro_inputs
+from shardwright.program.lower.rank_program import input_layouts
+from shardwright.program.passes import micro_program, rank_program
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import batch_size, micro_batches
 

@@ -13,10 +13,10 @@ import torch
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Atoms, Layout, Shard, atom_range, local_atoms, shape_of
-from shardwright.lower.micro import micro_inputs
-from shardwright.lower.pipeline import StagedGraph
-from shardwright.lower.program import Shape, flat, flat_dim
-from shardwright.lower.stages import RECEIVED
+from shardwright.program.instructions import Shape, flat, flat_dim
+from shardwright.program.lower.micro_batches import micro_inputs
+from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
 from shardwright.tracing.arguments import BatchError as BatchError
 from shardwright.tracing.arguments import CallForm

@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from shardwright.lower.program import Run
+from shardwright.program.instructions import Run
 
 _SCORES = 2**20  # of one block, on a CPU: what its caches hold
 _SCORES_ON_GPU = 2**26

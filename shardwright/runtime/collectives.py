@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import Move
+from shardwright.program.instructions import Move
 from shardwright.runtime.waiting import Waited, exchange_over, reduce_over, wait_for
 
 # Their names from torch 2.13 on, then those before.

@@ -9,8 +9,8 @@ import torch
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import atom_range
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.micro import placings_of
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.micro_batches import placings_of
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches, one_batch
 

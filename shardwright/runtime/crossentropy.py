@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shardwright.lower.program import Joint
+from shardwright.program.instructions import Joint
 from shardwright.tracing.export.lookup import local_index
 from shardwright.tracing.export.operators import argument, to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Ref
-from shardwright.lower.program import Attention, Dropout, Uniform
+from shardwright.program.instructions import Attention, Dropout, Uniform
 from shardwright.tracing.export.attention import attention
 from shardwright.tracing.export.operators import argument, to_torch
 

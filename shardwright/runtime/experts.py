@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.lower.routing import Routing
+from shardwright.program.lower.routing import Routing
 from shardwright.runtime.collectives import all_gather_single
 from shardwright.runtime.waiting import exchange_over
 from shardwright.tracing.decompose.experts import added, through

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.buckets import gather_messages
-from shardwright.lower.program import Gather, Prefetch, Redistribute
+from shardwright.program.instructions import Gather, Prefetch, Redistribute
 from shardwright.runtime.collectives import gather_into, reduce_scatter_single
 from shardwright.runtime.loading import Works
 from shardwright.runtime.redistribute import Redistribution

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from shardwright.lower.program import Run
+from shardwright.program.instructions import Run
 from shardwright.runtime.line import Line
 
 

@@ -16,8 +16,8 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
 from shardwright.ir.mixed_precision import MASTER, masters
 from shardwright.ir.plan import PlanError
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.program import flat
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import flat
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import cut
 from shardwright.tracing.graph_builder import Captured

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.lower.program import Joint
+from shardwright.program.instructions import Joint
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.runtime.crossentropy import TiledCrossEntropy
 from shardwright.tracing.export.second_derivative import refuse_second_derivative

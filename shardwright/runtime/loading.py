@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shardwright.lower.program import Fetch, Reduce
+from shardwright.program.instructions import Fetch, Reduce
 from shardwright.runtime.placed import Placed
 from shardwright.runtime.redistribute import Redistribution
 from shardwright.runtime.waiting import Waited, begun_along, wait_for

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shardwright.lower.pipeline import Crossing
+from shardwright.program.lower.pipeline import Crossing
 
 _ALIGN = 64  # bytes: values start where vector instructions like them to
 _WORD = 4  # bytes of a float32

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Graph
-from shardwright.lower.fx import Special, to_module
-from shardwright.lower.micro import MicroPrograms, alike, flattened
-from shardwright.lower.passes import micro_program
-from shardwright.lower.program import Program, writes
+from shardwright.program.fx import Special, to_module
+from shardwright.program.instructions import Program, writes
+from shardwright.program.lower.micro_batches import MicroPrograms, alike, flattened
+from shardwright.program.passes import micro_program
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.loading import local
 from shardwright.runtime.varying import Varied, module_of

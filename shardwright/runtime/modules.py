@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.layout import Mesh
-from shardwright.lower.fx import Special
-from shardwright.lower.program import (
+from shardwright.program.fx import Special
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,

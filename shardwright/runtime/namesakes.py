@@ -18,7 +18,7 @@ from torch import nn
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with_atoms
 from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
-from shardwright.lower.lower import with_operands
+from shardwright.program.lower.rank_program import with_operands
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.micro_batches import micro_batches as micro_batched

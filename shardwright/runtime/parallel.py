@@ -15,12 +15,12 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError, require_plan
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.fx import to_module
-from shardwright.lower.lower import input_layouts
-from shardwright.lower.micro import lower_micro, micro_inputs
-from shardwright.lower.passes import rank_program
-from shardwright.lower.reading import read_plan
+from shardwright.program.decisions import Decisions
+from shardwright.program.fx import to_module
+from shardwright.program.lower.micro_batches import lower_micro, micro_inputs
+from shardwright.program.lower.rank_program import input_layouts
+from shardwright.program.passes import rank_program
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline import AsyncPipeline

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.lower.pipeline import Crossing, StagedGraph
+from shardwright.program.lower.pipeline import Crossing, StagedGraph
 from shardwright.runtime.async_stage import Tensors
 from shardwright.runtime.channel import Channel, Form
 

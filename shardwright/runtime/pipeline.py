@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.pipeline import AXIS, PipelineError
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.pipeline import StagedGraph
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import local_inputs
 from shardwright.runtime.dropout import random_state

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from shardwright.ir.graph import LeafKind
-from shardwright.lower.fx import Special, to_module
-from shardwright.lower.passes import stage_program
-from shardwright.lower.pipeline import Crossing, StagedGraph
-from shardwright.lower.stages import splits_backward
+from shardwright.program.fx import Special, to_module
+from shardwright.program.lower.pipeline import Crossing, StagedGraph
+from shardwright.program.lower.stages import splits_backward
+from shardwright.program.passes import stage_program
 from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.holding import Holding
 from shardwright.runtime.loading import local

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import Move, Redistribute
+from shardwright.program.instructions import Move, Redistribute
 from shardwright.runtime.collectives import collected
 from shardwright.runtime.waiting import reduce_over
 

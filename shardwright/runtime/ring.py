@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.lower.program import Run, SharedAttention
+from shardwright.program.instructions import Run, SharedAttention
 from shardwright.runtime.blocks import Gradients, How, Rows
 from shardwright.runtime.halves import Halves, Swap
 from shardwright.runtime.line import Line, Wait

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.lower.program import Attention, Dropout
+from shardwright.program.instructions import Attention, Dropout
 from shardwright.tracing.export.operators import call_op, with_argument
 
 

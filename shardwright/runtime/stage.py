@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.pipeline import ASYNC, Pipeline
-from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.decisions import Decisions, everything_whole
-from shardwright.lower.fx import to_module
-from shardwright.lower.passes import stage_program
-from shardwright.lower.pipeline import StagedGraph
-from shardwright.lower.stages import Stage, StageError
+from shardwright.program.decisions import Decisions, everything_whole
+from shardwright.program.fx import to_module
+from shardwright.program.lower.balance import balanced_cuts, operator_work
+from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.lower.stages import Stage, StageError
+from shardwright.program.passes import stage_program
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.dropout import random_state

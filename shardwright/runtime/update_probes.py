@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import Fetch, Gather, Load, Move, Prefetch, Redistribute
+from shardwright.program.instructions import Fetch, Gather, Load, Move, Prefetch, Redistribute
 from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.timing import Stopwatch

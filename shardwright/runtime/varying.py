@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import Attention, Dropout, Move, Redistribute, Uniform
+from shardwright.program.instructions import Attention, Dropout, Move, Redistribute, Uniform
 from shardwright.runtime.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.redistribute import Redistribution, Step
 

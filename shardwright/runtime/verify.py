@@ -21,8 +21,8 @@ from torch import nn
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.decisions import Decisions, everything_whole
-from shardwright.lower.reading import read_plan
+from shardwright.program.decisions import Decisions, everything_whole
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.comparable import comparable, in_parts, notes
 from shardwright.runtime.module_comparison import (

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import from_json
 from shardwright.ir.plan import Plan
-from shardwright.lower.reading import read_plan
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.leaving import leave
 from shardwright.runtime.module_comparison import measure, merged

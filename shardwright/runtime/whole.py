@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from shardwright.lower.program import RunModule
+from shardwright.program.instructions import RunModule
 from shardwright.runtime.seeded import seed_of, seeded
 from shardwright.tracing.export.opaque import OpaqueCall
 from shardwright.tracing.gradients.autograd_functions import FunctionCall

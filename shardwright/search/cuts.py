@@ -8,8 +8,8 @@ from typing import final
 import numpy as np
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.lower.lives import Lives
-from shardwright.lower.stages import splits_between
+from shardwright.program.liveness import Lives
+from shardwright.program.lower.stages import splits_between
 from shardwright.solve.elimination.problem import Bools, Ints
 
 _PLACES = 160  # to cut at

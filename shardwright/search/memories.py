@@ -16,11 +16,11 @@ from shardwright.cost.update_memory import update_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
 from shardwright.ir.plan import Plan
-from shardwright.lower.decisions import Decisions
 from shardwright.lower.footprint import Footprints
-from shardwright.lower.reading import read_plan
 from shardwright.lower.usage import Trainer, step_memory
 from shardwright.machine.model import Machine
+from shardwright.program.decisions import Decisions
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.rule import Rule, Tiling
 

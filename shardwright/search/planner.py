@@ -15,8 +15,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
-from shardwright.lower.pipeline import needs_one_stage
 from shardwright.machine.model import Machine, machine_of
+from shardwright.program.lower.pipeline import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.search.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.search.collector import paused

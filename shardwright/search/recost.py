@@ -18,9 +18,9 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.reading import read_plan
 from shardwright.machine.model import Machine
+from shardwright.program.decisions import Decisions
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import feasible, place, tiling_text
 from shardwright.search.micro import MicroBook

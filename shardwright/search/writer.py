@@ -274,7 +274,11 @@ class PlanWriter:
             ops.append(step.op)
             for value, wanted, moved in step.brought:
                 made_there = any(t.phase is not Phase.BACKWARD for t in moved)
-                copy = value, wanted, piece if made_there else 0  # as in `lower/lower.py`
+                copy = (
+                    value,
+                    wanted,
+                    piece if made_there else 0,
+                )  # as in `program/lower/rank_program.py`
                 if shares and copy in copies:
                     spared += sum(t.seconds for t in moved)
                     continue

@@ -27,7 +27,7 @@ from shardwright.ir.layout import (
     with_atoms,
 )
 from shardwright.ir.redistribution import Collective, steps_between
-from shardwright.lower.program import flat, moves
+from shardwright.program.instructions import flat, moves
 from tests.property.simulated_ranks import gather, scatter
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,3}", fullmatch=True)

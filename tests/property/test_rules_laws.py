@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.ir.layout import Mesh, Replicate
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import lower
-from shardwright.lower.program import Compute, Dropout, Joint, SharedAttention, Uniform
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Compute, Dropout, Joint, SharedAttention, Uniform
+from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import table
 from shardwright.rules.placements import place, tiling_text, tilings

@@ -11,8 +11,8 @@ from shardwright.ir.layout import Shard
 from shardwright.ir.numerics import Habits
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.decisions import Decisions, everything_whole
+from shardwright.program.decisions import Decisions, everything_whole
+from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
 from shardwright.runtime.parallel import build

@@ -21,8 +21,8 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.plan import PlanError
-from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.decisions import Decisions, everything_whole
+from shardwright.program.decisions import Decisions, everything_whole
+from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.placements import tilings
 from shardwright.runtime.async_pipeline import AsyncPipeline, PipelineError, async_pipeline
 from shardwright.runtime.async_sim import AsyncSimulation

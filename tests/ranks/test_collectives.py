@@ -7,7 +7,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import Move
+from shardwright.program.instructions import Move
 from shardwright.runtime.collectives import collected
 from tests.ranks.harness import run_ranks
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.lower.reading import read_plan
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules

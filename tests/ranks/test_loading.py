@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwright as sw
-from shardwright.lower import passes
-from shardwright.lower.buckets import bucketed
-from shardwright.lower.inplace import in_place
+from shardwright.program import passes
+from shardwright.program.lower.buckets import bucketed
+from shardwright.program.lower.inplace import in_place
 from shardwright.runtime.placed import Placed
 from tests.ranks.harness import run_ranks, whole
 

@@ -17,7 +17,7 @@ from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.decisions import Decisions
+from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule

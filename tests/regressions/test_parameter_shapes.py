@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 import shardwright as sw
 from shardwright.ir.layout import Layout
 from shardwright.ir.plan import PlanError
-from shardwright.lower.reading import read_plan
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from tests.ranks.harness import run_ranks, whole
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.decisions import Decisions
+from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial

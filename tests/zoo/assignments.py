@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.lower.reading import read_plan
 from shardwright.machine.model import Machine
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.search.planner import search
 from tests.zoo import ZOO

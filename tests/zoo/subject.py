@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
-from shardwright.lower.decisions import Decisions
+from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.tracing.capture import capture_call

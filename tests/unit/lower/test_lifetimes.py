@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.lower.reading import read_plan
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules

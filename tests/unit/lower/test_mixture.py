@@ -8,7 +8,7 @@ import torch
 import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.decisions import Decisions
+from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
 from shardwright.tracing.gradients.autograd import observe

@@ -5,8 +5,8 @@ import pytest
 from shardwright.ir.layout import Layout, Mesh, local_atoms
 from shardwright.lower.heap import Heap
 from shardwright.lower.moving import moved
-from shardwright.lower.program import flat, moves
 from shardwright.lower.values import View, contiguous_strides
+from shardwright.program.instructions import flat, moves
 
 MESH = Mesh.parse("a=8")
 ATOMS = ((64,), (16,))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.lower.stages import StageError
+from shardwright.program.lower.stages import StageError
 from shardwright.runtime.async_sim import AsyncSimulation, async_simulation
 from shardwright.runtime.prediction import PredictionError
 from shardwright.runtime.stage import capture_stages

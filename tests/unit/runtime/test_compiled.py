@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from shardwright.lower.program import Fetch, Load
+from shardwright.program.instructions import Fetch, Load
 from shardwright.runtime import compiled as subject
 from shardwright.runtime.loading import Loading
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard, atom_range, fits
-from shardwright.lower.program import Dropout
+from shardwright.program.instructions import Dropout
 from shardwright.runtime.dropout import GlobalDropout, random_state
 from tests.property.simulated_ranks import gather, scatter
 from tests.property.test_layout_laws import tensors

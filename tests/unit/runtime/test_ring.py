@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.layout import Mesh
-from shardwright.lower.program import SharedAttention
+from shardwright.program.instructions import SharedAttention
 from shardwright.runtime import blocks
 from shardwright.runtime.ring import TiledAttention
 from tests.property.meeting import Meeting

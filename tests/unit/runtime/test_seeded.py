@@ -7,7 +7,7 @@ import torch
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.layout import Layout, Mesh, Shard, atom_range
-from shardwright.lower.program import Attention, Dropout
+from shardwright.program.instructions import Attention, Dropout
 from shardwright.runtime.dropout import GlobalAttention, random_state
 from shardwright.runtime.seeded import FastAttention, FastDropout
 from tests.property.simulated_ranks import gather, scatter

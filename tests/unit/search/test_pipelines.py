@@ -21,8 +21,8 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
-from shardwright.lower.stages import split, splits_backward
 from shardwright.machine.model import Machine
+from shardwright.program.lower.stages import split, splits_backward
 from shardwright.search import pipelines
 from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition

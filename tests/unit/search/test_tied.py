@@ -11,10 +11,10 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.lower.lower import lower
-from shardwright.lower.program import Redistribute
-from shardwright.lower.reading import read_plan
 from shardwright.machine.measurement import Measured
+from shardwright.program.instructions import Redistribute
+from shardwright.program.lower.rank_program import lower
+from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.search.recost import recosted

@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from shardwright.cost.compute import forward_seconds
 from shardwright.cost.workload import workload
 from shardwright.ir.layout import Mesh
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import lower
-from shardwright.lower.program import Compute
 from shardwright.machine.model import Machine
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Compute
+from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.lower.program import Uniform
+from shardwright.program.instructions import Uniform
 from shardwright.runtime.dropout import GlobalUniform, random_state
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call

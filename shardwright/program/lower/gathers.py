@@ -20,8 +20,7 @@ from math import prod
 from shardwright.ir.buckets import gather_buckets
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.buckets import hand_on_gradients
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Fetch,
     Gather,
     Instruction,
@@ -30,6 +29,7 @@ from shardwright.lower.program import (
     Redistribute,
     reads,
 )
+from shardwright.program.lower.buckets import hand_on_gradients
 
 
 @dataclass(frozen=True, slots=True)

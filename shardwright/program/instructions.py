@@ -20,7 +20,7 @@ from shardwright.ir.layout import (
     local_atoms,
 )
 from shardwright.ir.redistribution import Collective, steps_between
-from shardwright.lower.routing import Routing
+from shardwright.program.lower.routing import Routing
 
 Shape = tuple[int, ...]
 

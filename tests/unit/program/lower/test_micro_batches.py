@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.micro import alike, lower_micro
-from shardwright.lower.program import Redistribute
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Redistribute
+from shardwright.program.lower.micro_batches import alike, lower_micro
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.placements import parse_tiling
-from tests.unit.lower.test_lower import ANALYSIS, GRAPH, STRATEGIES, WHOLE
+from tests.unit.program.lower.test_rank_program import ANALYSIS, GRAPH, STRATEGIES, WHOLE
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "micro_programs.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "micro_programs.txt"
 
 
 def lowered(strategy, rank, count=2):

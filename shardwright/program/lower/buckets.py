@@ -17,7 +17,7 @@ from shardwright.ir.buckets import BUCKET_BYTES, gradient_buckets
 from shardwright.ir.graph import Graph, Ref
 from shardwright.ir.mixed_precision import stored_item_bytes
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Compute,
     Fetch,
     Instruction,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from shardwright.ir.deferrable_scalars import SCALINGS
 from shardwright.ir.graph import Graph, LeafKind, Ref
 from shardwright.ir.redistribution import Collective
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Compute,
     Instruction,
     Load,

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh, chunk
-from shardwright.lower.routing import routing
+from shardwright.program.lower.routing import routing
 
 
 @pytest.mark.parametrize("size", [5, 7])

@@ -6,7 +6,7 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import fits, is_natural
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.lower.decisions import Decisions
+from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.micro_batches import micro_batches as micro_batched

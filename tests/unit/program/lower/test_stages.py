@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor, from_json, to_json
-from shardwright.lower.balance import balanced_cuts, operator_work
-from shardwright.lower.stages import StageError, split
+from shardwright.program.lower.balance import balanced_cuts, operator_work
+from shardwright.program.lower.stages import StageError, split
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.stage import StageModule, cut_stages
 from shardwright.tracing.discovery.discover import capture_with_rules

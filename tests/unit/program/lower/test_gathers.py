@@ -5,11 +5,11 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.buckets import bucketed
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.gathers import gathered
-from shardwright.lower.lower import lower, verify
-from shardwright.lower.program import Fetch, Gather, Prefetch, Redistribute, Reduce, writes
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Fetch, Gather, Prefetch, Redistribute, Reduce, writes
+from shardwright.program.lower.buckets import bucketed
+from shardwright.program.lower.gathers import gathered
+from shardwright.program.lower.rank_program import lower, verify
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call

@@ -16,10 +16,10 @@ from functools import cached_property
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, local_atoms, shape_of
 from shardwright.ir.pipeline import Pipeline, PipelineError
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.micro import MicroPrograms, lower_part, placings_of
-from shardwright.lower.program import Shape
-from shardwright.lower.stages import Stage, StageError, split
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Shape
+from shardwright.program.lower.micro_batches import MicroPrograms, lower_part, placings_of
+from shardwright.program.lower.stages import Stage, StageError, split
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, one_batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shardwright.lower.program import Instruction, Recompute, reads, writes
+from shardwright.program.instructions import Instruction, Recompute, reads, writes
 
 
 def together(

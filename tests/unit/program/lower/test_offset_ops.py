@@ -8,10 +8,10 @@ from torch import nn
 
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Phase
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import lower
-from shardwright.lower.program import Compute, Joint, Redistribute
 from shardwright.machine.model import Machine
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Compute, Joint, Redistribute
+from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call

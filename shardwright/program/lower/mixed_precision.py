@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol, VerifyError
 from shardwright.ir.mixed_precision import MASTER, NARROW, masters
-from shardwright.lower.lower import with_operands
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Compute,
     Fetch,
     Gather,
@@ -28,6 +27,7 @@ from shardwright.lower.program import (
     Shape,
     reads,
 )
+from shardwright.program.lower.rank_program import with_operands
 
 
 def with_casts(program: Program, graph: Graph) -> Program:

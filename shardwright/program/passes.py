@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardwright.ir.graph import Graph, VerifyError
-from shardwright.lower.buckets import bucketed
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.gathers import gathered
-from shardwright.lower.inplace import in_place
-from shardwright.lower.lower import lower, verify
-from shardwright.lower.masters import with_casts
-from shardwright.lower.program import Program
-from shardwright.lower.scalars import early_sums, late_sums
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Program
+from shardwright.program.lower.buckets import bucketed
+from shardwright.program.lower.gathers import gathered
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.mixed_precision import with_casts
+from shardwright.program.lower.rank_program import lower, verify
+from shardwright.program.lower.scalar_reductions import early_sums, late_sums
 from shardwright.rules.analysis import Analysis
 
 Pass = Callable[[Program, Graph], Program]

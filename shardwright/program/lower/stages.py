@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Tensor, verify
-from shardwright.lower.lives import Lives
+from shardwright.program.liveness import Lives
 
 RECEIVED = "received."  # the keys of a stage's inputs that come from the stage before
 

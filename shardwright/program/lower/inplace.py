@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from shardwright.ir.graph import Graph, Op, Ref
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,

@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.own import Own
-from shardwright.lower.pieces import together as recomputed_together
-from shardwright.lower.program import (
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
@@ -30,7 +28,9 @@ from shardwright.lower.program import (
     reads,
     writes,
 )
-from shardwright.lower.tiles import placed_call, shared_attention
+from shardwright.program.lower.checkpoint_segments import together as recomputed_together
+from shardwright.program.lower.offset_ops import placed_call, shared_attention
+from shardwright.program.lower.tile_cache import Own
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro_batches import gradient_layout

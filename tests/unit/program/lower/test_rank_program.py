@@ -10,15 +10,15 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import input_layouts, lower, verify
-from shardwright.lower.program import Compute, Load, Redistribute
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Compute, Load, Redistribute
+from shardwright.program.lower.rank_program import input_layouts, lower, verify
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 from tests import models
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "programs.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "programs.txt"
 
 
 class TwoLayers(nn.Module):

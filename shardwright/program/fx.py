@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.lower.program import (
+from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 from shardwright.ir.layout import Atoms, Layout, local_atoms, shape_of
-from shardwright.lower.program import Move, Shape, flat, moves
+from shardwright.program.instructions import Move, Shape, flat, moves
 
 
 class Tile(NamedTuple):

@@ -14,8 +14,8 @@ from itertools import accumulate
 from math import prod
 
 from shardwright.ir.graph import Graph
-from shardwright.lower.lives import Lives
-from shardwright.lower.stages import StageError
+from shardwright.program.liveness import Lives
+from shardwright.program.lower.stages import StageError
 from shardwright.rules.analysis import Analysis
 
 _NOWHERE = 1 << 62

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from shardwright.ir.graph import Op
 from shardwright.ir.layout import Mesh, Partial
-from shardwright.lower.program import Compute, Joint, Run, SharedAttention
-from shardwright.lower.routing import routing
+from shardwright.program.instructions import Compute, Joint, Run, SharedAttention
+from shardwright.program.lower.routing import routing
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.rules.placements import Placing
 from shardwright.rules.rule import Together

@@ -8,10 +8,10 @@ from torch import nn
 from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import lower, verify
-from shardwright.lower.program import Redistribute, writes
-from shardwright.lower.scalars import early_sums, late_sums
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Redistribute, writes
+from shardwright.program.lower.rank_program import lower, verify
+from shardwright.program.lower.scalar_reductions import early_sums, late_sums
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call

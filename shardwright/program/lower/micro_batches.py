@@ -25,9 +25,8 @@ from shardwright.ir.layout import (
     local_atoms,
     shape_of,
 )
-from shardwright.lower.decisions import Decisions
-from shardwright.lower.lower import Placed, input_layouts, write
-from shardwright.lower.program import (
+from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import (
     Attention,
     Dropout,
     Instruction,
@@ -38,6 +37,7 @@ from shardwright.lower.program import (
     flat,
     moves,
 )
+from shardwright.program.lower.rank_program import Placed, input_layouts, write
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
 from shardwright.rules.placements import Placing

@@ -9,11 +9,11 @@ from torch import nn
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.numerics import Habits
-from shardwright.lower.decisions import everything_whole
-from shardwright.lower.fx import to_module
-from shardwright.lower.inplace import in_place
-from shardwright.lower.lower import lower, verify
-from shardwright.lower.program import Compute
+from shardwright.program.decisions import everything_whole
+from shardwright.program.fx import to_module
+from shardwright.program.instructions import Compute
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.rank_program import lower, verify
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.capture import capture_call
 from tests import models

@@ -1,0 +1,1 @@
+"""The program that one rank runs: local operators and explicit redistributions."""

@@ -1,0 +1,1 @@
+"""Lowers a graph and a plan to the program of one rank."""
