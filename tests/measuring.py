@@ -2,10 +2,10 @@
 
 import torch
 
-from shardwright.cost.update_memory import update_bytes
-from shardwright.lower.footprint import Footprints
-from shardwright.lower.usage import Trainer, step_memory
 from shardwright.runtime.meter import metered, tensors_of
+from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.memory.footprints import Footprints
+from shardwright.simulate.memory.step import Trainer, step_memory
 
 CPU = torch.device("cpu")
 

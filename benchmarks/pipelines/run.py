@@ -25,7 +25,6 @@ from benchmarks.estimates.models import MODELS
 from benchmarks.estimates.places import Local
 from benchmarks.estimates.worker import SEED
 from shardwright.cost.dominating import dominating
-from shardwright.cost.pipeline_step import pipeline_timeline
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
@@ -36,6 +35,7 @@ from shardwright.runtime.operators import with_timings
 from shardwright.runtime.remembered import Remembered
 from shardwright.search.rounds import Rounds
 from shardwright.search.sources import Sources
+from shardwright.simulate.time.pipeline_step import pipeline_timeline
 
 HERE = Path(__file__).parent
 SUBJECTS = ("gpt2", "vgg")

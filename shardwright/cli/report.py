@@ -15,13 +15,13 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.cost.step import timeline as step_of
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import named
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
 from shardwright.search.collector import paused_to_the_end
+from shardwright.simulate.time.step import timeline as step_of
 
 PAGES = (".html", ".htm")  # names of files that are pages
 _TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred kilobytes

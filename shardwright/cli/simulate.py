@@ -12,8 +12,6 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.cost.pipeline_step import mini_batches
-from shardwright.cost.timeline import Stream, Timeline
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
@@ -22,6 +20,8 @@ from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
 from shardwright.search.collector import paused_to_the_end
+from shardwright.simulate.time.pipeline_step import mini_batches
+from shardwright.simulate.time.timeline import Stream, Timeline
 
 
 @click.command("simulate")

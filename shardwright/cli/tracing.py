@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
-from shardwright.cost.pipeline_step import pipeline_timeline
-from shardwright.cost.step import timeline
-from shardwright.cost.timeline import Timeline
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.report.profiled import profiled
 from shardwright.report.trace import chrome_trace
+from shardwright.simulate.time.pipeline_step import pipeline_timeline
+from shardwright.simulate.time.step import timeline
+from shardwright.simulate.time.timeline import Timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
 OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"

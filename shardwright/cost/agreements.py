@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import duals
-from shardwright.cost.compute import backward_seconds, forward_seconds
 from shardwright.cost.measure import Measure
 from shardwright.cost.options import Options
 from shardwright.cost.transfers import transfers
-from shardwright.cost.workload import Workload
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
@@ -27,6 +25,8 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, together
+from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
+from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from shardwright.cost.calls import form_of
-from shardwright.cost.layouts import local_sizes
-from shardwright.cost.workload import OperatorClass, workload
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import Call
@@ -16,6 +13,9 @@ from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import Together
+from shardwright.simulate.costs.layouts import local_sizes
+from shardwright.simulate.costs.op_calls import form_of
+from shardwright.simulate.costs.workload import OperatorClass, workload
 
 PART = 0.97  # of what is computed
 MOST = 80  # calls

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from shardwright.cost.measure import Measure
 from shardwright.cost.options import Options
-from shardwright.cost.workload import Workload, routed_bytes
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.ir.redistribution import Collective
 from shardwright.rules.rule import Route, Rule
+from shardwright.simulate.costs.workload import Workload, routed_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

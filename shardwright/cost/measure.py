@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import Ints
-from shardwright.cost.collectives import exchange_price
-from shardwright.cost.compute import forward_seconds, operator_seconds
 from shardwright.cost.prices import Prices, Routes
-from shardwright.cost.update import update_seconds
-from shardwright.cost.workload import Workload
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
+from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.compute import forward_seconds, operator_seconds
+from shardwright.simulate.costs.update import update_seconds
+from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.workload import Ints, Port, Workload, expert_share, routed_bytes
 from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_share, routed_bytes
 
 # Tensors of the parameter's size and dtype that the optimizer keeps for each.
 STATE_TENSORS = {

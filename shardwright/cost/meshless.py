@@ -6,12 +6,12 @@ from typing import final
 
 from shardwright.cost.memory import retention
 from shardwright.cost.options import Forms
-from shardwright.cost.workload import Workload, workload
 from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import Graph, Op
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.workload import Workload, workload
 
 
 @final

@@ -17,7 +17,6 @@ import numpy as np
 
 from shardwright.cost.agreements import Agreements
 from shardwright.cost.codes import WHOLE, Ints, decode, storable
-from shardwright.cost.compute import backward_seconds
 from shardwright.cost.exchanges import Exchanges, exchanged, exchanges
 from shardwright.cost.measure import Duration, Measure
 from shardwright.cost.memory import (
@@ -37,6 +36,7 @@ from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.compute import backward_seconds
 
 EVERYTHING = Allowed()
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits, joined, local_elements
-from shardwright.cost.collectives import StepPrice, step_price
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.redistribution import KINDS, ORDER, Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
+from shardwright.simulate.costs.collectives import StepPrice, step_price
 
 Floats = NDArray[np.float64]
 # Types of placements, as digits cut off at 2.

@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.codes import FIRST_ATOM, WHOLE, Ints, digits
-from shardwright.cost.workload import Workload
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.redistribution import KINDS, Collective
+from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
 

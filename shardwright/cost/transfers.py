@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.cost.codes import decode, duals, summed_gradients
-from shardwright.cost.collectives import priced_steps
 from shardwright.cost.reads import NO_GRADIENT, SUMMED_FIRST
 from shardwright.ir.layout import Atoms, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.machine.model import Machine
+from shardwright.simulate.costs.collectives import priced_steps
 
 
 def transfers(

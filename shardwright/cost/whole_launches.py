@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from shardwright.cost.measure import Measure
 from shardwright.cost.memory import BucketSizes
-from shardwright.cost.together import flights_of, sums_of
 from shardwright.ir.buckets import ALONE_BYTES
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan, Transfer
 from shardwright.ir.redistribution import Collective
+from shardwright.simulate.time.comm_buckets import flights_of, sums_of
 
 
 def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Plan:

@@ -240,8 +240,8 @@ class Machine:
     on average until the last one comes, having computed for `SKEWED_SECONDS`; it grows with that
     time to the power `arrival_skew_power`: 0.5 where what disturbs ranks is over at once, 1 where
     one of them is slower all the time. `charged_skew_seconds` of every launch are for waiting (made
-    by `cost/skew.py`; no part of machine files). `provenance` says where the figures come from:
-    specified, assumed or measured, and `measured` when and how well.
+    by `simulate/time/stragglers.py`; no part of machine files). `provenance` says where the figures
+    come from: specified, assumed or measured, and `measured` when and how well.
     """
 
     name: str

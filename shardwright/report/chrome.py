@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shardwright.cost import timeline
 from shardwright.report.page import Timeline
+from shardwright.simulate.time import timeline
 
 SIMULATED = "simulated, "  # how the names of processes begin that nobody measured
 _SHOWN = 4_000  # events; more do not get any clearer on a page

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardwright.cost.timeline import Timeline
 from shardwright.ir.plan import Plan
 from shardwright.report.chrome import SIMULATED
 from shardwright.report.profiled import Profiled
 from shardwright.report.summary import summary
+from shardwright.simulate.time.timeline import Timeline
 
 _MICRO = 1e6
 

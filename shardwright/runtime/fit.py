@@ -1,7 +1,7 @@
 """From samples to the figures of a machine, and how well those explain the samples.
 
 Pure arithmetic on what `probes` and `link_probes` timed. The formulas are those of the cost model
-(`cost/compute.py`, `cost/collectives.py`), solved for the machine.
+(`simulate/costs/compute.py`, `simulate/costs/collectives.py`), solved for the machine.
 
 On a busy host some samples are zero, negative or not finite. They are left out, and a figure that
 too few are left for is that of a known machine, which the result names in `assumed`.

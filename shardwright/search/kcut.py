@@ -27,7 +27,6 @@ from shardwright.cost.codes import FIRST_ATOM, MOST_AXES, digit
 from shardwright.cost.measure import Measure
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
-from shardwright.cost.skew import skewed, stretch
 from shardwright.cost.soybean import Communication
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Mesh
@@ -35,6 +34,7 @@ from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
 from shardwright.search.space import Space, make_space
+from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.algebra.minplus import ends
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Node, Point, Problem

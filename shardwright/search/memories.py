@@ -2,7 +2,7 @@
 
 Tables add up, and so they count what is never alive together. A plan that is
 looked at is lowered for its first rank, and for its last where ranks may differ,
-and walked through (`lower/usage.py`).
+and walked through (`simulate/memory/step.py`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import cached_property, partial
 from typing import final
 
 from shardwright.cost.memory import state_tensors
-from shardwright.cost.update_memory import update_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
 from shardwright.ir.plan import Plan
-from shardwright.lower.footprint import Footprints
-from shardwright.lower.usage import Trainer, step_memory
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.rule import Rule, Tiling
+from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.memory.footprints import Footprints
+from shardwright.simulate.memory.step import Trainer, step_memory
 
 _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
 

@@ -17,8 +17,6 @@ from typing import final
 import numpy as np
 
 from shardwright.cost.memory import fixed_bytes, state_tensors
-from shardwright.cost.passes import waiting
-from shardwright.cost.pipelines import StageTime, steps_seconds
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
@@ -27,6 +25,8 @@ from shardwright.search.cuts import Cuts
 from shardwright.search.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.search.stage_costs import Offer, Running, StageCosts
 from shardwright.search.stage_memory import stage_memory
+from shardwright.simulate.time.pipeline_schedules import waiting
+from shardwright.simulate.time.pipelines import StageTime, steps_seconds
 from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
 
 # Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.

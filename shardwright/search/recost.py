@@ -13,7 +13,6 @@ from shardwright.cost.codes import digit, encode
 from shardwright.cost.memory import bucket_sizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.options import Allowed, Only
-from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
@@ -27,6 +26,7 @@ from shardwright.search.micro import MicroBook
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space, make_space
 from shardwright.search.writer import PlanWriter
+from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Assignment
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from shardwright.cost.pipelines import least_step_seconds
-from shardwright.cost.skew import skewed, stretch
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
@@ -29,6 +27,8 @@ from shardwright.search.sources import Sources
 from shardwright.search.space import Space
 from shardwright.search.stage_costs import Offer, most_updates
 from shardwright.search.writer import PlanWriter
+from shardwright.simulate.time.pipelines import least_step_seconds
+from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier.fast import fast_frontier

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from shardwright.cost.collectives import collective_seconds
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.mixed_precision import stored_bytes
@@ -25,6 +24,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
+from shardwright.simulate.costs.collectives import collective_seconds
 
 T = TypeVar("T")
 

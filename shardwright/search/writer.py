@@ -14,8 +14,6 @@ import numpy as np
 
 from shardwright.cost.codes import digits, local_elements
 from shardwright.cost.memory import fixed_bytes
-from shardwright.cost.skew import with_whole_waits
-from shardwright.cost.step import settled_seconds
 from shardwright.cost.whole_launches import with_whole_launches
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
@@ -27,6 +25,8 @@ from shardwright.search.peaks import Peaks
 from shardwright.search.repeats import Short
 from shardwright.search.space import Space
 from shardwright.search.steps import ANYWHERE, Steps
+from shardwright.simulate.time.step import settled_seconds
+from shardwright.simulate.time.stragglers import with_whole_waits
 from shardwright.solve.elimination.problem import Ints, Point
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cost.step import timeline
 from shardwright.ir.layout import Mesh
 from shardwright.report.chrome import simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
+from shardwright.simulate.time.step import timeline
 from tests import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.step import timeline
-from shardwright.cost.timeline import Stream
 from shardwright.machine.model import Machine
 from shardwright.search.planner import search
+from shardwright.simulate.time.step import timeline
+from shardwright.simulate.time.timeline import Stream
 from tests.unit.search.layers import residual_layers
 
 GRAPH = residual_layers(3)

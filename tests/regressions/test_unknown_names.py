@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardwright.cost.collectives import step_price
-from shardwright.cost.passes import orders
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import Pipeline, PipelineError
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.runtime.collectives import collected
+from shardwright.simulate.costs.collectives import step_price
+from shardwright.simulate.time.pipeline_schedules import orders
 
 
 def test_a_schedule_that_is_not_known_is_an_error():

@@ -1,11 +1,11 @@
 import json
 from dataclasses import replace
 
-from shardwright.cost.pipeline_step import pipeline_timeline
-from shardwright.cost.step import timeline
 from shardwright.ir.plan import Plan
+from shardwright.simulate.time.pipeline_step import pipeline_timeline
+from shardwright.simulate.time.step import timeline
 from tests import plans
-from tests.unit.cost.test_pipeline_step import pipeline
+from tests.unit.simulate.time.test_pipeline_step import pipeline
 
 
 def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shardwright_command):

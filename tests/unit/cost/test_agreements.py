@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cost.compute import forward_seconds
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.simulate.costs.compute import forward_seconds
 from tests.unit.tracing.decompose.test_causal_rows import captured
 
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cost.collectives import exchange_price
-from shardwright.cost.compute import forward_seconds
 from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
@@ -14,6 +12,8 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.compute import forward_seconds
 from tests.property.operators import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.

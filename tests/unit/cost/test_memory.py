@@ -9,8 +9,8 @@ from shardwright.cost.memory import (
     state_tensors,
     workspace_bytes,
 )
-from shardwright.cost.workload import workload
 from shardwright.ir.graph import LeafKind
+from shardwright.simulate.costs.workload import workload
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule
 
 INPUT, PARAMETER, BUFFER = LeafKind.INPUT, LeafKind.PARAMETER, LeafKind.BUFFER

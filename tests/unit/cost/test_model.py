@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright.cost.codes import encode
-from shardwright.cost.layouts import result_layout
 from shardwright.cost.memory import OptimizerError
 from shardwright.cost.meshless import Meshless
 from shardwright.cost.model import CostModel
@@ -17,6 +16,7 @@ from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.plan import Phase
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import PassPartial, Split
+from shardwright.simulate.costs.layouts import result_layout
 from shardwright.tracing.capture import capture_call
 from tests.unit.cost.asking import Asking
 from tests.unit.cost.examples import MM, RELU, build, linear_layer, op, rule, toy_machine

@@ -3,10 +3,10 @@ from itertools import product
 import pytest
 
 from shardwright.cost.codes import decode
-from shardwright.cost.layouts import feasible, local_sizes, tiling_layouts
 from shardwright.cost.options import OptionBook
 from shardwright.ir.layout import Mesh
 from shardwright.rules.rule import Split
+from shardwright.simulate.costs.layouts import feasible, local_sizes, tiling_layouts
 from tests.unit.cost.examples import MM, RELU, SUM, rule
 
 MESH = Mesh.parse("dp=2 tp=4")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from shardwright.cost.codes import FIRST_ATOM, decode, joined
-from shardwright.cost.collectives import redistribution_seconds
 from shardwright.cost.prices import Prices
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
+from shardwright.simulate.costs.collectives import redistribution_seconds
 
 ATOMS = ((7, 12), (33,))  # odd, so that tiles are uneven
 

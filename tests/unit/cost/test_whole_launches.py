@@ -9,9 +9,9 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.cost.memory import bucket_sizes
-from shardwright.cost.together import flights_of, sums_of
 from shardwright.ir.layout import Mesh, Seconds
 from shardwright.machine.measurement import Measured
+from shardwright.simulate.time.comm_buckets import flights_of, sums_of
 
 LAUNCH = 1e-3
 MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())

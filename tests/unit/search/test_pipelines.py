@@ -10,13 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright.cost.passes import in_flight
-from shardwright.cost.pipelines import (
-    StageTime,
-    least_step_seconds,
-    step_seconds,
-    steps_seconds,
-)
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
@@ -31,6 +24,13 @@ from shardwright.search.planner import search
 from shardwright.search.rounds import Rounds
 from shardwright.search.sources import Sources
 from shardwright.search.stage_costs import Offer, StageCosts
+from shardwright.simulate.time.pipeline_schedules import in_flight
+from shardwright.simulate.time.pipelines import (
+    StageTime,
+    least_step_seconds,
+    step_seconds,
+    steps_seconds,
+)
 from shardwright.tracing.capture import capture_call
 from tests import models
 

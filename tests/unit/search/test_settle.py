@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cost.step import timeline
-from shardwright.cost.together import flights_of, in_buckets
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.search.planner import search
+from shardwright.simulate.time.comm_buckets import flights_of, in_buckets
+from shardwright.simulate.time.step import timeline
 from tests.unit.search.layers import residual_layers
 
 GRAPH, MESHES = residual_layers(4), [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shardwright.cost.compute import forward_seconds
-from shardwright.cost.workload import workload
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
@@ -16,6 +14,8 @@ from shardwright.program.instructions import Compute
 from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.simulate.costs.compute import forward_seconds
+from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose import causal_rows
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from shardwright.cost.compute import forward_seconds
 from shardwright.cost.memory import kept_bytes
-from shardwright.cost.workload import workload
 from shardwright.machine.model import Machine
 from shardwright.rules.analysis import analyze
+from shardwright.simulate.costs.compute import forward_seconds
+from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose.mixtures import with_mixtures
 

@@ -1,0 +1,1 @@
+"""Predicts the seconds and bytes of a lowered step."""

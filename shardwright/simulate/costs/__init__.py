@@ -1,0 +1,1 @@
+"""Cost functions of single operators, collectives and updates."""

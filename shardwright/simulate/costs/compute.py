@@ -1,0 +1,207 @@
+"""Seconds that one operator keeps a device busy, forward and backward (a roofline).
+
+A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`, where efficiency may
+depend on the kernel's size (Williams, Waterman and Patterson, "Roofline", 2009). A contraction has
+2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
+every contracted operand that needs a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.model import Device
+from shardwright.simulate.costs.op_calls import timed
+from shardwright.simulate.costs.workload import (
+    Floats,
+    Ints,
+    OperatorClass,
+    Port,
+    Workload,
+    expert_share,
+    product_of,
+)
+
+Bools = NDArray[np.bool_]
+
+# Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
+# as the scores are computed again (Dao et al., "FlashAttention", 2022).
+_ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
+_MOVING = (
+    OperatorClass.MEMORY, OperatorClass.FUNCTION, OperatorClass.POOLING, OperatorClass.PART,
+)  # fmt: skip
+_PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
+# Bytes of traffic for each score of a ring, forward; backward twice as much: written, read to be
+# exponentiated, and read to be multiplied, in single precision.
+_SCORE_BYTES = 12
+_EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
+_BY_TERMS = 2.0  # times one fused kernel: maximum, difference, exponential and sum, each by itself
+
+
+def operator_seconds(
+    work: Workload, sizes: Ints, device: Device, forward: Floats | None = None
+) -> Floats:
+    """Seconds forward and backward with factors of local `sizes` (factors, K): (K,).
+
+    Those of the `forward` kernel are worked out where they are not known.
+    """
+    seconds = forward_seconds(work, sizes, device) if forward is None else forward
+    return seconds + backward_seconds(work, sizes, device) if work.has_backward else seconds
+
+
+def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
+    """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
+    if work.form is None:
+        return _forward(work, sizes, device) * _by_terms(work, sizes)
+    found = timed(
+        lambda at: _forward(work, at, device), work.form, sizes, device.timings,
+        lambda at: _as_one(work, at),
+    )  # fmt: skip
+    return found * _by_terms(work, sizes)
+
+
+def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
+    if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
+        return np.zeros(sizes.shape[1])
+    written = _bytes(work.results, sizes)
+    read = _bytes(work.operands, sizes)
+    if work.lookup:
+        read = np.minimum(read, written * len(work.operands))
+    if work.kind is OperatorClass.ATTENTION:
+        flop = _ATTENTION_FORWARD * _flop(work, sizes)
+        return _kernel(work, flop, read + written + _scores(work, sizes), device)
+    return _kernel(work, _flop(work, sizes), read + written, device)
+
+
+def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
+    """Seconds of the backward kernels, of those operands only that need a gradient: (K,).
+
+    With those that add up the gradients of a result that several operators read.
+    """
+    if work.form is None:
+        found = _backward(work, sizes, device)
+    else:
+        found = timed(
+            lambda at: _backward(work, at, device), work.form, sizes, device.timings,
+            lambda at: _as_one(work, at), backward=True,
+        )  # fmt: skip
+    found = found * _by_terms(work, sizes)
+    for result, more in zip(work.results, work.added, strict=False):
+        if more:
+            moved = _PASSES_OF_SUM * result.local_bytes(sizes)
+            waiting = moved / (device.bytes_per_s * reached_at(device.efficiency.memory, moved))
+            found = found + more * (waiting + device.launch_seconds)
+    return found
+
+
+def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
+    needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
+    given = _bytes((port for port in work.results if port.requires_grad), sizes)
+    made = _bytes((work.operands[i] for i in needed), sizes)
+    nothing = np.zeros(sizes.shape[1], np.int64)
+    if work.kind is OperatorClass.VIEW:
+        return np.zeros(sizes.shape[1])
+    if work.kind in _MOVING:
+        saved = (port for port in (*work.operands, *work.results) if port.saved)
+        touched = given + made + _bytes(saved, sizes)
+        return _kernel(work, nothing, touched, device, plainly=not work.again)
+    flop = _flop(work, sizes)
+    if work.kind is OperatorClass.EXPERTS:
+        moved = given + made + _bytes((*work.operands, *work.results), sizes)
+        return _kernel(work, _EXPERTS_BACKWARD * flop, moved, device)
+    if work.kind is OperatorClass.ATTENTION:
+        moved = given + made + _bytes((*work.operands, *work.results), sizes)
+        moved = moved + 2 * _scores(work, sizes)
+        return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
+    seconds = np.zeros(sizes.shape[1])
+    for i in needed:
+        own = work.operands[i].local_bytes(sizes)
+        if i in work.contracted:
+            others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
+            seconds += _kernel(work, flop, given + others + own, device)
+        else:
+            seconds += _kernel(work, nothing, given + own, device)
+    return seconds
+
+
+def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
+    """How much longer it takes where devices agree on what is inside of it."""
+    if not work.agreed:
+        return 1.0
+    whole = np.array(work.sizes)[list(work.agreed)]
+    return np.where((sizes[list(work.agreed)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0)
+
+
+def _as_one(work: Workload, sizes: Ints) -> Bools:
+    """Where one device would make the very call at these sizes: no tile that knows its place."""
+    placed = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
+    whole = np.array(work.sizes)[placed]
+    found: Bools = (sizes[placed] == whole[:, None]).all(axis=0)
+    return found
+
+
+def _kernel(
+    work: Workload, flop: Ints, moved: Ints, device: Device, *, plainly: bool = False
+) -> Floats:
+    """Seconds of one kernel; `plainly`: it does nothing to memory but read and write it."""
+    efficiency = device.efficiency
+    reached = {
+        OperatorClass.MATMUL: efficiency.matmul,
+        OperatorClass.EXPERTS: efficiency.matmul,
+        OperatorClass.CONVOLUTION: efficiency.convolution,
+        OperatorClass.ATTENTION: efficiency.attention,
+    }.get(work.kind, 1.0)
+    busy = flop / (device.peak_flop_per_s(work.dtype) * reached_at(reached, flop))
+    moving = {
+        OperatorClass.FUNCTION: efficiency.of_functions,
+        OperatorClass.POOLING: efficiency.of_pooling,
+    }.get(OperatorClass.MEMORY if plainly else work.kind, efficiency.memory)
+    waiting = moved / (device.bytes_per_s * reached_at(moving, moved))
+    return np.maximum(busy, waiting) + device.launch_seconds
+
+
+def reached_at(part: float | Curve, work: Ints) -> Floats | float:
+    """The part that is reached with so much work: (K,) -> (K,); `Curve.at` for many."""
+    if not isinstance(part, Curve):
+        return part
+    works, parts = np.log(part.points).T
+    found: Floats = np.exp(np.interp(np.log(np.maximum(work, 1)), works, parts))
+    return found
+
+
+def _flop(work: Workload, sizes: Ints) -> Ints:
+    if not work.work:
+        return np.zeros(sizes.shape[1], np.int64)
+    flop = 2 * work.repeats * product_of(sizes, work.work)
+    if work.experts:
+        flop = (flop * expert_share(work, sizes)).astype(np.int64)
+    if work.causal:
+        # The last device is the slowest: its queries see all keys but, on average, half of its own.
+        queries = product_of(np.array(work.sizes)[:, None], work.causal)
+        share = product_of(sizes, work.causal) / queries
+        if work.halves >= 0:  # evenly between those that share it
+            share = np.minimum(1.0, share * work.sizes[work.halves] / sizes[work.halves])
+        flop = flop - (flop * (share / 2)).astype(np.int64)
+    if work.passed >= 0:  # all keys come by
+        flop = (flop * (work.sizes[work.passed] / sizes[work.passed])).astype(np.int64)
+    return flop
+
+
+def _scores(work: Workload, sizes: Ints) -> Ints:
+    """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
+    if work.passed < 0:
+        return np.zeros(sizes.shape[1], np.int64)
+    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
+    return found
+
+
+def _bytes(ports: Iterable[Port], sizes: Ints) -> Ints:
+    total = np.zeros(sizes.shape[1], np.int64)
+    for port in ports:
+        total = total + port.local_bytes(sizes)
+    return total

@@ -1,0 +1,242 @@
+"""What the cost of an operator depends on, as numbers without names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
+from shardwright.rules.rule import SPREAD, Dims, Rule
+from shardwright.simulate.costs.op_calls import Form, form_of
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# These read as much of their operands as they return, not all of it.
+_LOOKUPS = frozenset(
+    {"embedding", "embedding_bags", "index_select", "gather", "index", "take_along_dim"}
+)
+
+
+# Elementwise operators that compute exponentials and the like, and whether their backward
+# passes do so again.
+_FUNCTIONS = {
+    "gelu": True, "silu": True, "mish": True, "softplus": True, "elu": True, "celu": True,
+    "log_softmax": True, "_log_softmax": True, "cross_entropy_loss": True, "log_sigmoid": True,
+    "tanh": False, "sigmoid": False, "exp": False, "expm1": False, "erf": True, "log": False,
+    "log1p": False, "sin": True, "cos": True, "softmax": False, "_softmax": False,
+    "logsumexp": True,
+}  # fmt: skip
+
+
+class OperatorClass(Enum):
+    """What limits an operator, and so which efficiency applies."""
+
+    MATMUL = "matmul"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    EXPERTS = "experts"
+    MEMORY = "memory"
+    FUNCTION = "function"  # elementwise, and more than moving memory: exponentials and the like
+    POOLING = "pooling"
+    VIEW = "view"  # the same elements under another shape: no kernel runs
+    PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One operand or result as the formulas see it; factors by their index in the rule."""
+
+    factors: tuple[int, ...]
+    item_bytes: int
+    requires_grad: bool
+    saved: bool
+
+    def local_bytes(self, sizes: Ints) -> Ints:
+        """Bytes of the local part, of factors with local sizes (factors, K): (K,)."""
+        return product_of(sizes, self.factors) * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Everything of an operator that its cost depends on, and no names: equal ones cost the same.
+
+    `sizes` are the global sizes of the factors, `contracted` the operands that
+    a contraction multiplies, `work` its factors. `added` says of each result how many gradients
+    come back for it beyond the first, which are added to that.
+    """
+
+    kind: OperatorClass
+    dtype: str
+    sizes: tuple[int, ...]
+    operands: tuple[Port, ...]
+    results: tuple[Port, ...]
+    contracted: tuple[int, ...]
+    work: tuple[int, ...]
+    lookup: bool
+    extra: Port  # what autograd keeps besides is as much less as this is
+    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
+    halves: int = -1  # the factor that is cut where early and late queries are shared evenly
+    passed: int = -1  # the factor of keys that are passed around, where it is cut
+    width: tuple[int, ...] = ()  # factors of a key's elements
+    repeats: int = 1  # of the contraction
+    experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
+    rows: tuple[int, ...] = ()  # factors of what experts are given, a row for each that was chosen
+    skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
+    routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
+    form: Form | None = None  # of operators that the device has timings of
+    added: tuple[int, ...] = ()
+    again: bool = False  # what makes the operator slow is computed in its backward pass, too
+    agreed: tuple[int, ...] = ()  # factors that devices which share them agree on, term by term
+
+    @property
+    def has_backward(self) -> bool:
+        results = any(port.requires_grad for port in self.results)
+        return results and any(port.requires_grad for port in self.operands)
+
+
+def workload(
+    op: Op, rule: Rule, graph: Graph, known: Collection[str] = (), skew: float = 1.0
+) -> Workload:
+    """The workload of `op`; `known` are the operators that the device has timings of.
+
+    `skew` is how many more rows than the mean the busiest of devices has that hold different
+    experts.
+    """
+    index = {factor.name: i for i, factor in enumerate(rule.factors)}
+
+    def port(name: str, dims: Dims) -> Port:
+        tensor = graph.tensor[name]
+        factors = tuple(index[factor] for names in dims for factor in names)
+        item = ITEM_BYTES[tensor.dtype]
+        return Port(factors, item, tensor.requires_grad, name in op.saves)
+
+    operands = tuple(port(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True))
+    results = tuple(port(n, dims) for n, dims in zip(op.outputs, rule.results, strict=True))
+    work = tuple(index[name] for name in rule.work)
+    # Operands without a factor of the contraction (a bias, a scale) are not multiplied by it.
+    contracted = tuple(
+        i
+        for i, operand in enumerate(operands)
+        if i not in rule.additive and set(operand.factors) & set(work)
+    )
+    names = (*op.operands, *op.outputs)
+    return Workload(
+        kind=_class(op, rule, graph),
+        dtype=graph.tensor[names[0]].dtype if names else "float32",
+        sizes=tuple(factor.size for factor in rule.factors),
+        operands=operands,
+        results=results,
+        contracted=contracted,
+        work=work,
+        lookup=op.kind in _LOOKUPS,
+        extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
+        causal=_causal(op, rule, index, graph),
+        halves=index.get("z", -1) if rule.together else -1,
+        passed=index["s"] if rule.together else -1,
+        width=tuple(index[name] for name in rule.operands[0][-1]) if rule.together else (),
+        repeats=1 if "attention" in op.kind else rule.work_repeats,
+        experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
+        rows=operands[1].factors if op.kind == "experts" else (),
+        skew=skew if op.kind == "experts" else 1.0,
+        routed=_routed(rule, index),
+        form=form_of(op, rule, graph) if op.target in known else None,
+        added=tuple(_added(name, graph) for name in op.outputs),
+        again=_FUNCTIONS.get(op.kind, False),
+        agreed=_agreed(rule, index),
+    )
+
+
+def product_of(sizes: Ints, factors: Sequence[int]) -> Ints:
+    """Product of some rows of `sizes` (factors, K): (K,). Of one row it is that row, not a copy."""
+    if not factors:
+        return np.ones(sizes.shape[1], np.int64)
+    total: Ints = sizes[factors[0]]
+    for factor in factors[1:]:
+        total = total * sizes[factor]
+    return total
+
+
+def expert_share(work: Workload, sizes: Ints) -> Floats:
+    """The share of the rows there are that goes to the experts of the busiest device: (K,)."""
+    every = product_of(np.array(work.sizes)[:, None], work.experts)
+    share: Floats = product_of(sizes, work.experts) / every
+    return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
+
+
+def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
+    """Bytes that the busiest device is sent of rows of the first operand, and of results: (K,)."""
+    rows = product_of(sizes, work.routed) * expert_share(work, sizes)
+    sent, made = work.operands[0], work.results[0]
+    widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
+    there, back = (
+        np.ceil(rows * product_of(sizes, width) * port.item_bytes).astype(np.int64)
+        for width, port in zip(widths, (sent, made), strict=True)
+    )
+    return there, back
+
+
+def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
+    """Of a mixture of experts: each token is a row for each expert that it chose."""
+    if not rule.routes:
+        return ()
+    return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
+
+
+def _agreed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
+    """Of a cross entropy the classes: what its devices bring together has none of them."""
+    if not rule.agreed:
+        return ()
+    brought = {name for dims in rule.agreed for names in dims for name in names}
+    given = [name for names in rule.operands[0] for name in names]
+    return tuple(index[name] for name in given if name not in brought)
+
+
+def _added(name: str, graph: Graph) -> int:
+    """Gradients that come back for a value beyond the first."""
+    if not graph.tensor[name].requires_grad:
+        return 0
+    readers = (
+        op.operands.count(name)
+        for op in graph.consumers[name]
+        if any(graph.tensor[made].requires_grad for made in op.outputs)
+    )
+    return max(0, sum(readers) - 1)
+
+
+def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
+    """The queries' factors of a causal attention over as many keys."""
+    if op.kind != "scaled_dot_product_attention":
+        return ()
+    flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
+    query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
+    return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
+
+
+def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
+    """What autograd keeps besides is as much less as this. Of experts all that is inside."""
+    if op.kind == "experts":
+        return Port(work, 1, False, False)
+    name = extra_scales_with(op, graph.tensor)
+    return next(port for value, port in ports if value == name)
+
+
+def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
+    if op.outputs and all(graph.tensor[name].alias_of for name in op.outputs):
+        source = graph.tensor[graph.tensor[op.outputs[0]].alias_of]
+        result = graph.tensor[op.outputs[0]]
+        same = len(op.outputs) == 1 and result.num_elements == source.num_elements
+        return OperatorClass.VIEW if same else OperatorClass.PART
+    if not rule.work:
+        if "pool" in op.kind:
+            return OperatorClass.POOLING
+        return OperatorClass.FUNCTION if op.kind in _FUNCTIONS else OperatorClass.MEMORY
+    if op.kind == "experts":
+        return OperatorClass.EXPERTS
+    if "attention" in op.kind:
+        return OperatorClass.ATTENTION
+    return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

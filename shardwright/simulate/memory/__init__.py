@@ -1,0 +1,1 @@
+"""Simulates the memory of one rank over a step."""

@@ -1,0 +1,293 @@
+"""Memory of instructions that are no single operator of torch: draws, joint operators, modules.
+
+It follows the formulas of `runtime.dropout` and `runtime.crossentropy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.program.instructions import (
+    Attention,
+    Compute,
+    Dropout,
+    Instruction,
+    Joint,
+    Recompute,
+    RunModule,
+    Shape,
+    SharedAttention,
+    Uniform,
+)
+from shardwright.simulate.memory.allocator import Block
+from shardwright.simulate.memory.dropped_copies import Dropped
+from shardwright.simulate.memory.values import View, contiguous_strides
+
+if TYPE_CHECKING:
+    from shardwright.simulate.memory.memory_simulator import Walk
+
+_BITS = 4  # bytes of a random number
+
+
+def draw(walk: Walk, one: Dropout | Uniform) -> None:
+    """Random bits of a tile, and what is made of them."""
+    heap, op = walk.heap, one.op
+    elements = prod(length for dim in one.positions for _, length, _ in dim)
+    heap.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
+    result = op.outputs[0]
+    if isinstance(one, Uniform):
+        dtype = walk.graph.tensor[result].dtype
+        shape = tuple(prod(length for _, length, _ in dim) for dim in one.positions)
+        heap.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
+        new = heap.new(elements * ITEM_BYTES[dtype])
+        walk.views[result] = View(new, shape, contiguous_strides(shape), dtype)
+        return
+    x = walk.views[op.operands[0]]
+    mask = heap.new(elements)
+    heap.briefly(2 * x.bytes)  # scaled, and chosen
+    made = View(heap.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
+    walk.views[result] = made
+    if x.grad and walk.saving:
+        heap.save(mask)
+
+        def back() -> None:
+            gradient = walk.taken(result)
+            if gradient is not None:
+                heap.briefly(2 * gradient.bytes)
+                chosen = heap.new(gradient.bytes)
+                heap.drop(gradient.block)
+                scaled = heap.new(gradient.bytes)
+                heap.drop(chosen)
+                walk.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
+            heap.unsave(mask)
+
+        walk.node(walk.label(op), (result,), back)
+    heap.drop(mask)
+
+
+def attention(walk: Walk, op: Op) -> None:
+    """The fused kernel: it keeps its operands, its result and a number for each query."""
+    heap = walk.heap
+    names = tuple(dict.fromkeys(op.operands))
+    query, value = (walk.views[op.operands[i]] for i in (0, 2))
+    trained = [name for name in names if walk.views[name].grad]
+    shape = (*query.shape[:-1], value.shape[-1])
+    size = prod(shape) * ITEM_BYTES[query.dtype]
+    result = op.outputs[0]
+    masks = []  # those that say yes or no become numbers that are added
+    for name in op.operands[3:]:
+        mask = walk.views[name]
+        if mask.dtype == "bool":
+            masks.append(heap.new(prod(mask.shape) * ITEM_BYTES[query.dtype]))
+        else:
+            masks.append(heap.own(mask.block))
+    rows = heap.new(prod(shape[:-1]) * 4)
+    made = View(heap.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
+    walk.views[result] = made
+    # Tiles of scores: of one thread forward, twice as many backward.
+    length, keys = shape[-2], walk.views[op.operands[1]].shape[-2]
+    tile = min(keys, 512) * (256 if length >= 768 else 64 if length >= 192 else 32)
+    heap.briefly(4 * tile)
+    saved = []
+    if trained and walk.saving:
+        own = (made.block, rows, *masks)
+        saved = [heap.save(block) for block in (*(walk.views[n].block for n in names[:3]), *own)]
+    for block in (rows, *masks):
+        heap.drop(block)
+    if not saved:
+        return
+    forms = {name: walk.views[name] for name in trained}
+
+    def back() -> None:
+        came = walk.taken(result)
+        given = []
+        if came is not None:
+            for name, view in forms.items():
+                block = heap.new(view.bytes)
+                strides = _by_heads(view.shape)
+                given.append((name, View(block, view.shape, strides, view.dtype)))
+            heap.briefly(8 * tile)
+            heap.drop(came.block)
+        for block in saved:
+            heap.unsave(block)
+        for name, gradient in given:
+            walk.give(name, gradient)
+
+    walk.node(walk.label(op), (result,), back)
+
+
+def is_fused(walk: Walk, op: Op) -> bool:
+    """Whether torch has one kernel for this attention."""
+    if op.kind != "scaled_dot_product_attention":
+        return False
+    views = [walk.views[name] for name in op.operands]
+    query, key, value = views[:3]
+    heads = len({view.shape[:-2] for view in (query, key, value)}) == 1
+    widths = query.shape[-1] == value.shape[-1]
+    masks = not any(view.grad for view in views[3:])
+    return len(query.shape) == 4 and heads and widths and masks
+
+
+def _by_heads(shape: Shape) -> Shape:
+    """Strides of [batch, heads, length, width] that lies as [batch, length, heads, width]."""
+    batch, heads, length, width = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
+    return batch, length, heads, width
+
+
+def local_shapes(
+    walk: Walk, one: Joint | RunModule | Attention | SharedAttention
+) -> tuple[Shape, ...]:
+    """Shapes of the local results."""
+    op = one.op
+    if isinstance(one, Joint):
+        return one.shapes
+    if isinstance(one, RunModule):
+        return tuple(walk.graph.tensor[name].shape for name in op.outputs)
+    views = [walk.views[name] for name in op.operands]
+    return ((*views[0].shape[:-1], views[2].shape[-1]),)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an operator keeps: so many bytes of its own, and operands; `backward` lives there."""
+
+    own: int
+    operands: tuple[str, ...]
+    backward: int
+
+
+def stated(
+    walk: Walk,
+    op: Op,
+    shapes: tuple[Shape, ...],
+    one: Instruction | None = None,
+    known: Kept | None = None,
+) -> None:
+    """An operator that is no single call: its results, what it saves, gradients.
+
+    What it saves is `known`, or else what the graph says.
+    """
+    heap, graph = walk.heap, walk.graph
+    names = tuple(dict.fromkeys(op.operands))
+    joint = isinstance(one, Joint)
+    inside = walk.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
+    if isinstance(one, SharedAttention):
+        inside = shared_bytes(walk, one)
+    trained = [name for name in names if walk.views[name].grad]
+    sizes = [
+        prod(shape) * ITEM_BYTES[graph.tensor[name].dtype]
+        for name, shape in zip(op.outputs, shapes, strict=True)
+    ]
+    heap.briefly(sum(sizes) + inside)
+    for name, shape, size in zip(op.outputs, shapes, sizes, strict=True):
+        tensor = graph.tensor[name]
+        grad = bool(trained) and tensor.requires_grad
+        view = View(heap.new(size), shape, contiguous_strides(shape), tensor.dtype, grad)
+        walk.views[name] = view
+    if not trained or not walk.saving:
+        return
+    forms = {name: walk.views[name] for name in trained}
+    original = walk.serial[op.name]
+    saved: list[Block] = []
+    by_serial = dict(zip(original.operands, op.operands, strict=True))
+    kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
+    kept = kept if known is None else known.operands
+    dropped = Dropped(walk, one.regathers if isinstance(one, Compute) else ())
+    for name in dict.fromkeys(kept):
+        if not dropped.takes(walk.views[name].block):
+            saved.append(heap.save(walk.views[name].block))
+    dropped.wanted()
+    whole = sum(graph.tensor[name].bytes for name in original.outputs)
+    extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
+    if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
+        extra = 2 * sum(sizes)
+    elif joint:  # of each sample its normalizer and whether it counts
+        logits = walk.views[op.operands[0]]
+        extra = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
+    if known is not None:
+        extra = known.own
+    if extra:
+        own = heap.new(extra)
+        saved.append(heap.save(own))
+        heap.drop(own)
+
+    def back() -> None:
+        came = [walk.taken(name) for name in op.outputs]
+        made: list[tuple[str, View]] = []
+        if any(gradient is not None for gradient in came):
+            copies = dropped.again()
+            heap.briefly(known.backward if known else 0)
+            made = [
+                (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
+                for name, v in forms.items()
+            ]
+            for gradient in came:
+                if gradient is not None:
+                    heap.drop(gradient.block)
+            for copy in copies:
+                heap.drop(copy.block)
+        for block in saved:
+            heap.unsave(block)
+        for name, view in made:
+            walk.give(name, view)
+
+    walk.node(walk.label(op), op.outputs, back)
+
+
+def shared_bytes(walk: Walk, one: SharedAttention) -> int:
+    """What shared attention holds for a while beside operands and result, and in single precision.
+
+    Halves on their way; of a ring two blocks of keys and values, and results in single precision.
+    """
+    query, key, value = (walk.views[name] for name in one.op.operands[:3])
+    wide = max(4, ITEM_BYTES[query.dtype])
+    found = query.bytes * one.halves
+    if one.keys:
+        block = key.bytes + value.bytes
+        found += 2 * block + prod(query.shape) * wide
+    return found
+
+
+def recompute(walk: Walk, one: Recompute) -> None:
+    """A piece that keeps what comes in, and runs again in the backward pass."""
+    heap = walk.heap
+    outer = walk.saving
+    walk.saving = False
+    walk.through(one.instructions, one.gives)
+    walk.saving = outer
+    taken = {name: walk.views[name] for name in one.takes}
+    if not outer:
+        return
+    for view in taken.values():
+        heap.save(view.block)
+    gives = {name: walk.views[name] for name in one.gives}
+
+    def back() -> None:
+        came = {name: walk.taken(name) for name in one.gives}
+        if any(gradient is not None for gradient in came.values()):
+            before, walk.nodes = walk.nodes, []
+            for name, view in taken.items():
+                heap.own(view.block)
+                walk.views[name] = view
+            heap.where = heap.where.replace("backward", "again")
+            walk.through(one.instructions, one.gives)
+            for name in one.gives:
+                heap.drop(walk.views.pop(name).block)
+            for name, gradient in came.items():
+                if gradient is not None:
+                    walk.give(name, gradient)
+            walk.back()
+            walk.nodes = before
+            for name in taken:
+                heap.drop(walk.views.pop(name).block)
+        for view in taken.values():
+            heap.unsave(view.block)
+
+    if any(view.grad for view in gives.values()):
+        walk.node(f"piece {one.number}", one.gives, back)
+    else:
+        for view in taken.values():
+            heap.unsave(view.block)

@@ -1,0 +1,51 @@
+"""Memory of a mixture on a device that holds some of its experts.
+
+Which rows come only the data knows: as many as the busiest device has by the stated skew. It
+follows `runtime.experts`.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from shardwright.ir.graph import ITEM_BYTES
+from shardwright.program.instructions import Compute
+from shardwright.simulate.memory.instructions import Kept, stated
+from shardwright.simulate.memory.op_memory_trace import Seen
+
+if TYPE_CHECKING:
+    from shardwright.simulate.memory.memory_simulator import Walk
+
+
+def held_experts(walk: Walk, one: Compute) -> None:
+    """The operator as it would run on the rows that are there, and rows on their way."""
+    op, how = one.op, one.routing
+    assert how is not None, "a mixture of which all is here is an operator like others"
+    names = tuple(dict.fromkeys(op.operands))
+    views = [walk.views[name] for name in names]
+    tokens = views[0].shape[0]
+    offered = tokens * prod(walk.sizes[axis] for axis, _ in how.hops)
+    here = ceil(offered * min(1.0, walk.skew * how.length / len(how.split)))
+    given = tuple(
+        Seen(v.shape, v.strides, v.dtype, v.grad and walk.saving)
+        if len(v.shape) == 3
+        else _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and walk.saving)
+        for v in views
+    )
+    seen = walk.book.call(op, names, given).forward
+    if seen is None:
+        stated(walk, op, one.shapes, one)
+        return
+    made = [size for n, size in enumerate(seen.made, len(names)) if n in seen.saved]
+    row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
+    each = walk.views[op.operands[1]].shape[1]
+    moving = (tokens + here) * each * row * bool(how.hops)  # what leaves, and what comes
+    walk.heap.briefly(max(seen.peak, sum(made) + moving))
+    operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
+    stated(walk, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
+
+
+def _rows(shape: tuple[int, ...], rows: int) -> Seen:
+    width = shape[1]
+    return Seen((rows, width), (width, 1), "", False)

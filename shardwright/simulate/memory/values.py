@@ -1,0 +1,64 @@
+"""Tensors of a program's walk: a block of memory, and how it is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES
+from shardwright.simulate.memory.allocator import Block
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class View:
+    """A tensor: a block seen with a shape and strides; `grad` if a gradient comes back to it."""
+
+    block: Block
+    shape: Shape
+    strides: Shape
+    dtype: str
+    grad: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements, however large the block is."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether it lies in memory in the order of its indices."""
+        return 0 in self.shape or _squeezed(self.shape, self.strides) == _squeezed(
+            self.shape, contiguous_strides(self.shape)
+        )
+
+    @property
+    def dense(self) -> bool:
+        """Whether its elements fill their memory, in any order of the dimensions."""
+        pairs = sorted(_squeezed(self.shape, self.strides))
+        expected = 1
+        for stride, size in pairs:
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+def contiguous_strides(shape: Sequence[int]) -> Shape:
+    """Strides of a new tensor of that shape.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def _squeezed(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
+    """(stride, size) of the dimensions that are longer than one."""
+    return [(stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1]

@@ -1,0 +1,69 @@
+"""Memory that kernels take inside, which no tensor shows: stated per operator, and measured.
+
+Bytes beside operands, results and gradients, for the CPU kernels of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.simulate.memory.op_memory_trace import Forward, Seen
+
+_FEW = 4  # channels that oneDNN's convolutions take as they come
+_BLOCKS = {"AVX512": 16}  # channels of its blocks, by the processor; 8 on others
+
+
+class Inside(NamedTuple):
+    """Bytes for a moment, forward and backward."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+def inside(op: Op, given: Sequence[Seen], seen: Forward, *, on_cpu: bool) -> Inside:
+    """What the kernels of `op` take inside on operands `given`, beside what was `seen`."""
+    if on_cpu and "conv" in op.kind and len(given) > 1 and given[0].dtype != "float64":
+        return _convolution(given[0], given[1], sum(seen.made))
+    if on_cpu and op.kind == "lstm":
+        return _lstm(given)
+    if op.kind == "moments":  # the differences
+        return Inside(_bytes(given[0]), 0)
+    return Inside()
+
+
+def _convolution(x: Seen, weight: Seen, result: int) -> Inside:
+    """Operands, results and their gradients are brought into blocks of channels, and back."""
+    into, out = (_padded(channels) / channels for channels in (x.shape[1], weight.shape[0]))
+    few = x.shape[1] <= _FEW
+    blocked, made = int(_bytes(x) * into), int(result * out)
+    weights = int(_bytes(weight) * into * out)
+    forward = max(_bytes(weight) if few else weights + blocked, made)
+    back = made + blocked + weights
+    if x.requires_grad:
+        back += _bytes(x)
+    return Inside(forward, back)
+
+
+def _lstm(given: Sequence[Seen]) -> Inside:
+    """oneDNN's: a layer's weights in its own order, and its gates at all times."""
+    matrices = [seen for seen in given[3:] if len(seen.shape) == 2]
+    layer = max((_bytes(a) + _bytes(b) for a, b in pairwise(matrices)), default=0)
+    steps = prod(given[0].shape[:2])
+    gates = steps * max((seen.shape[0] for seen in matrices), default=0)
+    inside = layer + gates * ITEM_BYTES[given[0].dtype]
+    return Inside(inside, inside + layer + _bytes(given[0]))
+
+
+def _padded(channels: int) -> int:
+    block = _BLOCKS.get(torch.backends.cpu.get_cpu_capability(), 8)
+    return -(-channels // block) * block
+
+
+def _bytes(seen: Seen) -> int:
+    return prod(seen.shape) * ITEM_BYTES[seen.dtype]

@@ -1,0 +1,1 @@
+"""Simulates the time of one step on streams and links."""

@@ -1,0 +1,138 @@
+"""Seconds of a step through pipeline stages.
+
+Every group of devices makes its passes in the order of the schedule (`cost.passes`, with the
+papers), each as soon as what it needs has arrived. A forward pass is a third of a micro-batch's
+time; where a backward pass is made in halves, each of them is one too.
+Oracles: with equal stages, M micro-batches and P groups of which each takes t for all its stages
+and both passes, a step takes M t + (P - 1) t of GPipe and 1F1B, a vth of that waiting where groups
+have v stages (Megatron-LM, arXiv 2104.04473), a third in ZB1P and a sixth in ZB-V (arXiv
+2401.10241); and the timeline, which knows tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.ir.layout import Seconds
+from shardwright.ir.pipeline import ASYNC, MULTIPLE, homes_of
+from shardwright.simulate.time.pipeline_schedules import Kind, in_flight, waves
+
+_FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice as much
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one stage: of both passes of one micro-batch, and of what is done once a step.
+
+    `receives` is the way of one micro-batch's values from the stage before,
+    and that of their gradients back. A stage that `splits` computes gradients of weights apart
+    from those of what it received, where the schedule makes passes for each.
+    """
+
+    micro_batch: float
+    once: float = 0.0
+    receives: float = 0.0
+    splits: bool = True
+
+
+def step_seconds(
+    schedule: str, stages: Sequence[StageTime], micro_batches: int, groups: int | None = None
+) -> Seconds:
+    """From the first forward pass until all stages have made their update.
+
+    Of an asynchronous pipeline from one update of the slowest stage to its next. `groups` of
+    devices take turns at the stages, by default one for each.
+
+    >>> round(step_seconds("1F1B", [StageTime(1.0)] * 4, 8), 6)
+    11.0
+    >>> round(step_seconds("Interleaved1F1B", [StageTime(0.5)] * 8, 8, groups=4), 6)
+    9.5
+    """
+    (found,) = steps_seconds(schedule, [stages], micro_batches, groups)
+    return found
+
+
+def steps_seconds(
+    schedule: str,
+    pipelines: Sequence[Sequence[StageTime]],
+    micro_batches: int,
+    groups: int | None = None,
+) -> list[Seconds]:
+    """`step_seconds` of several pipelines of equally many stages under one schedule."""
+    if not pipelines:
+        return []
+    if schedule.startswith(ASYNC):
+        return [
+            Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
+            for stages in pipelines
+        ]
+    count, groups = len(pipelines[0]), groups or len(pipelines[0])
+    # Stage by stage, a column for each pipeline.
+    halves, micro_batch, receives, once = (
+        np.array([[getattr(stage, part) for stage in stages] for stages in pipelines]).T
+        for part in ("splits", "micro_batch", "receives", "once")
+    )
+    takes = np.zeros((len(Kind), *halves.shape))
+    takes[Kind.FORWARD] = _FORWARD
+    takes[Kind.BACKWARD] = 1 - _FORWARD
+    takes[Kind.INPUTS] = np.where(halves, (1 - _FORWARD) / 2, 1 - _FORWARD)
+    takes[Kind.WEIGHTS] = np.where(halves, (1 - _FORWARD) / 2, 0.0)
+    takes *= micro_batch
+    ways = np.zeros((2, *halves.shape))  # of what a pass needs from the stage before or behind
+    ways[0, 1:] = ways[1, :-1] = receives[1:]
+    # When each pass is done, of stages and of what is there from the start at either end.
+    done = np.zeros((2, count + 2, micro_batches, len(pipelines)))
+    clocks = np.zeros((groups, len(pipelines)))
+    for group, kind, at, number in waves(schedule, groups, count, micro_batches):
+        back = (kind != Kind.FORWARD).astype(np.int64)
+        arrives = kind != Kind.WEIGHTS
+        ready = done[back, at + 2 * back, number] + ways[back, at]
+        ready[~arrives] = 0.0
+        clocks[group] = np.maximum(clocks[group], ready) + takes[kind, at]
+        done[back[arrives], at[arrives] + 1, number[arrives]] = clocks[group[arrives]]
+    for updated, home in zip(once, homes_of(schedule, groups, count), strict=True):
+        clocks[home] += updated
+    return [Seconds(seconds) for seconds in clocks.max(axis=0).tolist()]
+
+
+def least_step_seconds(
+    schedule: str, alone: float, once: float, stages: int, micro_batches: int
+) -> Seconds:
+    """What no pipeline beats that together does what takes one of its groups `alone` seconds.
+
+    At most `once` of them are spent once a step, the others on micro-batches. `stages` are the
+    groups, each of which may have several in schedules that are made for that.
+
+    Let S be what all stages take for one micro-batch, f and b of one stage the forward and backward
+    pass. In 1F1B a stage makes its first backward pass when the micro-batch has gone forward
+    through all stages and come back. After that it makes M - 1 backward passes and the forward
+    passes that are left, which are all but the w before; then the last goes back through the stages
+    before it. So a step takes T >= S + (M - 1) b + (M - w) f = S + c (f + b), with c known for each
+    stage. Together the stages make S, which is thus at most (T - S) times the sum of all 1 / c.
+    In GPipe they first wait for the slowest forward, then for the slowest backward pass, which
+    are at least the mean: T >= S + (M - 1) S / P.
+    Where groups have several stages, or backward passes come in halves, waiting may all but
+    vanish: a micro-batch goes through all stages and back, for which gradients of weights need not
+    be there.
+
+    >>> round(least_step_seconds("1F1B", 8.0, 0.0, 2, 4), 6)  # even stages take 5.0
+    4.823529
+    """
+    mean = alone / stages
+    if schedule.startswith(ASYNC) or math.isinf(alone):
+        return Seconds(mean)
+    if schedule in MULTIPLE:
+        way = 1.0 if schedule == "Interleaved1F1B" else (1 + _FORWARD) / 2
+        return Seconds(max(mean, (alone - once) / micro_batches * way))
+    waits = (micro_batches - 1) / stages
+    if schedule != "GPipe" and micro_batches > 1:
+        ahead = (in_flight(schedule, s, stages, micro_batches) for s in range(stages))
+        left = (
+            (micro_batches - 1) * (1 - _FORWARD) + (micro_batches - w) * _FORWARD for w in ahead
+        )
+        waits = 1 / sum(1 / c for c in left)
+    return Seconds(max(mean, (alone - once) / micro_batches * (1 + waits)))

@@ -1,0 +1,312 @@
+"""A planned step as tasks, in the order in which the runtime gives them to a rank's two streams.
+
+What an operator reads in another layout is brought there right before it, and
+the operator waits; so do gradients on their way back. What parameters need is on its way
+while operators run, in buckets: sums of their gradients, which are waited for at the end of the
+backward pass (`program/lower/buckets.py`); copies of sharded ones, which set out one bucket ahead,
+and their gradients, of which one bucket at a time is under way (`program/lower/gathers.py`).
+Meanwhile the device is slower by the part of their time that the machine does not hide
+(`Plan.overlap` of sums, `Plan.gather_overlap` of the rest, which is waited for sooner), and
+messages along other axes by the part that links are shared (`Plan.contention`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, final
+
+from shardwright.ir.layout import Seconds
+from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
+from shardwright.ir.redistribution import Collective
+from shardwright.simulate.time.comm_buckets import Sums, flights_of, sums_of
+from shardwright.simulate.time.timeline import Stream, Task, Timeline, Track, schedule
+
+_BY_SUMS = "slowed down by sums of gradients"
+_BY_COPIES = "slowed down by parameters on their way"
+_LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
+
+
+def timeline(plan: Plan) -> Timeline:
+    """When everything of the step runs on a rank of `plan`."""
+    return schedule(tasks_of(plan))
+
+
+def settled_seconds(plan: Plan) -> Seconds:
+    """The step time with what overlaps; `plan.step_seconds` is the sum of all parts.
+
+    It is that sum less what is hidden, so that nothing hidden changes no digit.
+    """
+    if not plan.overlap and not plan.gather_overlap:
+        return plan.step_seconds
+    tasks = _Tasks(plan)
+    if not tasks.hides_any:
+        return plan.step_seconds
+    parts = [op.seconds for op in plan.ops]
+    parts += [transfer.seconds for transfer in plan.transfers]
+    parts += [parameter.seconds for parameter in plan.parameters]
+    hidden = max(0.0, sum(parts) - schedule(tasks.of_a_step()).seconds)
+    return Seconds(max(0.0, plan.step_seconds - hidden))
+
+
+def tasks_of(plan: Plan) -> tuple[Task, ...]:
+    """All tasks of one step of every rank: they all run the same program."""
+    return tuple(_Tasks(plan).of_a_step())
+
+
+class Wait(NamedTuple):
+    """Ranks wait for each other: what they computed since the wait before, and why they wait.
+
+    `first` of what they wait for was sent when they had `slack` seconds of computing left. They do
+    so in as many micro-batches as `times` says.
+    """
+
+    computed: Seconds
+    first: Transfer
+    slack: Seconds
+    times: int = 1
+
+
+def waits_of(plan: Plan) -> Iterator[Wait]:
+    """The waits of one step, in their order; the last one comes before all gradients are there.
+
+    Micro-batches behind the second are as the second one.
+    """
+    tasks = _Tasks(plan)
+    second, behind = tasks.of_two_batches()
+    total = last = 0.0
+    sent: dict[int, float] = {}  # message under way -> what was computed before it
+    for number, task in enumerate((*tasks.tasks, None)):
+        if number in tasks.carried:
+            sent[number] = total
+        elif task is None or (task.track.stream is Stream.COMPUTE and not task.idle):
+            over = [n for n in sent if task is None or n in task.after]
+            if over:  # what was sent last is there last
+                slack = Seconds(total - sent[over[-1]])
+                times = plan.micro_batches - 1 if second <= number < behind else 1
+                yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack, times)
+                last = total
+            for n in over:
+                del sent[n]
+            total += task.seconds if task else 0.0
+
+
+@final
+class _Tasks:
+    """The tasks of the ranks while they are written."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tasks: list[Task] = []
+        self.carried: dict[int, Transfer] = {}  # of each message between ranks the first part
+        ranks = f"each of {plan.devices} ranks"
+        self._here = Track(ranks, Stream.COMPUTE)
+        axes = plan.mesh.names if plan.contention < 1 else ("",) * len(plan.mesh.names)
+        self._links = {
+            name: Track(ranks, Stream.COMMUNICATION, axis)
+            for name, axis in zip(plan.mesh.names, axes, strict=True)
+        }
+        soon = plan.overlap if plan.gather_overlap is None else plan.gather_overlap
+        self._hidden = {_BY_SUMS: plan.overlap, _BY_COPIES: soon}
+        self._last = -1  # number of the last task that computes
+        self._waits: list[int] = []  # what the next one waits for
+        self._sources = {op.name: op.source.module for op in plan.ops}
+        sums = sums_of(plan)
+        # By the operator that buckets wait for.
+        self._full: defaultdict[int, list[Sums]] = defaultdict(list)
+        for bucket in reversed(sums):
+            self._full[bucket.at].append(bucket)
+        self._last_sum = sums[0] if sums else None
+        self._summing: list[int] = []  # buckets under way
+        self._flights = flights_of(plan)
+        # Numbers of the flights that an operator waits for, by its own, and again by its name.
+        self._landing: defaultdict[int, list[int]] = defaultdict(list)
+        self._landing_again: defaultdict[str, list[int]] = defaultdict(list)
+        for place, flight in enumerate(self._flights):
+            self._landing[flight.at].append(place)
+            for consumer in dict.fromkeys(t.consumer for t in flight.again):
+                self._landing_again[consumer].append(place)
+        self._flying: dict[int, int] = {}  # flight under way -> the task that it is
+        self._again: set[int] = set()  # flights whose copies were gathered again
+        self._scattering: list[int] = []  # the bucket of gradients that is under way
+        apart = {id(t) for bucket in sums for t in bucket.sums}
+        apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
+        known = {op.name for op in plan.ops}
+        self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
+        for t in plan.transfers:
+            if id(t) not in apart:
+                self._moved[t.consumer if t.consumer in known else "", t.phase].append(t)
+        self._recomputed: defaultdict[int, list[PlannedOp]] = defaultdict(list)
+        for op in plan.ops:
+            if op.piece:
+                self._recomputed[op.piece].append(op)
+
+    @property
+    def hides_any(self) -> bool:
+        """Whether anything is on its way while operators run."""
+        return bool(self._full or self._flights)
+
+    def of_a_step(self) -> list[Task]:
+        """Everything, once."""
+        for _ in range(self.plan.micro_batches):
+            self.forward()
+            self.backward()
+        self.finish()
+        return self.tasks
+
+    def of_two_batches(self) -> tuple[int, int]:
+        """What is done once, and two micro-batches at most: where the second begins and ends."""
+        second = 0
+        for _ in range(min(2, self.plan.micro_batches)):
+            second = len(self.tasks)
+            self.forward()
+            self.backward()
+        behind = len(self.tasks)
+        self.finish()
+        return (second, behind) if self.plan.micro_batches > 1 else (behind, behind)
+
+    def forward(self) -> None:
+        """The forward pass of one micro-batch."""
+        for number, op in enumerate(self.plan.ops):
+            self._fly(number)
+            self._bring(op.name, Phase.FORWARD)
+            self._compute(op, "forward", op.forward_seconds)
+        self._bring("", Phase.FORWARD)
+
+    def backward(self) -> None:
+        """The backward pass of one micro-batch."""
+        self._bring("", Phase.BACKWARD)
+        left = dict(self._recomputed)
+        for number, op in reversed(list(enumerate(self.plan.ops))):
+            again: Sequence[PlannedOp] = left.pop(op.piece, ())
+            for one in again:
+                self._bring(one.name, Phase.AGAIN)
+                self._compute(one, "again", one.forward_seconds)
+            if not op.piece:
+                self._fly_again(op.name)
+                self._bring(op.name, Phase.AGAIN)
+            self._compute(op, "backward", op.backward_seconds)
+            self._bring(op.name, Phase.BACKWARD)
+            self._sum(number)
+            self._scatter(number)
+        self._waits += self._scattering
+
+    def finish(self) -> None:
+        """What is done once, when all micro-batches are through."""
+        for t in self.plan.transfers:
+            if t.times == 1 and self.plan.micro_batches > 1:
+                self._communicate([t], t.seconds)
+        for parameter in self.plan.parameters:
+            where = parameter.name.rpartition(".")[0]
+            self._add(f"update {parameter.name}", "update", parameter.seconds, where)
+
+    def _bring(self, consumer: str, phase: Phase) -> None:
+        """Redistributions that the next operator waits for."""
+        for t in self._moved[consumer, phase]:
+            if t.times == self.plan.micro_batches:
+                self._communicate([t], Seconds(t.seconds / t.times))
+
+    def _sum(self, number: int) -> None:
+        """Send off the buckets that are full now, and after the last one wait for all."""
+        for bucket in self._full.get(number, ()):
+            name = f"sum gradients of {len(bucket.sums)} parameters"
+            self._summing.append(self._send(name, bucket.sums, _BY_SUMS))
+            if bucket is self._last_sum:
+                self._waits += self._summing
+
+    def _fly(self, number: int) -> None:
+        """Send for the copies that are needed next, and wait for those needed now."""
+        landing = self._landing.get(number, ())
+        first = (0,) if 0 in landing else ()
+        for place in (*first, *(place + 1 for place in landing if place + 1 < len(self._flights))):
+            copies = self._flights[place].forward
+            name = f"gather {len(copies)} parameters"
+            self._flying[place] = self._send(name, copies, _BY_COPIES)
+        self._waits += [self._flying.pop(place) for place in landing]
+
+    def _fly_again(self, consumer: str) -> None:
+        """Wait for copies that an operator wants again, and send for those of the flight before."""
+        for place in self._landing_again.get(consumer, ()):
+            if place in self._again:
+                continue
+            self._send_again(place)
+            self._again.add(place)
+            self._waits.append(self._flying.pop(place))
+            self._send_again(place - 1)
+
+    def _send_again(self, place: int) -> None:
+        if place < 0 or place in self._flying or place in self._again:
+            return
+        again = self._flights[place].again
+        if not again:
+            return
+        name = f"gather {len(again)} parameters again"
+        self._flying[place] = self._send(name, again, _BY_COPIES)
+
+    def _scatter(self, number: int) -> None:
+        """Send off the gradients of a flight, when those sent off before have arrived."""
+        for place in self._landing.get(number, ()):
+            gradients = self._flights[place].backward
+            if gradients:
+                self._waits += self._scattering
+                name = f"scatter gradients of {len(gradients)} parameters"
+                self._scattering = [self._send(name, gradients, _BY_COPIES)]
+
+    def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
+        """Something that is on its way while the device goes on, as slow as it makes it."""
+        seconds = sum(t.seconds for t in together)
+        before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
+        collectives, phase = together[0].collectives, together[0].phase.value
+        what = collectives[-1]
+        sent = self._message(name, Seconds(seconds), before, phase, what, collectives)
+        self.carried[sent] = together[0]
+        lost = Seconds(seconds * (1 - self._hidden[slowed]))
+        self._add(slowed, phase, lost, what, idle=True)
+        return sent
+
+    def _communicate(self, moved: Sequence[Transfer], seconds: Seconds) -> None:
+        """A redistribution that what comes next waits for."""
+        after = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
+        for t in moved:
+            collectives = ", ".join(t.collectives)
+            name = f"{collectives}: {'gradient of ' * (t.phase is Phase.BACKWARD)}{t.value}"
+            where = self._sources.get(t.consumer, "")
+            sent = self._message(name, seconds, after, t.phase.value, where, t.collectives)
+            if any(one.split(" ")[0] not in _LOCAL for one in t.collectives):
+                self.carried[sent] = t
+            self._waits.append(sent)
+
+    def _message(
+        self,
+        name: str,
+        seconds: Seconds,
+        after: tuple[int, ...],
+        kind: str,
+        where: str,
+        collectives: Sequence[str],
+    ) -> int:
+        """A message along the axes of its collectives; along others nothing goes for a while."""
+        every = dict.fromkeys(self._links.values())
+        own = dict.fromkeys(self._links[one.split(" ")[1]] for one in collectives)
+        sent = len(self.tasks)
+        for number, track in enumerate((*own, *(track for track in every if track not in own))):
+            part = Seconds(seconds if track in own else seconds * self.plan.contention)
+            if part or not number:
+                self.tasks.append(Task(name, track, part, after, kind, where, idle=number > 0))
+        return sent
+
+    def _compute(self, op: PlannedOp, kind: str, seconds: Seconds) -> None:
+        part = Seconds(seconds / self.plan.micro_batches)
+        name = op.target.split(".")[1] if op.target.count(".") else op.target
+        where = op.source.module
+        self._add(f"{where}: {name}" if where else name, kind, part, where)
+
+    def _add(
+        self, name: str, kind: str, seconds: Seconds, where: str, *, idle: bool = False
+    ) -> None:
+        if not seconds:
+            return
+        self._last = len(self.tasks)
+        task = Task(name, self._here, seconds, tuple(self._waits), kind, where, idle)
+        self.tasks.append(task)
+        self._waits = []

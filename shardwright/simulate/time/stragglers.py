@@ -1,0 +1,107 @@
+"""How long ranks wait for the last one, and not for what it sends.
+
+Ranks that do the same take turns at being late, and whoever waits, waits for the last (Faraj,
+Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008).
+How late grows with the time since they last met: with its root where disturbances are short and
+independent, nearly with the time itself where one rank is slower for a while (`Machine`).
+
+Tables that add up cannot know how far apart the waits of a plan are. There each costs what one more
+costs among as many as is usual for the model; a finished plan pays for each of its own what is
+missing of it (`with_whole_waits`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from math import exp
+
+import numpy as np
+
+from shardwright.cost.whole_launches import with_more
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
+from shardwright.ir.plan import Plan
+from shardwright.machine.calls import by_target
+from shardwright.machine.model import SKEWED_SECONDS, Machine
+from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.compute import operator_seconds
+from shardwright.simulate.costs.workload import OperatorClass, workload
+from shardwright.simulate.time.step import waits_of
+
+_CONTRACTIONS = frozenset(
+    {
+        OperatorClass.MATMUL,
+        OperatorClass.CONVOLUTION,
+        OperatorClass.ATTENTION,
+        OperatorClass.EXPERTS,
+    }
+)
+
+
+def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
+    """Seconds from one pass of a contraction to the next on one device, on average.
+
+    About as often a plan that cuts operators waits: forward and backward count as one pass each.
+    """
+    known = by_target(machine.device.timings)
+    seconds, passes = 0.0, 0
+    of_shape: dict[object, float] = {}
+    for op in graph.ops:
+        work = workload(op, analysis.rules[op.name], graph, known, machine.expert_skew)
+        if work not in of_shape:
+            sizes = np.array(work.sizes, np.int64)[:, None]
+            of_shape[work] = float(operator_seconds(work, sizes, machine.device)[0])
+        seconds += of_shape[work]
+        passes += (work.kind in _CONTRACTIONS) * (1 + work.has_backward)
+    return Seconds(seconds / max(1, passes))
+
+
+def skewed(
+    machine: Machine, between: Callable[[], Seconds], parts: int, *, whole: bool = False
+) -> Machine:
+    """`machine`, every launch of which has its part of waiting for ranks that computed for a while.
+
+    That is a part of `between`, which is asked for only where ranks are apart at all. n waits in
+    time t cost n (t / n)^power, so that one more costs 1 - power of what each does; or the `whole`
+    of it, where nothing adds what is missing: in pipelines, and on machines that settle nothing.
+    """
+    if not machine.arrival_skew_seconds or machine.charged_skew_seconds:
+        return machine
+    part = 1.0 if whole or not machine.settles else 1 - machine.arrival_skew_power
+    charged = Seconds(part * late(machine, between() / parts))
+    launch = Seconds(machine.collective_launch_seconds + charged)
+    return replace(machine, collective_launch_seconds=launch, charged_skew_seconds=charged)
+
+
+def late(machine: Machine, seconds: float) -> float:
+    """How long a rank waits for the last one, on average, when all have computed for `seconds`."""
+    grown = (seconds / SKEWED_SECONDS) ** machine.arrival_skew_power
+    return machine.arrival_skew_seconds * float(grown)
+
+
+def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
+    """`plan` whose transfers take what is missing of their waits on a `skewed` machine.
+
+    What is waited for later than it is sent finds ranks apart by so much less, and leaves them so.
+    """
+    if not machine.arrival_skew_seconds:
+        return plan
+    more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
+    since = float(sum(one.seconds for one in plan.parameters))  # since the step before met last
+    for wait in waits_of(plan):
+        since += wait.computed
+        apart = late(machine, max(0.0, since - wait.slack))
+        if not apart:
+            continue
+        lost = apart * exp(-wait.slack / (2 * apart))
+        since = wait.slack + _after(machine, apart - lost)
+        more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
+    return with_more(plan, more)
+
+
+def _after(machine: Machine, apart: float) -> float:
+    """Seconds after which ranks are so far `apart`, the inverse of `late`."""
+    grown = apart / machine.arrival_skew_seconds
+    return SKEWED_SECONDS * float(grown ** (1 / machine.arrival_skew_power))
