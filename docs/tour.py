@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.planner.baselines import baselines
+from shardwright.planner.space.space import make_space
+from shardwright.planner.tables.model import CostModel
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Split
-from shardwright.search.baselines import baselines
-from shardwright.search.space import make_space
 
 
 class Model(nn.Module):

@@ -23,7 +23,7 @@ import torch
 
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
-from shardwright.search.meshes import meshes_of
+from shardwright.planner.meshes import meshes_of
 from tests.property.constrained import ROUNDING, Subject
 from tests.zoo import ZOO
 

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.cost.memory import known_optimizer, state_bytes
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.numerics import Habits
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine, machine_of
+from shardwright.planner.arguments import check_arguments
+from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
+from shardwright.planner.planner import Progress, search
+from shardwright.planner.tables.memory import known_optimizer, state_bytes
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify import Report, verify
-from shardwright.search.arguments import check_arguments
-from shardwright.search.limits import STATE, WEIGHTS, check_limit
-from shardwright.search.planner import Progress, search
 from shardwright.tracing.arguments import (
     check_loss,
     require_loss,

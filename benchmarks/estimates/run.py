@@ -46,7 +46,6 @@ from benchmarks.estimates.places import Local, Place, two_hosts
 from benchmarks.estimates.rows import Row, paced, row, slower, summary, unrest
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
-from shardwright.cost.dominating import dominating
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
@@ -54,11 +53,12 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.calls import Call
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml
+from shardwright.planner.recost import recosted
+from shardwright.planner.tables.hot_ops import dominating
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.local_ranks import silent
 from shardwright.runtime.operators import with_timings
 from shardwright.runtime.remembered import Remembered
-from shardwright.search.recost import recosted
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9

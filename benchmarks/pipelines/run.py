@@ -24,17 +24,17 @@ from benchmarks import record
 from benchmarks.estimates.models import MODELS
 from benchmarks.estimates.places import Local
 from benchmarks.estimates.worker import SEED
-from shardwright.cost.dominating import dominating
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.planner.mesh_loop import Rounds
+from shardwright.planner.space_factory import Sources
+from shardwright.planner.tables.hot_ops import dominating
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.local_ranks import silent
 from shardwright.runtime.operators import with_timings
 from shardwright.runtime.remembered import Remembered
-from shardwright.search.rounds import Rounds
-from shardwright.search.sources import Sources
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 
 HERE = Path(__file__).parent

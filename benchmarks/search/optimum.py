@@ -16,10 +16,10 @@ import torch
 
 import shardwright as sw
 from benchmarks.search.models import SHALLOW
-from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
+from shardwright.planner.space.space import make_space
+from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.search.space import make_space
 from shardwright.solve.elimination.problem import Problem
 from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program

@@ -28,13 +28,13 @@ import shardwright as sw
 from benchmarks import record
 from benchmarks.search.models import DEEP, DEPTHS, PUBLISHED, SHALLOW, Built
 from benchmarks.search.optimum import distances
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
+from shardwright.planner.meshes import meshes_of
+from shardwright.planner.space.repeats import shorten
+from shardwright.planner.space.space import make_space
+from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.search.meshes import meshes_of
-from shardwright.search.repeats import shorten
-from shardwright.search.space import make_space
 from shardwright.solve.frontier.fast import fast_frontier
 
 SEED = 0

@@ -25,9 +25,9 @@ import shardwright as sw
 from benchmarks import record
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Mesh
+from shardwright.planner.kcut import Cuts, Cutter, Legal
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
-from shardwright.search.kcut import Cuts, Cutter, Legal
 
 SEED = 0
 MACHINE = "8x8xH100"  # breaks ties by memory, and is not in the measure otherwise

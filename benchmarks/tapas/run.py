@@ -24,11 +24,11 @@ import shardwright as sw
 from benchmarks import record
 from benchmarks.tapas import autoparallel
 from benchmarks.tapas.llama import BATCH, LENGTH, llama
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
+from shardwright.planner.space.space import make_space
+from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.search.space import make_space
 from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program
 from tests.strategies import as_lists

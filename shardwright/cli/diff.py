@@ -10,9 +10,9 @@ from rich.console import Console
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_json, diff_tables, diff_text
-from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("diff")

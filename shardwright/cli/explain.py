@@ -9,8 +9,8 @@ from shardwright.cli.console import print_json, print_plan
 from shardwright.ir import plan_notes
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("explain")

@@ -9,9 +9,9 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
-from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("export")

@@ -18,11 +18,11 @@ from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chart import Mark
 from shardwright.report.choice import none_fits
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("frontier")

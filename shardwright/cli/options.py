@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from shardwright.cost.memory import OptimizerError, known_optimizer
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.numerics import CHOICES
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import parse_figures
+from shardwright.planner.tables.memory import OptimizerError, known_optimizer
 from shardwright.train.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])

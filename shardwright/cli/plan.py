@@ -16,10 +16,10 @@ from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary, ways
-from shardwright.search.collector import paused_to_the_end
-from shardwright.search.limits import limit_on
 
 
 @click.command("plan")

@@ -26,9 +26,9 @@ from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
+from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
+from shardwright.planner.micro_batch_counts import ALL
 from shardwright.report.units import size
-from shardwright.search.limits import STATE, WEIGHTS, check_limit, limit_on
-from shardwright.search.micro import ALL
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -67,7 +67,7 @@ class Captured:
     @property
     def state_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state: some rank holds its even share."""
-        from shardwright.cost.memory import state_bytes
+        from shardwright.planner.tables.memory import state_bytes
 
         return state_bytes(self.graph, self.optimizer)
 
@@ -161,7 +161,7 @@ def check(machines: Sequence[Machine], wishes: Wishes, batch: int | None = None)
 
     `batch` is the size of the batch where it is known.
     """
-    from shardwright.search.arguments import check_arguments
+    from shardwright.planner.arguments import check_arguments
 
     last: ValueError | None = None
     for machine in machines:

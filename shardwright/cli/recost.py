@@ -12,10 +12,10 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_text
 from shardwright.report.summary import summary
-from shardwright.search.collector import paused_to_the_end
 
 
 @click.command("recost")
@@ -44,7 +44,7 @@ def command(
     captured, before = planning.planned(given)
     frontier = planning.search(captured, known, planning.Wishes())
     with working(f"costing {given.plan}"):
-        from shardwright.search.recost import recosted
+        from shardwright.planner.recost import recosted
 
         chosen = captured.optimizer if optimizer is None else optimizer
         after = frontier.with_rivals(recosted(before, captured.graph, known, chosen, frontier))

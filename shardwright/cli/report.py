@@ -18,9 +18,9 @@ from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import named
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
-from shardwright.search.collector import paused_to_the_end
 from shardwright.simulate.time.step import timeline as step_of
 
 PAGES = (".html", ".htm")  # names of files that are pages

@@ -23,8 +23,8 @@ from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.numerics import CHOICES
 from shardwright.ir.plan import Plan
+from shardwright.planner.memory_limits import limit_on
 from shardwright.report.summary import summary
-from shardwright.search.limits import limit_on
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job

@@ -15,11 +15,11 @@ from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.explain import WIDTH
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
+from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
-from shardwright.search.collector import paused_to_the_end
 from shardwright.simulate.time.pipeline_step import mini_batches
 from shardwright.simulate.time.timeline import Stream, Timeline
 

@@ -24,8 +24,8 @@ def by_timings(
 
     Those that are not remembered are timed, all in all for about `seconds`.
     """
-    from shardwright.cost.dominating import dominating
     from shardwright.machine.calls import by_target
+    from shardwright.planner.tables.hot_ops import dominating
     from shardwright.rules.analysis import analyze
     from shardwright.runtime.operators import database, with_remembered, with_timings
 

@@ -7,7 +7,7 @@ A constraint is plain data. Its text has one form everywhere: `pin GLOB=AXIS:WOR
   `partial sums` for sums that pass through; or the name of a factor of its rule, as `n`;
 * of how a parameter is stored, `R` or `S(dim)`.
 
-What the words mean for one graph on one mesh is the search's matter (`search/constrain.py`).
+What the words mean for one graph on one mesh is the search's matter (`planner/space/constrain.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shardwright.cost.memory import known_optimizer
+from shardwright.planner.tables.memory import known_optimizer
 from shardwright.train.export import load_weights
 from shardwright.train.hf_config import config_job, unknown_setting
 from shardwright.train.job import Job, JobError

@@ -13,10 +13,10 @@ import numpy as np
 
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.graph import LeafKind
+from shardwright.planner.space.constrain import Marks
+from shardwright.planner.space_factory import Sources
 from shardwright.rules.analysis import analyze
 from shardwright.rules.naming import dimension_names, split_words
-from shardwright.search.constrain import Marks
-from shardwright.search.sources import Sources
 from shardwright.solve.algebra.minplus import Objectives
 from shardwright.solve.frontier.sweep import sweep
 

@@ -7,9 +7,9 @@ import pytest
 
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
-from shardwright.search.meshes import meshes_of
+from shardwright.planner.meshes import meshes_of
 from tests.property.constrained import ROUNDING, Subject, below_bound
-from tests.unit.search.layers import residual_layers
+from tests.unit.planner.layers import residual_layers
 from tests.zoo import ZOO
 
 MACHINE = sw.Machine.preset("4xV100")

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.machine.model import Machine
-from shardwright.search.planner import search
+from shardwright.planner.planner import search
 from shardwright.simulate.time.step import timeline
 from shardwright.simulate.time.timeline import Stream
-from tests.unit.search.layers import residual_layers
+from tests.unit.planner.layers import residual_layers
 
 GRAPH = residual_layers(3)
 

@@ -8,15 +8,15 @@ import torch
 
 import shardwright as sw
 from benchmarks.search.models import SHALLOW
-from shardwright.cost.model import CostModel
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
+from shardwright.planner.space.space import make_space
+from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.search.space import make_space
 from shardwright.solve.frontier.fast import fast_frontier
 from tests.oracles import integer_program
 from tests.strategies import as_lists
-from tests.unit.search.layers import residual_layers
+from tests.unit.planner.layers import residual_layers
 
 
 def check(graph, machine, mesh, limits):

@@ -11,12 +11,12 @@ from shardwright.ir.layout import Shard
 from shardwright.ir.numerics import Habits
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.to_float64 import widen
+from shardwright.planner.micro_batch_counts import MicroBook
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
 from shardwright.runtime.parallel import build
-from shardwright.search.micro import MicroBook
 from shardwright.tracing.capture import capture_call
 from tests import models
 from tests.ranks.harness import whole

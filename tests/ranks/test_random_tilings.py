@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.to_float64 import widen
+from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings

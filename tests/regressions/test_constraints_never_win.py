@@ -13,10 +13,10 @@ import shardwright as sw
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
-from shardwright.search.constrain import NO_MARKS, Marks
-from shardwright.search.sources import Sources
+from shardwright.planner.space.constrain import NO_MARKS, Marks
+from shardwright.planner.space_factory import Sources
 from tests.property.constrained import ROUNDING, Subject
-from tests.unit.search.layers import residual_layers
+from tests.unit.planner.layers import residual_layers
 from tests.zoo import ZOO
 
 MACHINE, MESH = Machine.preset("8xH100"), Mesh.parse("dp=8")

@@ -15,8 +15,8 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.machine.model import Machine
-from shardwright.search.planner import search
-from tests.unit.search.layers import residual_layers
+from shardwright.planner.planner import search
+from tests.unit.planner.layers import residual_layers
 
 MACHINE = Machine.preset("4xH100")
 

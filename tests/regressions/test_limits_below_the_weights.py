@@ -11,8 +11,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright import api
-from shardwright.cost.memory import state_bytes
 from shardwright.ir.frontier import InfeasibleError
+from shardwright.planner.tables.memory import state_bytes
 
 X = torch.zeros(4, 8)
 

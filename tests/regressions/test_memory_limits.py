@@ -17,9 +17,9 @@ import pytest
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes
 from shardwright.machine.model import Machine
+from shardwright.planner.planner import search
 from shardwright.report.choice import none_fits
-from shardwright.search.planner import search
-from tests.unit.search.layers import residual_layers
+from tests.unit.planner.layers import residual_layers
 
 BIG = Machine.preset("2xH100")
 

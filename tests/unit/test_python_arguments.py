@@ -17,9 +17,9 @@ from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import PlanError
 from shardwright.machine.model import MachineError
+from shardwright.planner.arguments import GraphError, MethodError
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.user_rules import RuleError
-from shardwright.search.arguments import GraphError, MethodError
 from shardwright.tracing.call import CaptureError
 from shardwright.train.job import JobError
 

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.cost.codes import decode, storable
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.machine.model import Machine
+from shardwright.planner.planner import search
+from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.placements import tiling_text, tilings
-from shardwright.search.planner import search
 from tests.zoo import ZOO
 from tests.zoo.subject import Subject, descend, descend_locally, worst
 

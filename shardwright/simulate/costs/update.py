@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.memory import state_tensors
 from shardwright.machine.model import Device
+from shardwright.planner.tables.memory import state_tensors
 from shardwright.simulate.costs.compute import reached_at
 from shardwright.simulate.costs.workload import Floats, Ints
 

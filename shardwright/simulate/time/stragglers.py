@@ -19,12 +19,12 @@ from math import exp
 
 import numpy as np
 
-from shardwright.cost.whole_launches import with_more
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import SKEWED_SECONDS, Machine
+from shardwright.planner.communication.partial_bucket_latency import with_more
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.costs.workload import OperatorClass, workload

@@ -14,7 +14,7 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.numerics import Habits
-from shardwright.search.micro import if_tight
+from shardwright.planner.micro_batch_counts import if_tight
 from tests import plans
 
 JOB = """

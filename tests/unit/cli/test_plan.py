@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.cli.options import METHODS
 from shardwright.ir.plan import Plan
-from shardwright.search import arguments
+from shardwright.planner import arguments
 from shardwright.tracing.export.opaque import WeightsNeededError
 
 

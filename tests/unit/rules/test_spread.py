@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.graph import LeafKind
+from shardwright.planner.space.repeats import shorten
 from shardwright.rules.analysis import analyze, spread
-from shardwright.search.repeats import shorten
 from shardwright.tracing.capture import capture_call
 from tests import models
 

@@ -16,7 +16,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.lookup import embedding_tile, local_index
-from tests.unit.cost.asking import Asking
+from tests.unit.planner.tables.asking import Asking
 
 CLASSES, WIDTH = 11, 4
 MESH = Mesh.parse("tp=3")

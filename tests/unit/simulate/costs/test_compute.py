@@ -14,7 +14,7 @@ from shardwright.simulate.costs import compute
 from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import Form
 from shardwright.simulate.costs.workload import OperatorClass, workload
-from tests.unit.cost.examples import build, linear_layer, op, rule, toy_machine
+from tests.unit.planner.tables.examples import build, linear_layer, op, rule, toy_machine
 
 # 1,024 FLOP/s, 4,096 B/s, 1 s a launch.
 DEVICE = toy_machine().device

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
-import shardwright.cost.dominating as dominating_module
-from shardwright.cost.dominating import dominating
+import shardwright.planner.tables.hot_ops as dominating_module
 from shardwright.machine.calls import Timing
 from shardwright.machine.model import Machine
+from shardwright.planner.tables.hot_ops import dominating
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.op_calls import form_of, timed
 

@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.cost.memory import STATE_TENSORS
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.model import Efficiency, Machine
+from shardwright.planner.tables.memory import STATE_TENSORS
 from shardwright.simulate.costs.update import UPDATES, update_seconds
 
 OPTIMIZERS = {

@@ -5,13 +5,13 @@ from math import exp
 import numpy as np
 import pytest
 
-from shardwright.cost.meshless import Meshless
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine
+from shardwright.planner.tables.mesh_invariants import Meshless
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.time.stragglers import late, skewed, stretch, with_whole_waits
 from tests.plans import MS, moved
-from tests.unit.cost.examples import linear_layer, toy_machine
+from tests.unit.planner.tables.examples import linear_layer, toy_machine
 from tests.unit.simulate.time.test_step import layers, sharded
 
 APART = replace(toy_machine(), arrival_skew_seconds=0.5)

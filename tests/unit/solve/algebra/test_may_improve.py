@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.search.rounds import _may_improve
+from shardwright.planner.mesh_loop import _may_improve
 from shardwright.solve.frontier.sweep import DualBound
 
 KNOWN = [(2.0, 60), (3.0, 40), (3.5, 50)]  # the last is beaten

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from shardwright.cost.memory import kept_bytes
 from shardwright.machine.model import Machine
+from shardwright.planner.tables.memory import kept_bytes
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.compute import forward_seconds
 from shardwright.simulate.costs.workload import workload

@@ -1,0 +1,1 @@
+"""Cost tables of redistributions and collectives."""

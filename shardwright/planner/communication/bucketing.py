@@ -1,0 +1,103 @@
+"""What parameters on their way save, and take, by travelling together.
+
+Gradients that are only summed share a buffer, and so do copies that are gathered and the gradients
+that are scattered again (`program/lower/buckets.py`, `program/lower/gathers.py`). Each pays of its
+bucket's launch the part of the bucket that it fills, so that a full bucket pays for one. As no
+bucket is more than full, that is never more than what the launches of a plan's buckets take.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.buckets import ALONE_BYTES
+from shardwright.ir.plan import Phase
+from shardwright.ir.redistribution import Collective
+from shardwright.planner.tables.layout_codes import FIRST_ATOM, SUMS, WHOLE, Ints, digits
+from shardwright.planner.tables.memory import BucketSizes
+from shardwright.planner.tables.objective import Measure
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Sizes(NamedTuple):
+    """Bytes of a parameter's tile in each layout it may be stored in, (Ks,), and read in, (Kt,).
+
+    Its gradient has `wide` times as many.
+    """
+
+    stored: Ints
+    read: Ints
+    wide: int
+
+
+class Saved(NamedTuple):
+    """Seconds less than alone, each (Ks, Kt): of a copy on its way there, of its gradient back."""
+
+    forward: Floats
+    backward: Floats
+
+    def of(self, phase: Phase) -> Floats:
+        """Those of one phase."""
+        return self.backward if phase is Phase.BACKWARD else self.forward
+
+
+@final
+class Bucketing:
+    """Prices what shares buckets of `sizes`."""
+
+    def __init__(self, measure: Measure, sizes: BucketSizes, axes: int) -> None:
+        self._measure, self._sizes, self._axes = measure, sizes, axes
+        self._sum = measure.launches(Collective.ALL_REDUCE)
+        self._gather = measure.launches(Collective.ALL_GATHER)
+        self._scatter = measure.launches(Collective.REDUCE_SCATTER)
+
+    def sums(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
+        """Of gradients that are summed and nothing else, of parameters read as they are stored.
+
+        `wanted` and `grads` are codes of the layouts that are read, and that gradients come in.
+        """
+        home, come = self._pairs(sources, grads)
+        summed = (come == SUMS) & (home == WHOLE)
+        only = (summed | (come == home)).all(axis=2) & (sources[:, None] == wanted)
+        part = np.minimum(1.0, sizes.stored * sizes.wide / self._sizes.sums)
+        launches: Floats = (summed * self._sum).sum(axis=2)
+        saved = np.where(only, launches * (1 - part)[:, None], 0.0)
+        return Saved(np.zeros(saved.shape), saved)
+
+    def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
+        """Of copies gathered along one axis, and gradients scattered along it.
+
+        Tiles are joined and copies cut out again, which takes passes over memory. What travels
+        alone, cut along the first dimension, needs neither.
+        """
+        there, opened, summed = self._gathered(sources, wanted, grads)
+        home, _ = self._pairs(sources, wanted)
+        large = self._measure.on_cpu and sizes.read >= ALONE_BYTES
+        alone = large & (opened & (home == FIRST_ATOM)).any(axis=2)
+        share = np.where(alone, 1.0, np.minimum(1.0, sizes.read / self._sizes.gathers))
+        moved = 2 * (sizes.stored[:, None] + sizes.read)
+        packed = np.where(share < 1, self._measure.packed(moved, 2), 0.0)
+        forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
+        joined = np.where(alone, 0.0, self._measure.packed(2 * sizes.read * sizes.wide, 1))
+        launches = (opened * self._scatter + summed * self._sum).sum(axis=2)
+        backward = launches * (1 - share) - joined
+        return Saved(np.where(there, forward, 0.0), np.where(there, backward, 0.0))
+
+    def _gathered(self, sources: Ints, wanted: Ints, grads: Ints) -> tuple[Bools, Bools, Bools]:
+        """Which pairs are gathered so, (Ks, Kt), along which axis, and summed over which others."""
+        home, lies = self._pairs(sources, wanted)
+        _, come = self._pairs(sources, grads)
+        opened = (home >= FIRST_ATOM) & (lies == WHOLE)
+        summed = (come == SUMS) & (home == WHOLE)
+        along = np.where(opened, come == SUMS, (lies == home) & (summed | (come == home)))
+        twice = (opened[..., None] & (home[..., None] == home[..., None, :])).sum(axis=(2, 3)) > 1
+        return along.all(axis=2) & (opened.sum(axis=2) == 1) & ~twice, opened, summed
+
+    def _pairs(self, sources: Ints, others: Ints) -> tuple[Ints, Ints]:
+        """Digits of both, which broadcast to (Ks, Kt, axes)."""
+        return digits(sources, self._axes)[:, None], digits(others, self._axes)[None]

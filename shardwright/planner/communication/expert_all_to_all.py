@@ -1,0 +1,71 @@
+"""Rows that travel to the devices which hold their experts, and back (`Route`).
+
+Along each axis that routes, an operator runs two all_to_alls forward and the reverse of both
+backward. The busiest device is sent what `Machine.expert_skew` says, and all wait for it. Which
+rows are whose only the data knows, so devices first tell each other how many they will send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.redistribution import Collective
+from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.options import Options
+from shardwright.rules.rule import Route, Rule
+from shardwright.simulate.costs.workload import Workload, routed_bytes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """Seconds along each mesh axis under each option, (axes, K), and bytes of the rows, (K,)."""
+
+    forward: Floats
+    backward: Floats
+    bytes: Ints
+
+    def seconds(self, again: bool) -> Floats:
+        """Of a step, in which the operator runs forward once more if `again`: (K,)."""
+        total: Floats = (self.forward * (1 + again) + self.backward).sum(axis=0)
+        return total
+
+
+def exchanges(rule: Rule, work: Workload, options: Options, measure: Measure) -> Exchanges:
+    """What an operator with routes sends, of each of its options."""
+    routes = np.array([isinstance(choice, Route) for choice in rule.choices()])
+    routed = routes[np.array(options.choices, np.int64).reshape(len(options), -1)].T
+    there, back = routed_bytes(work, options.sizes)
+    forward = np.zeros(routed.shape)
+    for axis, here in enumerate(routed):
+        forward[axis] = np.where(here, measure.exchanges(axis, there + back), 0.0)
+    backward = forward if work.has_backward else np.zeros(routed.shape)
+    return Exchanges(forward, backward, np.maximum(there, back))
+
+
+def exchanged(found: Exchanges, k: int, mesh: Mesh, times: int, *, again: bool) -> list[Transfer]:
+    """What option `k` sends, `times` a step, as plans list it; its names are the caller's."""
+    phases = [(Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)]
+    if again:
+        phases.insert(1, (Phase.AGAIN, found.forward))
+    return [
+        Transfer(
+            value="",
+            consumer="",
+            phase=phase,
+            collectives=(f"{Collective.ALL_TO_ALL.value} {name}",) * 2,
+            bytes=Bytes(int(found.bytes[k])),
+            seconds=Seconds(times * float(seconds[axis, k])),
+            times=times,
+        )
+        for phase, seconds in phases
+        for axis, name in enumerate(mesh.names)
+        if seconds[axis, k]
+    ]

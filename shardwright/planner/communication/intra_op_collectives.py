@@ -1,0 +1,147 @@
+"""What devices tell each other while they compute one operator together.
+
+Where terms are brought together (`Rule.agreed`) those are reductions. Where factors are cut at
+once (`Rule.together`) devices swap halves of their queries, and pass keys and values around while
+they compute with those that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op
+from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.plan import Phase, Transfer
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import Link, links
+from shardwright.planner.communication.transfers import transfers
+from shardwright.planner.tables.layout_codes import duals
+from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.options import Options
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.rule import Rule, together
+from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
+from shardwright.simulate.costs.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+class _Part(NamedTuple):
+    """Something that devices along `axis` send each other, in one phase of one option."""
+
+    phase: Phase
+    what: str
+    axis: str
+    bytes: int
+    seconds: float
+
+
+@final
+class Agreements:
+    """Prices what the operators of `graph` exchange inside on the devices of `mesh`."""
+
+    def __init__(
+        self, graph: Graph, analysis: Analysis, machine: Machine, mesh: Mesh, measure: Measure
+    ) -> None:
+        self._graph, self._analysis = graph, analysis
+        self._machine, self._mesh, self._measure = machine, mesh, measure
+
+    @cached_property
+    def _links(self) -> tuple[Link, ...]:
+        return links(self._machine, self._mesh)
+
+    def seconds(self, op: Op, work: Workload, options: Options, again: bool) -> Floats | float:
+        """Seconds of one step of one micro-batch, per option: (K,).
+
+        Forward once more if it runs `again` in the backward pass.
+        """
+        rule = self._analysis.rules[op.name]
+        if rule.agreed:
+            item, axes = self._item_bytes(op), len(self._mesh.axes)
+            total = np.zeros(len(options))
+            for dims, codes in zip(rule.agreed, options.agreed, strict=True):
+                total += self._measure.redistributions(
+                    rule.atoms(dims), item, codes, duals(codes, axes)
+                )
+            return total * (1 + again)
+        if not rule.together:
+            return 0.0
+        return np.array(
+            [
+                sum(p.seconds for p in self._parts(op, rule, work, options, k, again))
+                for k in range(len(options))
+            ]
+        )
+
+    def transfers(
+        self, op: Op, work: Workload, options: Options, k: int, again: bool, times: int
+    ) -> list[Transfer]:
+        """What is moved under option `k`, `times` a step; in words of plans."""
+        rule, name = self._analysis.rules[op.name], op.outputs[0]
+        found: list[Transfer] = []
+        phases = (Phase.FORWARD, Phase.AGAIN) if again else (Phase.FORWARD,)
+        for dims, codes in zip(rule.agreed, options.agreed, strict=True):
+            before = int(codes[k])
+            after = int(duals(codes[k : k + 1], len(self._mesh.axes))[0])
+            ways = [(phase, before, after, times) for phase in phases]
+            atoms, item = rule.atoms(dims), self._item_bytes(op)
+            found += transfers(name, op.name, ways, atoms, item, self._machine, self._mesh)
+        for part in self._parts(op, rule, work, options, k, again):
+            collectives = (f"{part.what} {part.axis}",)
+            seconds = Seconds(part.seconds * times)
+            size = Bytes(part.bytes)
+            found.append(Transfer(name, op.name, part.phase, collectives, size, seconds, times))
+        return found
+
+    def _item_bytes(self, op: Op) -> int:
+        """Of an element: what is brought together is at least in single precision."""
+        return max(4, ITEM_BYTES[self._graph.tensor[op.operands[0]].dtype])
+
+    def _parts(
+        self, op: Op, rule: Rule, work: Workload, options: Options, k: int, again: bool
+    ) -> Iterator[_Part]:
+        """Swaps of halves, and rounds of the ring as far as nothing hides them."""
+        shared = together(options.tiling(rule, k))
+        if shared is None:
+            return
+        (axis, choice), sizes = shared, options.sizes[:, k : k + 1]
+        link, name = self._links[axis], self._mesh.names[axis]
+        query, key, value = (int(work.operands[i].local_bytes(sizes)[0]) for i in range(3))
+        result = int(work.results[0].local_bytes(sizes)[0])
+        ring = "s" in choice.factors
+        item = work.operands[1].item_bytes
+        sums = (key + value) * max(4, item) // item  # gradients are summed in single precision
+        passes = [(Phase.FORWARD, key + value, 0)]
+        if again:
+            passes.append((Phase.AGAIN, key + value, 0))
+        if work.has_backward:
+            passes.append((Phase.BACKWARD, key + value, sums))
+        for phase, block, back in passes:
+            if "z" in choice.factors:
+                moved = query + result + ring * (key + value)
+                yield _Part(phase, "swap", name, moved, self._swap(link, moved))
+            if ring:
+                priced = backward_seconds if phase is Phase.BACKWARD else forward_seconds
+                step = float(priced(work, sizes, self._machine.device)[0]) / link.ranks
+                blocks = [block, back] if back else [block]
+                rounds = (link.ranks - 1) * self._round(link, blocks, step)
+                if back:
+                    rounds += self._round(link, [back], 0.0)  # home
+                yield _Part(phase, "ring", name, block + back, rounds)
+
+    def _swap(self, link: Link, moved: int) -> float:
+        """Tiles to and from the devices that compute with them, nearly all of each."""
+        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
+        per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
+        return float(2 * hop + moved * per_byte)
+
+    def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
+        """Blocks of these bytes to the next device, hidden behind a `step` as far as can be."""
+        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
+        sent = len(sizes) * hop + sum(sizes) / link.bytes_per_s
+        return float(sent - self._machine.soon_overlap * min(sent, step))

@@ -1,0 +1,74 @@
+"""The launches that a finished plan really has, where its buckets are not full.
+
+In tables every parameter pays of its bucket's launch the part that it would fill of a full one
+(`planner/communication/bucketing.py`). A parameter that is gathered while all others are whole has
+its message for itself and pays next to nothing there. Here the parts of each bucket of a plan are
+filled up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from shardwright.ir.buckets import ALONE_BYTES
+from shardwright.ir.layout import Seconds
+from shardwright.ir.plan import Plan, Transfer
+from shardwright.ir.redistribution import Collective
+from shardwright.planner.tables.memory import BucketSizes
+from shardwright.planner.tables.objective import Measure
+from shardwright.simulate.time.comm_buckets import flights_of, sums_of
+
+
+def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Plan:
+    """`plan` whose transfers take what is missing of their buckets' launches, and so its step."""
+    more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
+    for message, limit in _messages(plan, sizes, on_cpu=measure.on_cpu):
+        missing = (1 - _filled(message, limit)) * _launch(plan, message[0], measure)
+        for t in message:
+            more[id(t)] += missing / len(message)
+    return with_more(plan, more)
+
+
+def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:
+    """`plan` whose transfers take so many seconds more, by their `id`, and so its step."""
+    if not more:
+        return plan
+    transfers = tuple(
+        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if id(t) in more else t
+        for t in plan.transfers
+    )
+    step = Seconds(plan.step_seconds + sum(more.values()))
+    return replace(plan, transfers=transfers, step_seconds=step)
+
+
+def _filled(message: Sequence[Transfer], limit: int) -> float:
+    """The part of a message's launch that what travels in it pays in tables, at most 1."""
+    return min(1.0, sum(min(1.0, t.bytes / limit) for t in message))
+
+
+def _messages(
+    plan: Plan, sizes: BucketSizes, *, on_cpu: bool
+) -> Iterator[tuple[Sequence[Transfer], int]]:
+    """What travels together, and the bytes of which tables have each pay its part."""
+    for bucket in sums_of(plan):
+        yield bucket.sums, sizes.sums
+    for flight in flights_of(plan):
+        for way in (flight.forward, flight.again, flight.backward):
+            if message := _shared(way, on_cpu=on_cpu):
+                yield message, sizes.gathers
+
+
+def _shared(way: Sequence[Transfer], *, on_cpu: bool) -> list[Transfer]:
+    """Those of a bucket that have no message of their own (`ir/buckets.py`)."""
+    return [t for t in way if not (on_cpu and t.bytes >= ALONE_BYTES)]
+
+
+def _launch(plan: Plan, one: Transfer, measure: Measure) -> float:
+    """Seconds of the launches of all its steps."""
+    total = 0.0
+    for text in one.collectives:
+        kind, axis = text.split(" ")
+        total += float(measure.launches(Collective(kind))[plan.mesh.names.index(axis)])
+    return total

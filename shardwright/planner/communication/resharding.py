@@ -1,0 +1,276 @@
+"""What it takes to read values in another layout than they lie in, and to bring gradients back.
+
+Over codes of layouts (`codes.py`), all pairs of a source and a wanted layout at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.mixed_precision import stored_item_bytes
+from shardwright.planner.communication.bucketing import Bucketing, Saved, Sizes
+from shardwright.planner.tables.layout_codes import (
+    WHOLE,
+    Ints,
+    digits,
+    duals,
+    layouts_of,
+    local_elements,
+    most_layouts,
+    summed_gradients,
+)
+from shardwright.planner.tables.memory import BucketSizes
+from shardwright.planner.tables.objective import Measure
+from shardwright.rules.analysis import Analysis
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
+_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
+NO_GRADIENT, EACH_TIME, SUMMED_FIRST = range(3)  # ways of gradients back over an edge
+
+
+class Table(NamedTuple):
+    """Costs of choices: `[K]` for a node, `[Ks, Kt]` for an edge (source choice, target choice)."""
+
+    seconds: Floats
+    bytes: Ints
+
+    def frozen(self) -> Table:
+        """The same table, which nobody can write to any more, as it is shared."""
+        self.seconds.flags.writeable = False
+        self.bytes.flags.writeable = False
+        return self
+
+
+class Read(NamedTuple):
+    """What a read costs from every source layout to every wanted one, each (Ks, Kt).
+
+    Seconds there and back, of them those there, and bytes that are held in between.
+    """
+
+    seconds: Floats
+    there: Floats
+    bytes: Ints
+
+    def table(self, twice: Bools | None = None) -> Table:
+        """From sources that are read `twice` nothing is kept between the two times."""
+        if twice is None:
+            return Table(self.seconds, self.bytes)
+        seconds = self.seconds + np.where(twice[:, None], self.there, 0.0)
+        return Table(seconds, np.where(twice[:, None], 0, self.bytes))
+
+
+class Want(NamedTuple):
+    """How a value is read: its layout, and the layout in which its gradient comes back.
+
+    Without a gradient `grad` is the replicated layout, for nothing.
+    """
+
+    layout: Ints
+    grad: Ints
+
+
+class Terms(NamedTuple):
+    """On what terms a value is read.
+
+    * `back`: the way of its gradient;
+    * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
+    * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
+      a copy that is only gathered does so too;
+    * `converted`: the way there is paid for twice, though nothing is made twice;
+    * `unawaited`: a number on its way while operators run (`ir/deferrable_scalars.py`), if its
+      gradient is whole.
+    """
+
+    back: int
+    pays: bool
+    copies: bool
+    bucketed: bool = False
+    ahead: bool = False
+    converted: bool = False
+    unawaited: bool = False
+
+
+@final
+class Reads:
+    """Prices reads of the values of `graph` under `mesh`; whatever a micro-batch does counts so
+    often.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        mesh: Mesh,
+        measure: Measure,
+        micro_batches: int,
+        buckets: BucketSizes,
+    ) -> None:
+        self._graph = graph
+        self._analysis = analysis
+        self._mesh = mesh
+        self._measure = measure
+        self._micro_batches = micro_batches
+        self._bucketing = Bucketing(measure, buckets, len(mesh.axes))
+        self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+        self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
+        self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
+        self._unique: dict[bytes, tuple[Ints, Ints]] = {}
+        self._known: dict[object, Read] = {}
+
+    def has_gradient(self, value: str, op: Op) -> bool:
+        """Whether a gradient comes back over this edge."""
+        tensor = self._graph.tensor
+        return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
+
+    def way_back(self, value: str, op: Op) -> int:
+        """Which way gradients take over this edge: none, home each time, or summed up before."""
+        if not self.has_gradient(value, op):
+            return NO_GRADIENT
+        split = self._micro_batches > 1 and value in self._parameters
+        return SUMMED_FIRST if split else EACH_TIME
+
+    def bucketed(self, value: str, op: Op) -> bool:
+        """Whether sums of a gradient over this edge are made together with others'.
+
+        A sum on its way cannot be added to another gradient of the same parameter.
+        """
+        alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
+        return alone and value in self._parameters and self.way_back(value, op) == EACH_TIME
+
+    def item_bytes(self, value: str) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self._graph.tensor[value].dtype]
+
+    def gradient_bytes(self, value: str) -> int:
+        """Bytes of one element of the gradient: of a parameter as it is stored."""
+        if value in self._parameters:
+            return stored_item_bytes(self._graph, value)
+        return self.item_bytes(value)
+
+    def local_bytes(self, value: str, codes: Ints) -> Ints:
+        """Bytes of the largest tile of `value` in each of these layouts: (N,) -> (N,)."""
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        key = atoms, item, codes.tobytes()
+        if key not in self._local:
+            by_axis = digits(codes, len(self._mesh.axes))
+            self._local[key] = local_elements(by_axis, atoms, self._mesh) * item
+        return self._local[key]
+
+    def returned(self, value: str, sources: Ints) -> Floats:
+        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        whole = np.full_like(sources, WHOLE)
+        return self._measure.redistributions(atoms, item, sources, whole) * self._micro_batches
+
+    def read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
+        """Costs from every source layout to every wanted one: (Ks,), (Kt,) -> (Ks, Kt)."""
+        key = (
+            self._analysis.atoms[value],
+            self.item_bytes(value),
+            self.gradient_bytes(value),
+            terms,
+            sources.tobytes(),
+            want.layout.tobytes(),
+            want.grad.tobytes(),
+        )
+        if key not in self._known:
+            self._known[key] = self._read(value, sources, want, terms)
+        return self._known[key]
+
+    def _read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
+        atoms, item = self._analysis.atoms[value], self.item_bytes(value)
+        forward = self._matrix(atoms, item, sources, want.layout) * self._micro_batches
+        if terms.unawaited:
+            forward = np.where(want.grad == WHOLE, 0.0, forward)
+        seconds = forward
+        if terms.converted:
+            seconds = forward + forward
+        axes = len(self._mesh.axes)
+        if terms.back == EACH_TIME:
+            sums = self.gradient_bytes(value)
+            backward = self._matrix(atoms, sums, want.grad, duals(sources, axes)).T
+            seconds = seconds + backward * self._micro_batches
+        saved = self.saved(value, sources, want, terms)
+        if saved is not None:
+            forward = forward - saved.forward
+            seconds = seconds - saved.forward - saved.backward
+        if terms.back == SUMMED_FIRST:
+            seconds = seconds + self._summed(value, sources, want.grad)
+        held = np.zeros(seconds.shape, np.int64)
+        if terms.pays or terms.copies:
+            moved = sources[:, None] != want.layout
+            held = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
+        return Read(seconds, forward, held)
+
+    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
+        """What a read saves by sharing buckets with others; None where it shares none."""
+        if not terms.bucketed:
+            return None
+        wide = self.gradient_bytes(value) // self.item_bytes(value)
+        stored, read = (self.local_bytes(value, codes) for codes in (sources, want.layout))
+        given = sources, want.layout, want.grad, Sizes(stored, read, wide)
+        sums = self._bucketing.sums(*given)
+        if not terms.ahead:
+            return sums
+        copies = self._bucketing.gathers(*given)
+        return Saved(copies.forward, sums.backward + copies.backward)
+
+    def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
+        """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
+        atoms, item = self._analysis.atoms[value], self.gradient_bytes(value)
+        axes = len(self._mesh.axes)
+        grad, to_grad = self._distinct(grads)
+        summed = summed_gradients(sources, grad, axes)
+        each = self._pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
+        home = np.repeat(duals(sources, axes), len(grad))
+        once = self._pairs(atoms, item, summed.ravel(), home)
+        return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
+
+    def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
+        """The different codes, sorted, and where each of `codes` is among them."""
+        key = codes.tobytes()
+        if key not in self._unique:
+            self._unique[key] = np.unique(codes, return_inverse=True)
+        return self._unique[key]
+
+    def _matrix(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
+        """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
+
+        Values of the same atoms and dtype share one matrix of all layouts that they may have.
+        """
+        known, seconds = self._listed(atoms, item)
+        if known.size:
+            rows, columns = np.searchsorted(known, sources), np.searchsorted(known, targets)
+            return seconds[rows[:, None], columns]
+        source, to_source = self._distinct(sources)
+        target, to_target = self._distinct(targets)
+        src, dst = np.repeat(source, len(target)), np.tile(target, len(source))
+        priced = self._measure.redistributions(atoms, item, src, dst)
+        return priced.reshape(len(source), len(target))[to_source[:, None], to_target]
+
+    def _pairs(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
+        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
+        known, seconds = self._listed(atoms, item)
+        if known.size:
+            return seconds[np.searchsorted(known, sources), np.searchsorted(known, targets)]
+        return self._measure.redistributions(atoms, item, sources, targets)
+
+    def _listed(self, atoms: Atoms, item: int) -> tuple[Ints, Floats]:
+        """All layouts of such tensors and the seconds between them; none if they are too many."""
+        if (atoms, item) not in self._matrices:
+            few = np.zeros(0, np.int64)
+            if most_layouts(atoms, self._mesh) <= _LAYOUTS_LISTED:
+                known = np.sort(layouts_of(atoms, self._mesh))
+                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
+            src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
+            seconds = self._measure.redistributions(atoms, item, src, dst)
+            self._matrices[atoms, item] = few, seconds.reshape(len(few), len(few))
+        return self._matrices[atoms, item]

@@ -1,0 +1,210 @@
+"""Which meshes and which finished plans the user's constraints permit.
+
+The well-known plans are shown as they are, so they are judged after the fact; what is searched has
+its choices left out beforehand (`constrain.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardwright.ir.constraints import (
+    EVERY_AXIS,
+    Along,
+    Cap,
+    Constraint,
+    ConstraintError,
+    Forbid,
+    OnMesh,
+    Pin,
+)
+from shardwright.ir.layout import REPLICATE, Layout, Mesh
+from shardwright.ir.pipeline import AXIS as PIPELINE
+from shardwright.planner.meshes import AXES, meshes_of
+from shardwright.planner.space.constrain import Marks, exists, hits
+from shardwright.planner.tables.model import CostModel
+from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
+from shardwright.rules.naming import dimension_names
+from shardwright.rules.rule import Tiling
+
+
+def stages_asked(
+    constraints: Sequence[Constraint], stages: Sequence[int] | None
+) -> Sequence[int] | None:
+    """The numbers of stages to search: those of meshes with `pp`, where none but 1 is asked for."""
+    named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    if stages is None or tuple(stages) != (1,):
+        return stages
+    return tuple(sorted({_groups(mesh) for mesh in named})) or stages
+
+
+def meshes_by_groups(
+    devices: int,
+    groups: Sequence[int],
+    constraints: Sequence[Constraint],
+    given: Sequence[Mesh] | None = None,
+) -> tuple[Mesh, ...]:
+    """The meshes of plans without stages, none where `groups` have no 1 or constraints say so.
+
+    Raises `ConstraintError` where constraints leave no number of groups a mesh.
+    """
+    found: tuple[Mesh, ...] = ()
+    reasons: list[ConstraintError] = []
+    for count in groups:
+        try:
+            left = allowed_meshes(
+                devices // count, constraints, given if count == 1 else None, count
+            )
+        except ConstraintError as e:
+            reasons.append(e)
+            continue
+        found = left if count == 1 else found
+    if len(reasons) == len(groups):
+        raise reasons[0]
+    return found
+
+
+def allowed_meshes(
+    devices: int,
+    constraints: Sequence[Constraint],
+    given: Sequence[Mesh] | None = None,
+    groups: int = 1,
+) -> tuple[Mesh, ...]:
+    """The meshes to search, of those `given` or else of all; raises `ConstraintError` for none.
+
+    With `groups` of devices, each a stage of a pipeline, they are the meshes of one of them. A mesh
+    constraint names it, as `dp=4`, or the whole machine with the axis of the groups, `pp=2 dp=4`.
+    A mesh of one axis is there under the name of every axis that a pin speaks of.
+    """
+    named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
+    for mesh in (*named, *(given or ())):
+        if MICRO_BATCHES in mesh.names:
+            raise ConstraintError(
+                f"mesh {mesh}: {MICRO_BATCHES} is the axis of micro-batches; name it otherwise"
+            )
+    fixed = [_of_group(m) for m in named if PIPELINE not in m.names or _groups(m) == groups]
+    spoken = [(c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along] + [
+        (c, c.axis) for c in constraints if isinstance(c, Cap)
+    ]
+    known = {*AXES, *(axis for mesh in (*named, *(given or ())) for axis in mesh.names)}
+    for constraint, axis in spoken:
+        if axis not in (EVERY_AXIS, *known):
+            names = ", ".join(sorted(known))
+            raise ConstraintError(
+                f"{constraint}: there is no axis {axis}; meshes have {names}, or name your own in a"
+                " mesh constraint such as 'mesh dp=4 ep=2'"
+            )
+    found = given or fixed or _default_meshes(devices, constraints, {axis for _, axis in spoken})
+    found = [mesh for mesh in found if mesh.size == devices and (not named or mesh in fixed)]
+    if not found:
+        raise _of_wrong_size(named or given or (), devices, groups)
+    caps = [c for c in constraints if isinstance(c, Cap)]
+    left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]
+    if not left:
+        said = "; ".join(map(str, caps))
+        raise ConstraintError(f"{said}: no mesh of {devices} devices is that narrow; raise a cap")
+    return tuple(left)
+
+
+def _groups(mesh: Mesh) -> int:
+    return dict(mesh.axes).get(PIPELINE, 1)
+
+
+def _of_group(mesh: Mesh) -> Mesh:
+    """The mesh of one group of devices."""
+    left = tuple((name, size) for name, size in mesh.axes if name != PIPELINE)
+    return Mesh(left or (("dp", 1),))
+
+
+def _of_wrong_size(named: Sequence[Mesh], devices: int, groups: int) -> ConstraintError:
+    """The error where no mesh that constraints name is one of a group of so many devices."""
+    have = "; ".join(f"mesh {mesh} is of {mesh.size}" for mesh in named)
+    every, plural = groups * devices, "s" * (groups * devices > 1)
+    if groups == 1:
+        return ConstraintError(
+            f"{have}, not of {every} device{plural}; give sizes whose product is that, or with"
+            f" stages a mesh such as {PIPELINE}=2 dp=… of all devices"
+        )
+    return ConstraintError(
+        f"{have}; {groups} stages on {every} devices need the mesh of one stage's group, of"
+        f" {devices}, or of all of them, {PIPELINE}={groups} first"
+    )
+
+
+def refuse(reasons: Sequence[str], devices: int) -> None:
+    """Raise `ConstraintError` with the reasons why meshes have no plan, if there are any."""
+    if reasons:
+        found = sorted(dict.fromkeys(reasons), key=lambda reason: " has no axis " in reason)
+        more = f" (other meshes: {len(found) - 1} more reasons)" if len(found) > 1 else ""
+        raise ConstraintError(
+            f"no plan on {devices} devices meets the constraints: {found[0]}{more}"
+        )
+
+
+def _default_meshes(
+    devices: int, constraints: Sequence[Constraint], spoken: Iterable[str]
+) -> list[Mesh]:
+    found = list(meshes_of(devices, 3 if "sp" in spoken else 2))
+    pinned = {a.axis for c in constraints if isinstance(c, Pin) for a in c.along} - {EVERY_AXIS}
+    if devices > 1:
+        found += [Mesh(((name, devices),)) for name in sorted(pinned - {"dp"})]
+    return found
+
+
+def broken(
+    constraints: Sequence[Constraint],
+    marks: Marks,
+    like: Mapping[str, str],
+    model: CostModel,
+    tilings: Mapping[str, Tiling],
+    storage: Mapping[str, Layout],
+) -> tuple[Constraint, ...]:
+    """The constraints that a plan of the space of `model` does not keep.
+
+    `like` maps names of the marked graph to those of the model's graph, where they differ.
+    """
+    mesh, analysis = model.mesh, model.analysis
+    names = dimension_names(model.graph, analysis)
+    found = {c for c in constraints if not _keeps_mesh(c, mesh, constraints)}
+    seen: set[object] = set()
+    for name, numbers in marks.of.items():
+        rep = like.get(name, name)
+        if mesh.size == 1 or (rep, numbers) in seen:
+            continue
+        seen.add((rep, numbers))
+        for number in numbers:
+            constraint, along = marks.statements[number]
+            if along.placements:
+                counts = [len(sizes) for sizes in analysis.atoms[rep]]
+                can = any(exists(p, counts) for p in along.placements)
+                does = [p in along.placements for p in storage[rep].placements]
+                whole = REPLICATE in along.placements
+            else:
+                rule = analysis.rules[rep]
+                meant = hits(along, rule, names)
+                can, whole = bool(meant), 0 in meant
+                does = [rule.choices().index(choice) in meant for choice in tilings[rep]]
+            if can and not _keeps(constraint, along, mesh, does, whole):
+                found.add(constraint)
+    return tuple(c for c in constraints if c in found)
+
+
+def _keeps(
+    constraint: Pin | Forbid, along: Along, mesh: Mesh, does: Sequence[bool], whole: bool
+) -> bool:
+    named = [
+        done
+        for (name, size), done in zip(mesh.axes, does, strict=True)
+        if size > 1 and along.axis in (name, EVERY_AXIS)
+    ]
+    if isinstance(constraint, Forbid):
+        return not any(named)
+    return all(named) if named else whole
+
+
+def _keeps_mesh(constraint: Constraint, mesh: Mesh, every: Sequence[Constraint]) -> bool:
+    if isinstance(constraint, OnMesh):
+        return any(isinstance(c, OnMesh) and c.mesh == mesh for c in every)
+    if isinstance(constraint, Cap):
+        return dict(mesh.axes).get(constraint.axis, 1) <= constraint.size
+    return True

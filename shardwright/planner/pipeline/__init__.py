@@ -1,0 +1,1 @@
+"""Searches for pipeline stages, schedules and their meshes."""

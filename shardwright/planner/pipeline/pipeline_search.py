@@ -1,0 +1,247 @@
+"""Which pipelines a search tries: how many stages, which meshes, how many micro-batches.
+
+Numbers of stages that are asked for are all tried, on meshes from what was best outwards, while
+these give anything new. Else the search climbs: from a middling number of stages it goes to more or
+fewer, or to a mesh of one group with an inner axis twice or half as long, for as long as that is
+faster. Each with four micro-batches for each stage, or as many as the batch has samples for. Other
+schedules are tried on what was best, those that give a group several stages or make backward
+passes in halves, and deeper pipelines with the best of these, and with both more
+micro-batches or fewer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from shardwright.ir.constraints import Constraint, ConstraintError
+from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import ASYNC
+from shardwright.planner.mesh_loop import NOTHING, Gain, Rounds
+from shardwright.planner.permitted import allowed_meshes
+from shardwright.planner.pipeline.stage_assignment import OTHERS
+
+_ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
+_FIRST = 4  # of these are tried first, if the batch is large enough
+_PATIENCE = 2  # meshes that give nothing new before the others are left out
+_CLIMB = 0.7  # of this search is spent on 1F1B and GPipe
+_WEIGHTS = "spectrain"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Pipelines of `groups` on `mesh`, each with some stages, in `count` micro-batches."""
+
+    mesh: Mesh
+    groups: int
+    count: int
+    schedule: str = ""
+    each: int = 1
+
+    @property
+    def weights(self) -> bool:
+        """Whether passes use other weights than those of one device."""
+        return self.schedule.startswith(ASYNC)
+
+    def __str__(self) -> str:
+        stages = self.groups * self.each
+        by = f", {self.schedule}" if self.schedule else ""
+        return f"{stages} stages on {self.mesh}, {self.count} micro-batches{by}"
+
+
+@final
+@dataclass
+class Piping:
+    """The search for pipelines, up to the moment `end` of the performance counter.
+
+    With `every` all numbers of stages are tried. Asynchronous pipelines are searched with
+    `allow_async`.
+    """
+
+    rounds: Rounds
+    wanted: Sequence[Constraint]
+    micro_batches: Sequence[int] | None
+    every: bool
+    allow_async: bool
+    end: float
+    tell: Callable[[str, float], None]
+    done: float = 0.0  # the part that is
+    _found: dict[_Tried, Gain] = field(default_factory=dict)
+
+    def search(self, stages: Sequence[int]) -> None:
+        """Add the pipelines of each of these numbers of stages, or of those that are best."""
+        possible = [groups for groups in stages if self.rounds.sources.cuts.allow(groups)]
+        for i, groups in enumerate(possible):
+            self.done = i / len(possible)
+            for mesh in self._meshes(groups) if self.allow_async else ():
+                self._gained(_Tried(mesh, groups, 1, ASYNC + _WEIGHTS))
+            if self.every:
+                self._groups(groups)
+        if not self.every:
+            self._compared(possible)
+            self._climbed(possible)
+        best = self._best
+        if best is not None:
+            self.done = _CLIMB
+            fastest = self._scheduled(best, possible)
+            for one in () if self._asked else dict.fromkeys((best, fastest)):
+                self._counted(one)  # more of them save memory
+
+    @property
+    def _best(self) -> _Tried | None:
+        """The first of the fastest that train as one device does."""
+        plain = [t for t, gain in self._found.items() if gain.new and not t.weights]
+        return min(plain, key=lambda tried: self._found[tried].seconds, default=None)
+
+    def _climbed(self, stages: Sequence[int]) -> None:
+        """Go to what is next to the best, for as long as that is better."""
+        middle = len(stages) // 2
+        for groups in sorted(stages, key=lambda groups: abs(stages.index(groups) - middle)):
+            for mesh in self._meshes(groups)[:_PATIENCE]:
+                if self._best is None:
+                    self._all_counts(groups, mesh)
+        left: list[_Tried] = []
+        while (best := self._best) is not None and best not in left:
+            left.append(best)
+            self.done = _CLIMB * (1 - 1 / (1 + len(left)))
+            for groups, mesh in self._next_to(best, stages):
+                self._all_counts(groups, mesh)
+                if self._best != best:
+                    break
+
+    def _next_to(self, best: _Tried, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
+        """Numbers of stages and meshes one step away: another inner axis, more stages, fewer."""
+        meshes = sorted(self._meshes(best.groups), key=_inner)
+        place = meshes.index(best.mesh)
+        yield from ((best.groups, mesh) for mesh in reversed(meshes[max(0, place - 1) : place]))
+        yield from ((best.groups, mesh) for mesh in meshes[place + 1 : place + 2])
+        place = stages.index(best.groups)
+        for groups in (*stages[place + 1 : place + 2], *stages[max(0, place - 1) : place]):
+            yield from ((groups, mesh) for mesh in self._meshes(groups)[:1])
+
+    def _counted(self, best: _Tried) -> None:
+        """Try more and fewer micro-batches than `best` has, while these give anything new."""
+        counts = self._counts(best.groups)
+        place = counts.index(best.count)
+        for way in (counts[place + 1 :], counts[:place][::-1]):
+            for count in way:
+                if not self._gained(replace(best, count=count)).new:
+                    break
+
+    def _scheduled(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+        """Try other schedules, and deeper pipelines under the fastest; what is fastest then."""
+        fastest = best
+        for schedule, each in OTHERS:
+            if self.rounds.sources.cuts.allow(best.groups * each):
+                tried = replace(best, schedule=schedule, each=each)
+                if self._gained(tried).seconds < self._found[fastest].seconds:
+                    fastest = tried
+        return fastest if self.every or fastest == best else self._deeper(fastest, stages)
+
+    def _deeper(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+        """Try more stages under the same schedule, while that is faster."""
+        for groups in stages[stages.index(best.groups) + 1 :]:
+            meshes = [mesh for mesh in self._meshes(groups) if _inner(mesh) == _inner(best.mesh)]
+            if not meshes or not self.rounds.sources.cuts.allow(groups * best.each):
+                break
+            count = self._first(self._counts(groups), meshes[0], groups)
+            tried = replace(best, mesh=meshes[0], groups=groups, count=count)
+            if self._gained(tried).seconds >= self._found[best].seconds:
+                break
+            best = tried
+        return best
+
+    def _groups(self, groups: int) -> None:
+        """Search pipelines of `groups` stages, on meshes from what was best outwards."""
+        useless = 0
+        for mesh in self._meshes(groups):
+            # An even pipeline on one axis is one of the well-known plans.
+            missing = len(mesh.axes) == 1 and not self.rounds.knows("even pipeline")
+            if useless < _PATIENCE or (missing and not self.wanted):
+                useless = 0 if self._all_counts(groups, mesh) else useless + 1
+
+    def _compared(self, stages: Sequence[int]) -> None:
+        """Add the even pipeline on one axis, one of the well-known plans."""
+        for groups in stages:
+            for mesh in self._meshes(groups):
+                if len(mesh.axes) == 1 and not (self.wanted or self.rounds.knows("even pipeline")):
+                    self.rounds.compare_even(
+                        mesh, groups, self._first(self._counts(groups), mesh, groups)
+                    )
+
+    def _all_counts(self, groups: int, mesh: Mesh) -> bool:
+        """Search with all numbers of micro-batches asked for, or one; whether that gave new."""
+        counts = self._counts(groups)
+        tried = counts if self._asked else [self._first(counts, mesh, groups)]
+        gains = [self._gained(_Tried(mesh, groups, count)) for count in tried]
+        return any(gain.new for gain in gains)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether numbers of micro-batches are asked for."""
+        return self.micro_batches is not None and tuple(self.micro_batches) != (1,)
+
+    def _counts(self, groups: int) -> Sequence[int]:
+        wanted = self.micro_batches if self._asked else [groups * count for count in _ROUNDS]
+        return self.rounds.sources.possible(wanted)[0]
+
+    def _first(self, counts: Sequence[int], mesh: Mesh, groups: int) -> int:
+        """The number of micro-batches to begin with on a mesh.
+
+        Many enough to hide the waiting, but each with a sample for every device of the outer axis.
+        """
+        most = min(_FIRST * groups, self.rounds.sources.batch // mesh.shape[0])
+        return max((count for count in counts if count <= most), default=counts[0])
+
+    def _gained(self, tried: _Tried) -> Gain:
+        """Search pipelines on one mesh, once; what that gave."""
+        if tried not in self._found:
+            self._found[tried] = self._searched(tried)
+        return self._found[tried]
+
+    def _searched(self, tried: _Tried) -> Gain:
+        left = self.end - time.perf_counter()
+        if left <= 0 and self.rounds.found:
+            return NOTHING
+        best = self.rounds.best
+        so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
+        self.tell(f"{tried}{so_far}", self.done)
+        compare = self.every and len(tried.mesh.axes) == 1 and not self.wanted
+        try:
+            return self.rounds.pipe(
+                tried.mesh,
+                tried.groups,
+                tried.count,
+                left,
+                compare=compare and not tried.schedule,
+                schedule=tried.schedule,
+                each=tried.each,
+            )
+        except ConstraintError as e:
+            self.rounds.refuse(e)
+            return NOTHING
+
+    def _meshes(self, groups: int) -> Sequence[Mesh]:
+        """Meshes of one group, from that on which is most like what was best."""
+        try:
+            devices = self.rounds.machine.devices // groups
+            found = allowed_meshes(devices, self.wanted, groups=groups)
+        except ConstraintError as e:
+            self.rounds.refuse(e)
+            return ()
+        fastest, best = self.rounds.fastest, self._best
+        if best is not None:
+            inner = _inner(best.mesh)
+        elif fastest:
+            inner = _inner(min(fastest, key=lambda mesh: fastest[mesh]))
+        else:
+            return found
+        return sorted(found, key=lambda mesh: abs(math.log(_inner(mesh) / inner)))
+
+
+def _inner(mesh: Mesh) -> int:
+    """Devices that share an index on the outer axis."""
+    return mesh.size // mesh.shape[0]

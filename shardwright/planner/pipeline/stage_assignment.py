@@ -1,0 +1,333 @@
+"""Pipeline plans on one mesh of a group of devices, made of the points found on it.
+
+The points of a search on the mesh of one group decide everything but the
+stages. A stage takes the point that is fastest within the memory that is left
+to it; where two points meet, what crosses is priced as any other value, and
+what does not fit together is left out. What is found is priced anew from
+scratch: by the order of the schedule, and by the memory of its worst group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.memory import Memory
+from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
+from shardwright.machine.topology import links
+from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.pipeline.partition import Intervals, objective, partition, slowest_at_least
+from shardwright.planner.pipeline.stage_costs import Offer, Running, StageCosts
+from shardwright.planner.pipeline.stage_memory import stage_memory
+from shardwright.planner.tables.memory import fixed_bytes, state_tensors
+from shardwright.simulate.time.pipeline_schedules import waiting
+from shardwright.simulate.time.pipelines import StageTime, steps_seconds
+from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
+
+# Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
+OTHERS = (
+    ("Interleaved1F1B", 2),
+    ("Interleaved1F1B", 4),
+    ("InterleavedZeroBubble", 1),
+    ("InterleavedZeroBubble", 2),
+    ("ZBVZeroBubble", 2),
+)
+
+_LIMITS = 14  # of memory
+_SLOWER = (1.0, 2.0, 4.0)  # times as slow as what is fastest, pipelines are looked for
+_ENDLESS = 10**6  # mini-batches that follow each other
+_NARROWER = 0.85  # from one limit to the next
+
+# Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
+_Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
+_Picked = tuple[Sequence[int], Sequence[int]]  # cuts, and the number of each stage's point
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A pipeline plan: `point.choice` decides everything, `cuts` are numbers of operators."""
+
+    point: Point  # seconds of a step, bytes that add up on the worst group
+    peak: Bytes
+    cuts: tuple[int, ...]
+    schedule: str
+    mesh: Mesh
+    ways: tuple[Seconds, ...]  # into every stage but the first, of one micro-batch
+
+
+def schedule_of(groups: int, micro_batches: int) -> str:
+    """Of a stage for each group: all take as long, and 1F1B keeps less where it can be run."""
+    return "1F1B" if micro_batches >= groups else "GPipe"
+
+
+@final
+class Pipelines:
+    """Pipelines of `groups`, `each` with some stages, over the points that are offered."""
+
+    def __init__(self, offer: Offer, cuts: Cuts, groups: int, schedule: str, each: int = 1) -> None:
+        self.offer = offer
+        self.writer = writer = offer.writer
+        self.cuts = cuts
+        self.groups, self.each, self.stages = groups, each, groups * each
+        model = writer.space.model
+        self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
+        self.link = links(model.machine, self.mesh)[0]
+        self.micro_batches = model.micro_batches
+        self.schedule = schedule
+        # Without a flush only the slowest stage counts, and of equals the sum.
+        self.rounds = _ENDLESS if schedule.startswith(ASYNC) else self.micro_batches * each
+        self.homes_of_stages = np.array(homes_of(schedule, groups, self.stages), np.int64)
+        # Of the weights beside one copy: predicted ones while a pass runs.
+        self.copies = 0.0
+        if schedule.startswith(ASYNC):
+            self.copies = 1 / (2 + state_tensors(writer.optimizer))
+        self.points = offer.points
+        self.places = cuts.places(self.stages)
+
+    def staged(self) -> list[Staged]:
+        """The fastest pipeline that is found within each of some limits of memory."""
+        return self._staged([found for found in self._joined(list(self._fastest())) if found])
+
+    def _fastest(self) -> Iterator[_Picked]:
+        """Cuts, and the number of the point that each stage has."""
+        if len(self.places) <= self.stages or not len(self.points):
+            return
+        costs = self._costs(self.offer.running, self.places)
+        every = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
+        worth = self._worth(every)
+        near = self._near(costs, every, *next(worth))
+        limit = float("inf")
+        for _ in range(_LIMITS):
+            while (found := near.fastest(limit)) is None:
+                wider = next(worth, None)
+                if wider is None:
+                    return
+                near = self._near(costs, every, *wider)
+            stages, picked, worst = found
+            yield self.places[near.intervals.begin[stages[1:]]].tolist(), picked
+            limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
+
+    def _near(
+        self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: Seconds
+    ) -> _Near:
+        """The pipelines of these intervals, of which those up to `slowest` seconds are all."""
+        at = np.s_[:, intervals.begin, intervals.end]
+        once = costs.bytes(0)[at]
+        each = costs.bytes(1)[at] - once
+        predicted = once + self._weights(costs)[at]  # the last stage predicts no weights
+        least = [predicted] * (self.stages - 1) + [once]
+        # Stages that share a group get equal parts of its memory here; then all is priced anew.
+        kinds = [(s == self.stages - 1, most) for s, most in enumerate(self._most_waiting)]
+        distinct = list(dict.fromkeys(kinds))
+        held = self.each * np.stack([least[-last] + most * each for last, most in distinct])
+        kind = np.array([distinct.index(one) for one in kinds])
+        return _Near(intervals, self.rounds, slowest, every[at], held, kind)
+
+    def even(self, assignment: Assignment) -> Staged | None:
+        """Stages of about equal time, all of which do what `assignment` says."""
+        if len(self.places) <= self.stages:
+            return None
+        running = self.offer.running_of(np.array([assignment], np.int64))
+        intervals = Intervals.of(self.cuts.trains(self.places))
+        seconds = self._costs(running, self.places).seconds()
+        times = seconds[0, intervals.begin, intervals.end]
+        stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
+        if stages is None:
+            return None
+        return self.priced(assignment, self.places[intervals.begin[stages[1:]]].tolist())
+
+    def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
+        """One pipeline, from scratch; None if its parts do not fit together."""
+        (found,) = self._priced(np.array([assignment], np.int64), [cuts])
+        return self._staged([found])[0] if found else None
+
+    def _staged(self, found: Sequence[_Priced]) -> list[Staged]:
+        peaks = self.writer.peaks([point for point, _, _ in found])
+        return [
+            Staged(point, peak, tuple(cuts), self.schedule, self.mesh, ways)
+            for (point, cuts, ways), peak in zip(found, peaks, strict=True)
+        ]
+
+    def _priced(
+        self, assignments: Ints, every_cuts: Sequence[Sequence[int]]
+    ) -> list[_Priced | None]:
+        """Pipelines from scratch, each assignment with its cuts: (P, nodes)."""
+        found: list[_Priced | None] = [None] * len(assignments)
+        if not found:
+            return found
+        ends = np.array([[0, *cuts, len(self.writer.graph.ops)] for cuts in every_cuts], np.int64)
+        costs = self._costs(self.offer.running_of(assignments), ends)
+        homes, held = self.homes_of_stages, self._held(costs)
+        moved = np.diff(homes, prepend=-1) != 0  # a group hands nothing to itself
+        rows = np.flatnonzero(costs.feasible).tolist()
+        times = [
+            [
+                StageTime(
+                    float(costs.passes[row, s + 1] - costs.passes[row, s]) / self.micro_batches,
+                    float(costs.once[row, s + 1] - costs.once[row, s]),
+                    float(costs.way[row, s]) / 2 * bool(moved[s]),
+                    splits,
+                )
+                for s, splits in enumerate(self._splits(every_cuts[row]))
+            ]
+            for row in rows
+        ]
+        every_seconds = steps_seconds(self.schedule, times, self.micro_batches, self.groups)
+        for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
+            most, _, _ = held.worst(row, homes, self._waiting)
+            point = Point(seconds, most, tuple(assignments[row].tolist()))
+            ways = tuple(Seconds(stage.receives) for stage in stages[1:])
+            found[row] = point, every_cuts[row], ways
+        return found
+
+    def memory(self, staged: Staged) -> Memory:
+        """What the group holds that holds most, when it does; together `staged.peak`."""
+        choice = np.array([staged.point.choice], np.int64)
+        ends = np.array([[0, *staged.cuts, len(self.writer.graph.ops)]], np.int64)
+        costs = self._costs(self.offer.running_of(choice), ends)
+        held, homes = self._held(costs), self.homes_of_stages
+        most, group, moment = held.worst(0, homes, self._waiting)
+        waiting = {s: int(moment[s]) for s in np.flatnonzero(homes == group).tolist()}
+        weights = sum(int(held.weights[0, stage]) for stage in waiting)
+        transient = staged.peak - fixed_bytes(self.writer.graph) - most
+        rank = group * self.mesh.size // self.groups
+        return stage_memory(costs, waiting, weights, transient, rank)
+
+    def _held(self, costs: StageCosts) -> _Held:
+        begin = np.arange(self.stages)
+        none, one = (costs.bytes(count)[:, begin, begin + 1] for count in (0, 1))
+        weights = self._weights(costs)[:, begin, begin + 1]
+        weights[:, -1] = 0  # the last stage predicts none
+        return _Held(none, one - none, weights)
+
+    def _splits(self, cuts: Sequence[int]) -> list[bool]:
+        """Of every stage, whether its backward passes come in halves."""
+        if "ZeroBubble" not in self.schedule:
+            return [False] * self.stages
+        ends = (0, *cuts, len(self.writer.graph.ops))
+        return [self.cuts.splits(begin, end) for begin, end in pairwise(ends)]
+
+    def _weights(self, costs: StageCosts) -> Ints:
+        """Bytes of predicted weights of every interval: (P, C, C)."""
+        state = costs.state[:, None, :] - costs.state[:, :, None]
+        found: Ints = np.ceil(self.copies * state).astype(np.int64)
+        return found
+
+    @property
+    def _waiting(self) -> tuple[Ints, ...]:
+        """Micro-batches that wait in each stage of a group, at some moments: (moments, stages)."""
+        pieces = self.stages if self.schedule.startswith(ASYNC) else self.micro_batches
+        return waiting(self.schedule, self.groups, self.stages, pieces)
+
+    @property
+    def _most_waiting(self) -> list[int]:
+        """Of every stage."""
+        most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
+        return [int(count) for count in most]
+
+    def _costs(self, running: Running, places: Ints) -> StageCosts:
+        return StageCosts(running, self.cuts, places, self.link)
+
+    def _joined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
+        """Every stage with its own point, or all with the one that most of them have."""
+        if not every:
+            return []
+        nodes = np.arange(self.points.shape[1])
+        mixed = np.array([self.points[self._point_of(*one), nodes] for one in every], np.int64)
+        found = self._priced(mixed, [cuts for cuts, _ in every])
+        again = [i for i, one in enumerate(found) if one is None]
+        common = [max(every[i][1], key=every[i][1].count) for i in again]
+        others = self._priced(self.points[common], [every[i][0] for i in again])
+        for i, one in zip(again, others, strict=True):
+            found[i] = one
+        return found
+
+    def _point_of(self, cuts: Sequence[int], picked: Sequence[int]) -> Ints:
+        """Of every node the number of the point that decides it."""
+        found: Ints = np.array(picked)[np.searchsorted(cuts, self.offer.homes.choice, "right")]
+        return found
+
+    def _worth(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
+        """Intervals that pipelines have which are up to so many times as slow as the fastest.
+
+        And how many seconds that is. `every` are those of intervals under each point, (P, C, C). A
+        pipeline takes at least as long as its slowest stage.
+        """
+        seconds = every.min(axis=0)
+        intervals = Intervals.of(np.isfinite(seconds))
+        times = seconds[intervals.begin, intervals.end]
+        slowest = slowest_at_least(np.stack([times] * self.stages), intervals)
+        whole = slowest * (self.rounds - 1 + self.stages) / self.rounds
+        for slower in _SLOWER:
+            most = slower * whole
+            last = slower == _SLOWER[-1]
+            near = Intervals.of(np.isfinite(seconds) & (seconds <= most))
+            yield near, Seconds(np.inf if last else most)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Bytes that add up in every stage of pipelines: (P, stages).
+
+    Those that are always there, those of every micro-batch that waits, and predicted weights.
+    """
+
+    once: Ints
+    each: Ints
+    weights: Ints
+
+    def worst(self, row: int, homes: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
+        """What the group holds that holds most; its number, and what waits in each stage then.
+
+        `homes` are the groups of the stages, `waiting` as in `cost.passes`.
+        """
+        found = []
+        kept = np.bincount(homes, self.once[row] + self.weights[row], len(waiting))
+        for group, moments in enumerate(waiting):
+            held = moments @ self.each[row]
+            at = int(held.argmax())
+            found.append((int(kept[group]) + int(held[at]), group, moments[at]))
+        return max(found, key=lambda one: one[0])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Near:
+    """Pipelines whose stages are among some intervals.
+
+    Others take more than `slowest` seconds. Under point p interval i takes `seconds[p, i]` and a
+    stage s holds `held[kind[s], p, i]` bytes.
+    """
+
+    intervals: Intervals
+    rounds: int
+    slowest: Seconds
+    seconds: Floats  # (P, I)
+    held: Ints  # (kinds of stages, P, I)
+    kind: Ints  # (stages,)
+
+    def fastest(self, limit: float) -> tuple[list[int], list[int], int] | None:
+        """Of each stage the interval and the point, and what the worst holds, within `limit` bytes.
+
+        None if there is no such pipeline, or if others may be faster.
+        """
+        least = np.full((self.held.shape[0], self.held.shape[2]), np.inf)
+        for held, seconds in zip(self.held.swapaxes(0, 1), self.seconds, strict=True):
+            np.minimum(least, seconds, out=least, where=held <= limit)  # a point: stays in cache
+        costs = least[self.kind]
+        stages = partition(costs, self.intervals, self.rounds)
+        if stages is None:
+            return None
+        every = np.arange(len(stages))
+        if objective(costs[every, stages].tolist(), self.rounds) > self.slowest:
+            return None
+        held = self.held[self.kind, :, stages]
+        picked = np.where(held <= limit, self.seconds[:, stages].T, np.inf).argmin(axis=1)
+        worst = int(held[every, picked].max())
+        return stages, picked.tolist(), worst

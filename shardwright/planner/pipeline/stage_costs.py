@@ -1,0 +1,199 @@
+"""What intervals of a graph cost as pipeline stages, under each of some points of one space.
+
+A point decides everything, on the mesh of one group of devices. Its terms, the
+costs of nodes and edges, belong to the operator that causes them, so the cost
+of a stage is a difference of running sums. Parameters' state is there once,
+activations for every micro-batch that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.graph import LeafKind
+from shardwright.machine.topology import Link
+from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.solve.elimination.pricing import PriceList, sums
+from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
+
+_POINTS = 12  # of those found on a mesh
+
+
+@dataclass(frozen=True, eq=False)
+class Homes:
+    """Where every node of whole assignments of a space belongs.
+
+    `cost` is the operator, by number, whose stage pays for a node, `choice` that
+    whose stage decides: pieces that may be recomputed are decided as a whole.
+    `state` are the parameters.
+    """
+
+    cost: Ints  # (nodes,)
+    choice: Ints  # (nodes,)
+    state: Bools  # (nodes,)
+
+    @classmethod
+    def of(cls, writer: PlanWriter) -> Homes:
+        graph, folded = writer.graph, writer.space.folded
+        count, last = folded.num_nodes, len(graph.ops)
+        state = np.zeros(count, bool)
+        number = {op.name: i for i, op in enumerate(graph.ops)}
+        for leaf in graph.leaves_of(LeafKind.PARAMETER):
+            readers = graph.consumers[leaf.name]
+            number[leaf.name] = number[readers[0].name] if readers else 0
+            state[list(writer.nodes(leaf.name)[0])] = True
+        homes, switches = [last] * count, [-1] * count
+        for name, home in number.items():
+            nodes, switch = writer.nodes(name)
+            for node in nodes:
+                homes[node] = min(homes[node], home)
+                switches[node] = switch
+        cost, switch_of = np.array(homes, np.int64), np.array(switches, np.int64)
+        _, tail, head = folded.edge_ends()
+        unknown = cost == last  # readings and switches: with the first that they lead to
+        found = cost.copy()
+        np.minimum.at(found, tail[unknown[tail]], cost[head[unknown[tail]]])
+        np.minimum.at(found, head[unknown[head]], cost[tail[unknown[head]]])
+        cost = np.where(found == last, 0, found)
+        choice = np.where(switch_of >= 0, cost[switch_of], cost)
+        return cls(cost, choice, state)
+
+
+@final
+class Offer:
+    """Some of the points of a writer's space, from which stages choose."""
+
+    def __init__(self, writer: PlanWriter, points: Sequence[Point]) -> None:
+        self.writer = writer
+        self.prices = PriceList.of(writer.space.folded)
+        self.homes = Homes.of(writer)
+        every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
+        self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
+
+    @cached_property
+    def running(self) -> Running:
+        """What the points cost."""
+        return self.running_of(self.points)
+
+    def running_of(self, assignments: Ints) -> Running:
+        """What whole assignments cost, (P, nodes)."""
+        return Running(self.writer, self.prices, self.homes, assignments)
+
+
+def most_updates(writer: PlanWriter) -> float:
+    """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
+    space = writer.space
+    nodes, twins = space.problem.nodes, space.twofold.twins
+    times = np.bincount(space.folded.node_tables(), minlength=len(nodes))
+    begin = space.first_parameter
+    return sum(
+        float(times[n] * max(nodes[n].time.max(), nodes[twins.get(n, n)].time.max()))
+        for n in range(begin, begin + len(space.parameters))
+    )
+
+
+@final
+class Running:
+    """What whole assignments cost, (P, nodes), summed operator by operator.
+
+    Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
+    """
+
+    def __init__(self, writer: PlanWriter, prices: PriceList, homes: Homes, points: Ints) -> None:
+        self.writer, self.homes, self.points = writer, homes, points
+        entries = prices.entries_of(points)
+        terms = np.arange(entries.shape[1])
+        home = homes.cost[prices.head]
+        is_state = (terms < len(homes.cost)) & homes.state[prices.head]
+        time, memory = prices.time[entries], prices.memory[entries]
+        self.feasible = np.isfinite(time).all(axis=1)
+        time[~np.isfinite(time)] = 0.0
+        self.passes = self._running(time, home, ~is_state)  # seconds of a step
+        self.once = self._running(time, home, is_state)
+        self.state = self._running(memory, home, is_state).astype(np.int64)  # bytes
+        self.kept = self._running(memory, home, ~is_state).astype(np.int64)
+        self.states = memory[:, : len(homes.cost)]  # of the nodes that are parameters
+
+    def _running(self, amounts: Floats | Ints, home: Ints, mine: Bools) -> Floats:
+        """(P, terms) -> (P, operators + 1). Bytes stay exact."""
+        size, rows = len(self.writer.graph.ops) + 1, len(amounts)
+        where = (np.arange(rows) * size)[:, None] + (home[mine] + 1)
+        found = sums(where.ravel(), amounts[:, mine].ravel(), rows * size).reshape(rows, size)
+        return np.cumsum(found, axis=1)
+
+
+@final
+class StageCosts:
+    """Costs of intervals between `places`, some of `cuts` with both ends of the graph.
+
+    `places` are the same for all of the assignments that are `running`, (C,), or of each its own,
+    (P, C); `link` is what joins the groups.
+    """
+
+    def __init__(self, running: Running, cuts: Cuts, places: Ints, link: Link) -> None:
+        self.running, self.cuts = running, cuts
+        self.writer, self.feasible = running.writer, running.feasible
+        self.places = np.broadcast_to(places, (len(running.points), places.shape[-1]))
+        self.micro_batches = self.writer.space.model.micro_batches
+        self.passes = self._at(running.passes)  # seconds of a step, (P, C)
+        self.once = self._at(running.once)
+        self.state = self._at(running.state)  # bytes
+        self.kept = self._at(running.kept)
+        self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
+        per_hop = link.lap_seconds / max(1, link.ranks - 1)
+        machine = self.writer.space.model.machine
+        call = machine.collective_launch_seconds + per_hop
+        inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
+        self.way = inner * 2  # of values, and of their gradients back
+
+    def seconds(self) -> Floats:
+        """Of every interval, a step's: (P, C, C), from the first cut to the second."""
+        way, total = self.way * self.micro_batches, self.passes + self.once
+        found: Floats = total[:, None, :] - total[:, :, None] + way[:, :, None]
+        found[~self.feasible] = np.inf
+        return found
+
+    def bytes(self, waiting: int) -> Ints:
+        """Of every interval, as a stage in which `waiting` micro-batches wait: (P, C, C)."""
+        held: Ints = self.state + waiting * self.kept
+        buffers = 2 * self.micro_batches * self.crossing
+        ends: Ints = buffers[:, :, None] + buffers[:, None, :]
+        found: Ints = held[:, None, :] - held[:, :, None] + self._copies + ends
+        return found
+
+    @cached_property
+    def _copies(self) -> Ints:
+        """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
+        places = self.places
+        found = np.zeros((*places.shape, places.shape[1]), np.int64)
+        for name, readers in self.cuts.read_again:
+            reads = np.searchsorted(readers, places)  # how many are before each place
+            again = reads[:, None, :] > reads[:, :, None]
+            again &= places[:, :, None] > readers[0]
+            if again.any():
+                nodes = list(self.writer.nodes(name)[0])
+                held = self.running.states[:, nodes].sum(axis=1)
+                found += held[:, None, None] * again
+        return found
+
+    def _at(self, running: NDArray[Any]) -> Any:
+        return np.take_along_axis(running, self.places, axis=1)
+
+    def _crossing(self) -> Ints:
+        """Bytes of a rank's tiles of what crosses each cut."""
+        found = np.zeros(self.places.shape, np.int64)
+        known: dict[str, Ints] = {}
+        for place in np.unique(self.places[:, 1:-1]).tolist():
+            at = self.places == place
+            for name in self.cuts.crossing(place):
+                if name not in known:
+                    known[name] = self.writer.tile_bytes(name, self.running.points)
+                found += known[name][:, None] * at
+        return found

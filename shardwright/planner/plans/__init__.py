@@ -1,0 +1,1 @@
+"""Turns points of a search into plans and refines their memory."""

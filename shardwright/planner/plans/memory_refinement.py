@@ -1,0 +1,99 @@
+"""The memory of finished plans, settled by the lifetimes of their tensors.
+
+Tables add up, and so they count what is never alive together. A plan that is
+looked at is lowered for its first rank, and for its last where ranks may differ,
+and walked through (`simulate/memory/step.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import final
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
+from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
+from shardwright.planner.tables.memory import state_tensors
+from shardwright.program.decisions import Decisions
+from shardwright.program.plan_decoder import read_plan
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.rule import Rule, Tiling
+from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.memory.footprints import Footprints
+from shardwright.simulate.memory.step import Trainer, step_memory
+
+_BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
+
+
+@final
+class Memories:
+    """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given."""
+
+    def __init__(
+        self, graph: Graph, machine: Machine, optimizer: str, analysis: Analysis | None = None
+    ) -> None:
+        self.graph = graph
+        self._given = analysis
+        self._context = machine.device.context_bytes
+        self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
+        gpu = machine.backend != "gloo"
+        self._book = Footprints(on_cpu=not gpu)
+        self._trainer = Trainer(
+            states=state_tensors(optimizer),
+            update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
+            granularity=_BLOCK if gpu else 1,
+            on_cpu=not gpu,
+            skew=machine.expert_skew,
+        )
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return self._given or analyze(self.graph)
+
+    def settled(self, plan: Plan) -> Plan:
+        """`plan` with its memory; what adds up stays with pipeline stages."""
+        if plan.pipeline is not None or plan.memory is not None:
+            return plan
+        if id(plan) in self._known:
+            return self._known[id(plan)][1]
+        decisions = read_plan(plan, self.graph, self._analysis)
+        alike = plan.mesh.size == 1 or ranks_are_alike(self.graph, self._analysis, decisions)
+        found = [
+            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
+            for rank in ((0,) if alike else (0, plan.mesh.size - 1))
+        ]
+        most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
+        found_plan = replace(plan, memory=most, peak_bytes=most.peak)
+        self._known[id(plan)] = plan, found_plan
+        return found_plan
+
+
+def ranks_are_alike(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
+    """Whether it is certain that all ranks hold as much: every cut leaves parts of one size.
+
+    Pieces of the batch and lines that devices share out among them may be uneven in other ways.
+    """
+    if decisions.micro_batches > 1:
+        return False
+    mesh = decisions.mesh
+    last = mesh.coordinate(mesh.size - 1)
+    for name, layout in decisions.storage.items():
+        atoms = analysis.atoms[name]
+        if local_atoms(atoms, layout, last) != largest_atoms(atoms, layout):
+            return False
+    pairs = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
+    distinct = {(id(rule), tiling): (rule, tiling) for rule, tiling in pairs}
+    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in distinct.values())
+
+
+def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:
+    shared = {factor for group in rule.together for factor in group}
+    left = {name: factor.size for name, factor in rule.factor.items()}
+    for choice, parts in zip(tiling, mesh.shape, strict=True):
+        for name in rule.cuts(choice):
+            if name in shared or left[name] % parts:
+                return False
+            left[name] //= parts
+    return True

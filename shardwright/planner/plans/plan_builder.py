@@ -1,0 +1,324 @@
+"""Points of a search become plans: every operator's tiling, every parameter's storage, in names.
+
+A space of a shortened graph is searched; the plan names the operators of the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan_notes import Remark
+from shardwright.planner.communication.partial_bucket_latency import with_whole_launches
+from shardwright.planner.plans.plan_ops import ANYWHERE, Steps
+from shardwright.planner.space.peaks import Peaks
+from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.space import Space
+from shardwright.planner.tables.layout_codes import digits, local_elements
+from shardwright.planner.tables.memory import fixed_bytes
+from shardwright.rules.placements import parse_tiling
+from shardwright.rules.rule_notes import remarks
+from shardwright.simulate.time.step import settled_seconds
+from shardwright.simulate.time.stragglers import with_whole_waits
+from shardwright.solve.elimination.problem import Ints, Point
+
+
+@final
+class PlanWriter:
+    """Turns whole assignments of one space into plans of the whole graph."""
+
+    def __init__(self, space: Space, graph: Graph, short: Short, optimizer: str) -> None:
+        self.space = space
+        self.graph = graph
+        self.short = short
+        self.optimizer = optimizer
+        self._peaks = Peaks(space)
+        self._steps = Steps(space, graph, short)
+        self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
+        self._tile_bytes: dict[tuple[str, int], Ints] = {}
+        self._like = {op.name: op for op in space.model.graph.ops}
+
+    @cached_property
+    def _remarks(self) -> tuple[Remark, ...]:
+        return remarks(self.graph, self.space.model.analysis, self._rep)
+
+    @cached_property
+    def _node(self) -> dict[str, tuple[int, int, int] | None]:
+        """The node of every operator and parameter in whole assignments, its twin and switch.
+
+        Twin and switch are -1 where there are none, all of it None where nothing is decided.
+        """
+        places, first = self.space.places, self.space.first_parameter
+        own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
+        found = {
+            op.name: self._three(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
+        }
+        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+            found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
+        return found
+
+    def nodes(self, name: str) -> tuple[tuple[int, ...], int]:
+        """The nodes of an operator or parameter in whole assignments, none if nothing is decided.
+
+        The second, if there is one, decides where it is recomputed; and the node that says whether
+        it is, -1 if it never is.
+        """
+        three = self._node[name]
+        if three is None:
+            return (), -1
+        return three[: 1 if three[1] < 0 else 2], three[2]
+
+    def tile_bytes(self, value: str, choices: Ints) -> Ints:
+        """Bytes of the largest tile of a value that an operator makes, or of a whole leaf.
+
+        Of whole assignments: (P, nodes) -> (P,).
+        """
+        maker = self.graph.producer.get(value)
+        tensor = self.graph.tensor[value]
+        if maker is None:
+            return np.full(len(choices), tensor.bytes)
+        like = self._like[self._rep(maker.name)]
+        chosen = np.zeros(len(choices), np.int64)
+        if (three := self._node[maker.name]) is not None:
+            node, twin, switch = three
+            chosen = choices[:, node]
+            if switch >= 0:
+                chosen = np.where(choices[:, switch] == 1, choices[:, twin], chosen)
+        k = self.space.places[like.name].options[chosen]
+        return self._tiles(like, maker.outputs.index(value), tensor.dtype)[k]
+
+    def _tiles(self, like: Op, i: int, dtype: str) -> Ints:
+        """Bytes of the largest tile of result `i` of an operator, per option: (K,)."""
+        if (like.name, i) not in self._tile_bytes:
+            model = self.space.model
+            by_axis = digits(model.options(like).results[i], len(model.mesh.axes))
+            atoms = model.analysis.atoms[like.outputs[i]]
+            tiles = local_elements(by_axis, atoms, model.mesh) * ITEM_BYTES[dtype]
+            self._tile_bytes[like.name, i] = tiles
+        return self._tile_bytes[like.name, i]
+
+    def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
+        if node is None:
+            return None
+        both, piece = self.space.twofold, self.space.piece_of.get(node)
+        if piece is None:
+            return self._whole(name, node), -1, -1
+        twin, switch = both.twins[node], both.switches[piece]
+        return self._whole(name, node), self._whole(name, twin), self._whole(name, switch)
+
+    def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
+        """What was chosen for `name`, and the switch by which it is recomputed, -1 by none."""
+        three = self._node[name]
+        if three is None:
+            return 0, -1
+        node, twin, switch = three
+        again = switch >= 0 and choice[switch] == 1
+        return (choice[twin], switch) if again else (choice[node], -1)
+
+    def _rep(self, name: str) -> str:
+        return self.short.stands_for.get(name, name)
+
+    def _whole(self, name: str, node: int) -> int:
+        """Where the decision of `name` stands whose like in the short graph has `node`."""
+        folded = self.space.folded
+        if not folded.runs:
+            return node
+        if name in self.short.copy_of:
+            number, copy = self.short.copy_of[name]
+            copy += 1  # the second copy of the graph is the run's first
+        else:
+            number, copy = self._second.get(name, (-1, 0))
+            if number < 0:
+                return node
+        run, (places, column) = folded.runs[number], self._places[number]
+        if node == run.entry and copy > 0:
+            return places[copy - 1][column[run.exit]]
+        return places[copy][column[node]] if node in column else node
+
+    @cached_property
+    def _places(self) -> list[tuple[list[list[int]], dict[int, int]]]:
+        """Of every run where its nodes stand, copy by copy, and the column of each node."""
+        folded = self.space.folded
+        return [
+            (folded.places(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
+            for number, run in enumerate(folded.runs)
+        ]
+
+    @cached_property
+    def _second(self) -> dict[str, tuple[int, int]]:
+        """What belongs to the second copy of a repeat, which is the first of its run."""
+        graph = self.space.model.graph
+        parameters = {leaf.name for leaf in self.space.parameters}
+        found = {}
+        for number, repeat in enumerate(self.short.repeats):
+            span = repeat.copy(1)
+            ops = [graph.ops[i] for i in span]
+            inside = {op.name for op in ops}
+            for op in ops:
+                found[op.name] = number, 0
+                for name in op.operands:
+                    readers = graph.consumers[name]
+                    if name in parameters and all(reader.name in inside for reader in readers):
+                        found[name] = number, 0
+        return found
+
+    def peaks(self, points: list[Point]) -> list[Bytes]:
+        """Peak memory per rank of each point: what adds up, what is always there, and `Peaks`."""
+        if not points:
+            return []
+        choices = np.array([point.choice for point in points], np.int64)
+        transient = self._peaks.at(choices)
+        fixed = fixed_bytes(self.graph)
+        return [
+            Bytes(point.memory + fixed + extra)
+            for point, extra in zip(points, transient.tolist(), strict=True)
+        ]
+
+    def lasting_bytes(self, choice: tuple[int, ...]) -> Bytes:
+        """Weights, gradients, state of the optimizer and the batch, which are there together."""
+        stored = self._parameters(choice)
+        return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
+
+    @cached_property
+    def least_overhead(self) -> int:
+        """Bytes that every plan needs beside what adds up."""
+        return fixed_bytes(self.graph) + self._peaks.least
+
+    def plan(
+        self,
+        point: Point,
+        peak: Bytes,
+        bound: float,
+        name: str,
+        notes: tuple[str, ...],
+        *,
+        staged: bool = False,
+    ) -> Plan:
+        """The plan of a point; nothing within its memory is faster than `bound` seconds.
+
+        What is `staged` has copies of a parameter for each stage.
+        """
+        machine, measure = self.space.model.machine, self.space.model.measure
+        shares = machine.settles and measure.brings_once and not staged
+        ops, transfers, spared = self._operators(point.choice, shares=shares)
+        leaves = self.graph.leaves_of(LeafKind.INPUT)
+        tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
+        plan = Plan(
+            fingerprint=self.graph.fingerprint,
+            machine=machine.name,
+            mesh=self.space.model.mesh,
+            optimizer=self.optimizer,
+            step_seconds=Seconds(point.time - spared),
+            peak_bytes=peak,
+            lower_bound_seconds=Seconds(0.0),
+            inputs=tuple(InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors),
+            constants=self.graph.constants,
+            parameters=tuple(self._parameters(point.choice)),
+            ops=tuple(ops),
+            transfers=tuple(transfers),
+            name=name,
+            notes=(*notes, self.graph.note) if self.graph.note else notes,
+            remarks=self._remarks,
+            habits=self.graph.habits,
+            micro_batches=self.space.model.micro_batches,
+            overlap=machine.overlap,
+            gather_overlap=machine.gather_overlap,
+            contention=machine.contention,
+            expert_skew=self._skew(ops),
+        )
+        if machine.settles:  # elsewhere plans take what tables say
+            plan = with_whole_launches(plan, measure, self.space.model.buckets)
+            plan = plan if staged else with_whole_waits(plan, machine)
+        seconds = settled_seconds(plan)
+        least = Seconds(min(bound, seconds))
+        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
+
+    def _skew(self, ops: list[PlannedOp]) -> float:
+        """The skew that times and memory suppose, 0 if every device has all experts."""
+        model = self.space.model
+        rules = (model.analysis.rules[self._rep(op.name)] for op in ops)
+        split = any(
+            rule.routes and rule.shares_owners(parse_tiling(rule, op.tiling))
+            for rule, op in zip(rules, ops, strict=True)
+        )
+        return model.machine.expert_skew if split else 0.0
+
+    def _operators(
+        self, choice: tuple[int, ...], *, shares: bool
+    ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
+        """Operators and transfers, and seconds of those that tables have and programs have not.
+
+        If it `shares`, operators that read a parameter in the same way read one copy, and what its
+        gradient is summed up of comes back as one; in tables every reader pays (ADR 0071).
+        """
+        ops: list[PlannedOp] = []
+        transfers: list[Transfer] = []
+        spared = 0.0
+        copies: set[tuple[str, tuple[int, int], int]] = set()
+        lies = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
+        weights = frozenset(lies)
+        pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
+        for given in self._steps.given:
+            chosen, switch = self._chosen(given.op.name, choice)
+            piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
+            sources = tuple(lies.get(value, ANYWHERE) for value in given.brings)
+            step = self._steps.of(given, given.options[chosen], piece, sources)
+            lies.update(step.lies)
+            ops.append(step.op)
+            for value, wanted, moved in step.brought:
+                made_there = any(t.phase is not Phase.BACKWARD for t in moved)
+                copy = (
+                    value,
+                    wanted,
+                    piece if made_there else 0,
+                )  # as in `program/lower/rank_program.py`
+                if shares and copy in copies:
+                    spared += sum(t.seconds for t in moved)
+                    continue
+                if value in weights:
+                    copies.add(copy)
+                transfers += moved
+            transfers += step.transfers
+        return ops, transfers, Seconds(spared)
+
+    def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
+        """Every parameter, its storage (code, regathered), its place among the short graph's."""
+        for name, number, codes, regathered in self._storage:
+            k, _ = self._chosen(name, choice)
+            yield name, codes[k], regathered[k], number
+
+    @cached_property
+    def _storage(self) -> list[tuple[str, int, list[int], list[bool]]]:
+        """Every parameter, its place among the short graph's, and by choice how it is stored."""
+        own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
+        found = []
+        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+            number = own[self._rep(leaf.name)]
+            stored = self.space.stored[number]
+            found.append((leaf.name, number, stored.codes.tolist(), stored.regathered.tolist()))
+        return found
+
+    def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
+        for name, code, regathered, number in self._stored(choice):
+            key = name, code, regathered
+            if key not in self._kept:
+                self._kept[key] = self._parameter(name, code, regathered, number)
+            yield self._kept[key]
+
+    def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
+        model, leaf = self.space.model, self.space.parameters[number]
+        seconds, held = model.parameter(leaf, _only(code))
+        layout = model.layout(leaf.name, code)
+        size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
+        return PlannedParameter(name, layout, size, spent, regathered)
+
+
+def _only(code: int) -> Ints:
+    return np.array([code], np.int64)

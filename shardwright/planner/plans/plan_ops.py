@@ -1,0 +1,204 @@
+"""What single operators do in plans: the operator itself, and what has to be brought to it.
+
+Equal choices come again in other plans, so each is put into words once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple, final
+
+import numpy as np
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.plan import PlannedOp, Transfer
+from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.space import Space
+from shardwright.planner.tables.layout_codes import duals
+from shardwright.rules.naming import dimension_names, split_words
+from shardwright.rules.placements import tiling_text
+
+Lies = tuple[int, bool]  # the code of a layout; whether a copy is dropped and gathered again
+ANYWHERE: Lies = (0, False)  # where inputs and constants lie
+
+
+class Brought(NamedTuple):
+    """What brings a value into the layout that an operator wants, and its gradient back from one.
+
+    `wanted` are the codes of both.
+    """
+
+    value: str
+    wanted: tuple[int, int]
+    transfers: tuple[Transfer, ...]
+
+
+class Step(NamedTuple):
+    """What one operator does: itself, what is brought for it, and where its results lie.
+
+    `transfers` are all others: what is returned, and what devices bring together as it runs.
+    """
+
+    op: PlannedOp
+    brought: tuple[Brought, ...]
+    transfers: tuple[Transfer, ...]
+    lies: dict[str, Lies]
+
+
+class Given(NamedTuple):
+    """An operator of the whole graph as plans decide on it.
+
+    `options` are its own by choice. `form` has what it reads and returns as its like in the short
+    graph does: what it does is the same for all of one form.
+    """
+
+    op: Op
+    like: Op
+    options: list[int]
+    brings: tuple[str, ...]  # values that it reads, and no other brings for both
+    form: tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]
+
+
+class _Pattern(NamedTuple):
+    """What all operators of a form do by an option: transfers have the place of their value."""
+
+    op: PlannedOp
+    brought: tuple[tuple[int, Brought], ...]  # by the place in `Given.brings`
+    returned: tuple[tuple[int, Transfer], ...]  # by the number of the output
+    agreed: tuple[Transfer, ...]
+    results: tuple[Lies, ...]
+
+
+@final
+class Steps:
+    """What the operators of `graph` do by the options of `space`, which is of its short graph."""
+
+    def __init__(self, space: Space, graph: Graph, short: Short) -> None:
+        self.space = space
+        self.graph = graph
+        self._stands_for = short.stands_for
+        self._like = {op.name: op for op in space.model.graph.ops}
+        self._known: dict[object, Step] = {}
+        self._patterns: dict[object, _Pattern] = {}
+
+    @cached_property
+    def given(self) -> list[Given]:
+        """Every operator, in order."""
+        shared = {
+            (reading.value, op.name): reading.readers[0].name
+            for reading in self.space.readings
+            for op in reading.readers
+        }
+        returned = {*self.graph.outputs, *(value for _, value in self.graph.updates)}
+        found = []
+        for op in self.graph.ops:
+            like = self._like[self._stands_for.get(op.name, op.name)]
+            places: dict[str, list[int]] = {}
+            for place, value in enumerate(op.operands):
+                places.setdefault(value, []).append(place)
+            reads = {
+                value: (like.operands[at[0]], tuple(at))
+                for value, at in places.items()
+                if shared.get((like.operands[at[0]], like.name), like.name) == like.name
+            }
+            out = tuple(i for i, value in enumerate(op.outputs) if value in returned)
+            form = tuple(reads.values()), out
+            options = self.space.places[like.name].options.tolist()
+            found.append(Given(op, like, options, tuple(reads), form))
+        return found
+
+    def of(self, given: Given, k: int, piece: int, sources: tuple[Lies, ...]) -> Step:
+        """What an operator does by its option `k`, given where what it brings lies.
+
+        It is of the `piece` of those that are recomputed together, 0 if it is not.
+        """
+        key = given.op.name, k, piece, sources
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._step(given, k, piece, sources)
+        return found
+
+    def _step(self, given: Given, k: int, piece: int, sources: tuple[Lies, ...]) -> Step:
+        key = given.like.name, k, piece > 0, sources, given.form
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            pattern = self._patterns[key] = self._pattern(given, k, piece > 0, sources)
+        op = given.op
+        brought = []
+        for place, one in pattern.brought:
+            value = given.brings[place]
+            moved = tuple(_of(t, value, op.name) for t in one.transfers)
+            brought.append(Brought(value, one.wanted, moved))
+        transfers = [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
+        transfers += [_of(t, op.outputs[0], op.name) for t in pattern.agreed]
+        reads = tuple(dict.fromkeys(op.operands))
+        planned = replace(pattern.op, name=op.name, source=op.source, piece=piece, reads=reads)
+        lies = dict(zip(op.outputs, pattern.results, strict=True))
+        return Step(planned, tuple(brought), tuple(transfers), lies)
+
+    def _pattern(self, given: Given, k: int, again: bool, sources: tuple[Lies, ...]) -> _Pattern:
+        """What operators of one form do by an option, given where what they bring lies."""
+        model, like, (reads, out) = self.space.model, given.like, given.form
+        options = model.options(like)
+        brought: list[tuple[int, Brought]] = []
+        for place, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
+            wants = dict.fromkeys(
+                (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
+            )
+            for want in wants:
+                moved = self._moved(like, rep, (code, again, regathered), want)
+                if moved:
+                    brought.append((place, Brought(rep, want, tuple(moved))))
+        codes = [int(result[k]) for result in options.results]
+        returned = [(i, t) for i in out for t in model.returned(like.outputs[i], codes[i])]
+        agreed = tuple(model.agreements(like, k, again))
+        return _Pattern(
+            self._operator(like, k, again, agreed),
+            tuple(brought),
+            tuple(returned),
+            agreed,
+            tuple((code, False) for code in codes),
+        )
+
+    @cached_property
+    def _words(self) -> dict[int, str]:
+        return dimension_names(self.space.model.graph, self.space.model.analysis)
+
+    def _operator(self, like: Op, k: int, again: bool, agreed: Sequence[Transfer]) -> PlannedOp:
+        model = self.space.model
+        rule, options = model.analysis.rules[like.name], model.options(like)
+        table = model.operator(like, self.space.recomputed[like.name] if again else ())
+        tiling = options.tiling(rule, k)
+        return PlannedOp(
+            name=like.name,
+            target=like.target,
+            source=like.source,
+            tiling=tiling_text(tiling),
+            splits=split_words(rule, tiling, self._words),
+            layout=model.layout(like.outputs[0], int(options.results[0][k])),
+            seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in agreed)),
+            saved_bytes=Bytes(int(table.bytes[k])),
+            backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
+        )
+
+    def _moved(
+        self, like: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]
+    ) -> Sequence[Transfer]:
+        """What brings a value to an operator that wants it, and its gradient, so."""
+        code, recomputed, regathered = source
+        moved = code != want[0]
+        if not moved and self.space.model.has_gradient(rep, like):
+            axes = len(self.space.model.mesh.axes)
+            moved = int(duals(np.array([code]), axes)[0]) != want[1]
+        if not moved:
+            return ()
+        again = regathered and self.space.model.keeps_copy(rep, like)
+        return self.space.model.transfers(rep, code, want, like, again, recomputed)
+
+
+def _of(t: Transfer, value: str, consumer: str) -> Transfer:
+    """`t`, of another value to another operator."""
+    return Transfer(value, consumer, t.phase, t.collectives, t.bytes, t.seconds, t.times)

@@ -1,0 +1,144 @@
+"""A plan costed again: one that somebody edited, or on another machine.
+
+Everything that a plan decides is pinned, and the space with nothing left to
+decide is priced like any other, so that a plan of the search costs what the
+search said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Layout, Partial, fits
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.model import Machine
+from shardwright.planner.micro_batch_counts import MicroBook
+from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.space import Space, make_space
+from shardwright.planner.tables.layout_codes import digit, encode
+from shardwright.planner.tables.memory import bucket_sizes
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed, Only
+from shardwright.program.decisions import Decisions
+from shardwright.program.plan_decoder import read_plan
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.placements import feasible, place, tiling_text
+from shardwright.simulate.time.stragglers import skewed, stretch
+from shardwright.solve.elimination.pricing import PriceList
+from shardwright.solve.elimination.problem import Assignment
+
+
+def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: Frontier) -> Plan:
+    """What `plan` decides, with the costs of `machine`, and the lower bound of what a search found.
+
+    Layouts, seconds, bytes and collectives are made anew of its tilings, storage, recomputed
+    pieces and micro-batches. Raises `PlanError`, naming the operator or parameter, for what cannot
+    be done, and for plans with stages.
+    """
+    if plan.pipeline is not None:
+        raise PlanError("plans with stages are not costed again; edit one without, or plan again")
+    if plan.mesh.size != machine.devices:
+        raise PlanError(
+            f"the plan is for {plan.mesh.size} devices, {machine.name} has {machine.devices}; edit"
+            " its mesh or take another machine"
+        )
+    analysis = analyze(graph)
+    decisions = read_plan(plan, graph, analysis)
+    sized_graph, sized = MicroBook(graph, analysis).analyzed(decisions.micro_batches)
+    parts = plan.mesh.size * decisions.micro_batches
+    model = CostModel(
+        sized_graph,
+        sized,
+        skewed(machine, lambda: stretch(graph, analysis, machine), parts),
+        decisions.mesh,
+        optimizer,
+        Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
+        micro_batches=decisions.micro_batches,
+        buckets=bucket_sizes(graph),
+    )
+    space = make_space(model, None if any(decisions.pieces.values()) else ())
+    point = PriceList.of(space.folded).point(_assignment(space, decisions))
+    writer = PlanWriter(space, graph, Short(graph, (), (), {}, {}), optimizer)
+    (peak,) = writer.peaks([point])
+    return found.settled(writer.plan(point, peak, found.bound(peak), plan.name, plan.notes))
+
+
+def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:
+    """The one choice that every operator has, by the numbers of its rule's choices."""
+    found: dict[str, Only] = {}
+    for op in graph.ops:
+        rule, tiling = analysis.rules[op.name], decisions.tilings[op.name]
+        if not feasible(rule, place(rule, tiling, decisions.mesh)):
+            words = " ".join(tiling_text(tiling))
+            raise PlanError(
+                f"operator {op.name} ({op.source}): tiling {words!r} on {decisions.mesh} leaves a"
+                " device without a part; take another factor, or '-' for all of it everywhere"
+            )
+        known = rule.choices()
+        found[op.name] = tuple(frozenset({known.index(choice)}) for choice in tiling)
+    return found
+
+
+def _parameters(decisions: Decisions, analysis: Analysis) -> dict[str, Only]:
+    """The one layout of every parameter, by its digits."""
+    found: dict[str, Only] = {}
+    for name, layout in decisions.storage.items():
+        atoms = analysis.atoms[name]
+        if not fits(atoms, layout) or any(isinstance(p, Partial) for p in layout.placements):
+            raise PlanError(
+                f"parameter {name} cannot be stored {layout}: its sizes are {_sizes(atoms)}; shard"
+                " a dimension that leaves every device a part, as S(0), or write R"
+            )
+        counts = [len(sizes) for sizes in atoms]
+        found[name] = tuple(frozenset({digit(p, counts)}) for p in layout.placements)
+    return found
+
+
+def _sizes(atoms: tuple[tuple[int, ...], ...]) -> str:
+    return "x".join("*".join(map(str, sizes)) or "1" for sizes in atoms) or "those of a number"
+
+
+def _assignment(space: Space, decisions: Decisions) -> Assignment:
+    """The choices of a space in which only recomputation and regathering are open."""
+    storage = {
+        leaf.name: stored.find(
+            _code(decisions.storage[leaf.name], leaf.name, space.model.analysis),
+            regathered=leaf.name in decisions.regathered,
+        )
+        for leaf, stored in zip(space.parameters, space.stored, strict=True)
+    }
+    choice = list(space.assignment(dict.fromkeys(space.places, 0), storage))
+    for piece in _again(space, decisions.pieces):
+        choice[space.twofold.switches[piece]] = 1
+        for node, twin in space.twofold.twins.items():
+            if space.piece_of[node] == piece:
+                choice[node], choice[twin] = choice[twin], choice[node]
+    return tuple(choice)
+
+
+def _code(layout: Layout, name: str, analysis: Analysis) -> int:
+    return encode(layout, analysis.atoms[name])
+
+
+def _again(space: Space, pieces: Mapping[str, int]) -> set[int]:
+    """The pieces that are recomputed, which are so as a whole or not at all."""
+    known = {
+        name: space.piece_of[node]
+        for name, place in space.places.items()
+        if (node := place.node) is not None and node in space.piece_of
+    }
+    again = {name for name, piece in pieces.items() if piece}
+    if odd := sorted(again - known.keys()):
+        raise PlanError(f"operator {odd[0]} cannot be recomputed; write 0 as its piece")
+    found = {known[name] for name in again}
+    for name, piece in known.items():
+        if piece in found and name not in again:
+            other = next(other for other in sorted(again) if known[other] == piece)
+            raise PlanError(
+                f"operators {other} and {name} are recomputed together or not at all; give both a"
+                " piece, or neither"
+            )
+    return found

@@ -1,0 +1,340 @@
+"""The nodes and edges of a space, from the operators and parameters of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import LeafKind, Op
+from shardwright.planner.communication.resharding import Table, Want
+from shardwright.planner.space.clusters import Clusters
+from shardwright.planner.tables.layout_codes import WHOLE
+from shardwright.planner.tables.model import CostModel
+from shardwright.solve.elimination.problem import Bools, Edge, Floats, Ints, Node, Problem
+
+_Recomputed = Mapping[str, frozenset[str]]  # operator -> all that it is recomputed with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Readers of one value that read it in the same layout: choice k is `want`'s number k."""
+
+    value: str
+    readers: tuple[Op, ...]
+    want: Want
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """The ways to store a parameter: choice k has layout `codes[k]`, (K,).
+
+    Copies of it in other layouts are kept for the backward pass, or dropped
+    and made again there where `regathered[k]`, (K,).
+    """
+
+    codes: Ints
+    regathered: Bools
+
+    def find(self, code: int, *, regathered: bool) -> int:
+        """The choice with this layout, `regathered` if that is a choice of its own."""
+        here = np.flatnonzero(self.codes == code)
+        return int(here[-1] if regathered else here[0])
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What of a space does not depend on what its operators may do.
+
+    `leaders` are the operators that lead a cluster, None for those that the model says, and then
+    also those `apart`; `shared` has by value the readers of each reading, None likewise.
+    """
+
+    leaders: frozenset[str] | None = None
+    apart: frozenset[str] = frozenset()
+    shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
+
+
+FREE = Skeleton()
+
+
+@final
+class Assembly:
+    """What a space is made of: nodes are clusters, then readings, then parameters.
+
+    `pieces` are operator numbers that may be recomputed together.
+    """
+
+    def __init__(
+        self, model: CostModel, pieces: Sequence[range], skeleton: Skeleton = FREE
+    ) -> None:
+        self.model = model
+        self._given = skeleton
+        self.leaves = model.graph.leaves_of(LeafKind.PARAMETER)
+        self.number = {op.name: i for i, op in enumerate(model.graph.ops)}
+        self._piece = {
+            model.graph.ops[i].name: number for number, span in enumerate(pieces) for i in span
+        }
+        self.clusters = Clusters(model, self._piece, skeleton.leaders, skeleton.apart)
+        self.piece_of = self._movable()  # node -> its piece
+        self.readings: list[Reading] = []
+        self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
+        self._wants: dict[tuple[bytes, bytes], tuple[Ints, bytes]] = {}
+        for op in model.graph.ops if model.measure.brings_once else ():
+            for value in op.outputs:
+                self._share(value)
+        self.storage = tuple(self._storage())
+        for i, leaf in enumerate(self.leaves, self.first_parameter):
+            readers = model.graph.consumers[leaf.name]
+            at = {self.piece_of.get(self.clusters.places[op.name].own_node) for op in readers}
+            (piece,) = at if len(at) == 1 else (None,)
+            if piece is not None:  # then only this piece need know how it is stored
+                self.piece_of[i] = piece
+        self._tables: dict[object, tuple[Floats, Ints]] = {}
+        self._alive: list[object] = []  # what the keys of `_tables` are made of
+
+    @property
+    def first_parameter(self) -> int:
+        return len(self.clusters.leaders) + len(self.readings)
+
+    def skeleton(self) -> Skeleton:
+        """What is decided together here."""
+        shared: dict[str, tuple[tuple[str, ...], ...]] = {}
+        for reading in self.readings:
+            group = tuple(op.name for op in reading.readers)
+            shared[reading.value] = (*shared.get(reading.value, ()), group)
+        return Skeleton(frozenset(op.name for op in self.clusters.leaders), shared=shared)
+
+    def homes(self) -> list[frozenset[int]]:
+        """The operators that each node belongs to."""
+        consumers = self.model.graph.consumers
+        found = [frozenset({self.number[op.name]}) for op in self.clusters.leaders]
+        for reading in self.readings:
+            found.append(frozenset({min(self.number[op.name] for op in reading.readers)}))
+        for leaf in self.leaves:
+            found.append(frozenset(self.number[op.name] for op in consumers[leaf.name]))
+        return found
+
+    def recomputed(self) -> _Recomputed:
+        """Every operator that may be recomputed, with those that are recomputed with it."""
+        groups: dict[int, set[str]] = {}
+        for op in self.model.graph.ops:
+            node = self.clusters.places[op.name].node
+            if node is not None and node in self.piece_of:
+                groups.setdefault(self.piece_of[node], set()).add(op.name)
+        frozen = [frozenset(group) for group in groups.values()]
+        return {name: group for group in frozen for name in group}
+
+    def problem(self, recomputed: _Recomputed) -> Problem:
+        """Nodes and edges and what they cost, where some operators are recomputed."""
+        nodes = [
+            Node(op.name, *costs)
+            for op, costs in zip(
+                self.clusters.leaders, self.clusters.costs(recomputed), strict=True
+            )
+        ]
+        for reading in self.readings:
+            size = len(reading.want.layout)
+            silent = self._known(("silent", size), partial(_silent, size))
+            nodes.append(Node(f"{reading.value} as read by {reading.readers[0].name}", *silent))
+        for leaf, stored in zip(self.leaves, self.storage, strict=True):
+            table = self.model.parameter(leaf, stored.codes)
+            nodes.append(Node(leaf.name, table.seconds, table.bytes))
+        edges = [*self._activations(recomputed), *self._parameters(recomputed)]
+        return Problem(tuple(nodes), tuple(edges))
+
+    def _movable(self) -> dict[int, int]:
+        """Clusters that are recomputed with their piece: all but those at its end.
+
+        What only later pieces read is made once: nothing that is recomputed needs it.
+        """
+        places, consumers = self.clusters.places, self.model.graph.consumers
+        staying: set[int] = set()
+        members: dict[int, list[Op]] = {}
+        for op in self.model.graph.ops:
+            node = places[op.name].node
+            if node is not None:
+                members.setdefault(node, []).append(op)
+        found: dict[int, int] = {}
+        for node in range(len(self.clusters.leaders) - 1, -1, -1):
+            piece = self._piece.get(self.clusters.leaders[node].name)
+            if piece is None:
+                continue
+            readers = [op for made in members[node] for v in made.outputs for op in consumers[v]]
+            inside = {
+                places[op.name].node for op in readers if self._piece.get(op.name) == piece
+            } - {node, None}
+            crossing = any(self._piece.get(op.name) != piece for op in readers)
+            if crossing and inside <= staying:
+                staying.add(node)
+            else:
+                found[node] = piece
+        return found
+
+    def _share(self, value: str) -> None:
+        """Readings of `value`, for leaders that ask for the same layouts."""
+        source = self.clusters.written[value]
+        if source.node is None:
+            return
+        for readers in self._sharing(value, source.node):
+            if len(readers) < 2:
+                continue
+            given = self._given.shared is not None  # else all ask for the same
+            asked = readers if given else readers[:1]
+            layout, grad = _pairs(self._want(value, asked), self._wants)[0]
+            node = len(self.clusters.leaders) + len(self.readings)
+            self.readings.append(Reading(value, tuple(readers), Want(layout, grad)))
+            piece = self.piece_of.get(self.clusters.places[readers[0].name].own_node)
+            if piece is not None:
+                self.piece_of[node] = piece
+            for op in readers:
+                self._reads[value, op.name] = node
+
+    def _want(self, value: str, readers: Sequence[Op]) -> Want:
+        """All that any of `readers` asks for."""
+        wants = [self.model.want(value, op, _positions(op, value)[0]) for op in readers]
+        return Want(*(np.concatenate(parts) for parts in zip(*wants, strict=True)))
+
+    def _sharing(self, value: str, source: int) -> Iterable[Sequence[Op]]:
+        """Groups of readers of `value`, which the cluster `source` makes, in the same layouts."""
+        readers = self.model.graph.consumers[value]
+        if self._given.shared is not None:
+            named = self._given.shared.get(value, ())
+            return [[op for op in readers if op.name in group] for group in named]
+        groups: dict[tuple[bytes, int | None], list[Op]] = {}
+        for op in readers:
+            place, positions = self.clusters.places[op.name], _positions(op, value)
+            if place.leads and place.node != source and len(positions) == 1:
+                want = self.model.want(value, op, positions[0])
+                key = _pairs(want, self._wants)[1], self.piece_of.get(place.own_node)
+                groups.setdefault(key, []).append(op)
+        return groups.values()
+
+    def _activations(self, recomputed: _Recomputed) -> list[Edge]:
+        """From the clusters that make values to those that read them."""
+        written, places = self.clusters.written, self.clusters.places
+        edges = []
+        kept: set[tuple[str, int]] = set()  # (value, piece) that is paid for
+        for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
+            source = written[reading.value]
+            again = reading.readers[0].name in recomputed
+            table = self.model.shared_read(
+                reading.value, source.codes, reading.want, reading.readers, again
+            )
+            if again:
+                table = self._kept_for(reading.value, reading.readers[0], recomputed, table, kept)
+            assert source.node is not None
+            edges.append(Edge(source.node, number, table.seconds, table.bytes))
+        for leader in self.clusters.leaders:
+            node = places[leader.name].own_node
+            for value in dict.fromkeys(leader.operands):
+                made = written.get(value)
+                if made is None or made.node is None:
+                    continue
+                if (value, leader.name) in self._reads:
+                    edges.append(self._read_shared(value, leader, node))
+                    continue
+                again = leader.name in recomputed
+                positions = _positions(leader, value)
+                table = self.model.edge(value, made.codes, leader, positions, recomputed=again)
+                if again:
+                    table = self._kept_for(value, leader, recomputed, table, kept)
+                edges.append(Edge(made.node, node, table.seconds, table.bytes))
+        return edges
+
+    def _kept_for(
+        self,
+        value: str,
+        reader: Op,
+        recomputed: _Recomputed,
+        table: Table,
+        kept: set[tuple[str, int]],
+    ) -> Table:
+        """`table`, and what it takes to keep `value` for a piece that it comes into."""
+        source = self.clusters.written[value]
+        piece = self._piece[reader.name]
+        own = source.node is not None and self.piece_of.get(source.node) == piece
+        if own or (value, piece) in kept:
+            return table
+        kept.add((value, piece))
+        held = self.model.kept_for(value, recomputed[reader.name], source.codes)
+        if held is None:
+            return table
+        key = "kept", id(table.seconds), id(table.bytes), held.tobytes()
+        self._alive.append(table)
+        return Table(*self._known(key, lambda: (table.seconds, table.bytes + held[:, None])))
+
+    def _parameters(self, recomputed: _Recomputed) -> list[Edge]:
+        """From parameters to their readers."""
+        edges = []
+        for i, (leaf, stored) in enumerate(zip(self.leaves, self.storage, strict=True)):
+            for op in self.model.graph.consumers[leaf.name]:
+                table = self.model.edge(
+                    leaf.name,
+                    stored.codes,
+                    op,
+                    _positions(op, leaf.name),
+                    stored.regathered,
+                    op.name in recomputed,
+                )
+                reader = self.clusters.places[op.name].own_node
+                edges.append(Edge(self.first_parameter + i, reader, table.seconds, table.bytes))
+        return edges
+
+    def _read_shared(self, value: str, op: Op, head: int) -> Edge:
+        """Reading free of charge what lies as the operator wants it, and nothing else."""
+        tail = self._reads[value, op.name]
+        offered = self.readings[tail - len(self.clusters.leaders)].want
+        wanted = self.model.want(value, op, _positions(op, value)[0])
+
+        def mask() -> tuple[Floats, Ints]:
+            same = offered.layout[:, None] == wanted.layout
+            same &= offered.grad[:, None] == wanted.grad
+            return np.where(same, 0.0, np.inf), np.zeros(same.shape, np.int64)
+
+        key = tuple(part.tobytes() for part in (*offered, *wanted))
+        return Edge(tail, head, *self._known(key, mask))
+
+    def _storage(self) -> list[Storage]:
+        known: dict[object, Storage] = {}
+        found = []
+        for leaf in self.leaves:
+            codes, saves_copies = self.model.storable(leaf), self.model.saves_copies(leaf.name)
+            key = id(codes), saves_copies
+            if key not in known:
+                known[key] = _stored(codes, saves_copies)
+            found.append(known[key])
+        return found
+
+    def _known(self, key: object, make: Callable[[], tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
+        """The same arrays for equal keys, so that equal tables are recognised."""
+        if key not in self._tables:
+            self._tables[key] = make()
+        return self._tables[key]
+
+
+def _stored(codes: Ints, saves_copies: bool) -> Storage:
+    """Every layout; of those that are sharded also regathered, if copies would be kept."""
+    again = codes[codes != WHOLE] if saves_copies else codes[:0]
+    regathered = np.repeat([False, True], [len(codes), len(again)])
+    return Storage(np.concatenate((codes, again)), regathered)
+
+
+def _pairs(want: Want, known: dict[tuple[bytes, bytes], tuple[Ints, bytes]]) -> tuple[Ints, bytes]:
+    """The different pairs of layouts of a value and its gradient, (2, K), also as bytes."""
+    key = want.layout.tobytes(), want.grad.tobytes()
+    if key not in known:
+        found = np.unique(np.stack([want.layout, want.grad]), axis=1)
+        known[key] = found, found.tobytes()
+    return known[key]
+
+
+def _silent(size: int) -> tuple[Floats, Ints]:
+    return np.zeros(size), np.zeros(size, np.int64)
+
+
+def _positions(op: Op, value: str) -> list[int]:
+    return [i for i, name in enumerate(op.operands) if name == value]

@@ -1,0 +1,96 @@
+"""Pieces of a graph that may be recomputed: run once more in the backward pass, keeping nothing.
+
+What goes into a piece is kept, what autograd saves inside is made again when the backward pass
+arrives. Every copy of a repeated layer is a piece; what lies between repeats is cut where fewest
+activations cross, into pieces that save about as much each.
+
+Paper: Chen et al. 2016 (arXiv 1604.06174), segments between kept activations.
+Deviation: which pieces are recomputed is left to the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.planner.space.repeats import Repeat
+from shardwright.solve.elimination.problem import Ints
+
+_PIECES = 8  # outside of repeats
+_LEAST_PART = 0.1  # of what the largest piece saves: pieces that save less are left alone
+
+
+def segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
+    """Pieces, as operator numbers, in order. `repeats` are of `graph`.
+
+    What comes last is no piece: its backward pass begins as soon as it has run.
+    """
+    saved = _saved(graph)
+    crossing = _crossing(graph)
+    found: list[range] = []
+    begin = 0
+    for repeat in repeats:
+        found += _pieces(begin, repeat.start, saved, crossing)
+        found += [repeat.copy(i) for i in range(repeat.count)]
+        begin = repeat.end
+    found += _pieces(begin, len(graph.ops), saved, crossing)
+    if found and found[-1].stop == len(graph.ops):
+        found.pop()
+    found = [piece for piece in found if all(_may_run_again(graph.ops[i]) for i in piece)]
+    sizes = [int(saved[piece.start : piece.stop].sum()) for piece in found]
+    least = _LEAST_PART * max(sizes, default=0)
+    return tuple(piece for piece, size in zip(found, sizes, strict=True) if size > least)
+
+
+def kept_segments(pieces: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
+    """Those of `pieces` of the `whole` graph whose operators the `short` one has, in its numbers.
+
+    Repeats are left out copy by copy, so all of a piece is there or nothing of it.
+    """
+    at = {op.name: i for i, op in enumerate(short.ops)}
+    starts = ((at.get(whole.ops[piece.start].name), len(piece)) for piece in pieces)
+    return tuple(range(start, start + size) for start, size in starts if start is not None)
+
+
+def _pieces(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:
+    """Operators `begin` to `end` in pieces that save about as much each."""
+    inner = np.arange(begin + 1, end)
+    if not inner.size:
+        return
+    cuts = inner[crossing[inner] == crossing[inner].min()].tolist()
+    share = saved[begin:end].sum() / _PIECES
+    start = begin
+    for cut in (*cuts, end):
+        if saved[start:cut].sum() >= share or cut == end:
+            yield range(start, cut)
+            start = cut
+
+
+def _may_run_again(op: Op) -> bool:
+    """A module that is kept whole may change something of its own."""
+    return op.kind != "opaque"
+
+
+def _saved(graph: Graph) -> Ints:
+    """Bytes that autograd saves for each operator; leaves are there anyway."""
+    leaves = {leaf.name for leaf in graph.leaves}
+    sizes = [
+        sum(graph.tensor[name].bytes for name in op.saves if name not in leaves) + op.extra_saved
+        for op in graph.ops
+    ]
+    return np.array(sizes, np.int64)
+
+
+def _crossing(graph: Graph) -> Ints:
+    """How many activations with a gradient are made before each operator and read from it on."""
+    change = np.zeros(len(graph.ops) + 1, np.int64)
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    for i, op in enumerate(graph.ops):
+        for name in op.outputs:
+            readers = [number[reader.name] for reader in graph.consumers[name]]
+            if readers and graph.tensor[name].requires_grad:
+                change[i + 1] += 1
+                change[max(readers) + 1] -= 1
+    return np.cumsum(change)[: len(graph.ops)]

@@ -1,0 +1,246 @@
+"""Operators that follow another without a choice of their own, and what a cluster costs.
+
+An operator follows where all that it reads comes from one cluster and whatever
+that cluster does, some tiling takes it as it lies: views, pointwise operators
+after one without partial sums, the two halves of a rotary embedding. The other
+operators lead a cluster each. A redistribution in front of a follower is left
+out of the space; the same after it is there. No cluster reaches from one piece
+that may be recomputed into another.
+
+What depends on constants alone (positions, causal masks, rotary angles) is
+computed whole on every device: it is small, and any part of it is a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.planner.tables.layout_codes import duals
+from shardwright.planner.tables.model import CostModel
+from shardwright.solve.elimination.problem import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where an operator's decision is made: its option under choice k of `node` is `options[k]`.
+
+    Without a node it is `options[0]`, always.
+    """
+
+    node: int | None
+    options: Ints
+    leads: bool
+
+    @property
+    def own_node(self) -> int:
+        """The node of an operator that is not fixed."""
+        assert self.node is not None, "computed whole everywhere"
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """How a value comes out, per choice of the node that makes it; whole where none does."""
+
+    node: int | None
+    codes: Ints
+
+
+def constant_values(graph: Graph) -> set[str]:
+    """Names of the values that depend on constants alone."""
+    found = {leaf.name for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER)}
+    for op in graph.ops:
+        if all(name in found for name in op.operands):
+            found.update(op.outputs)
+    return found
+
+
+_WHOLE = np.zeros(1, np.int64)
+_WHOLE.flags.writeable = False
+
+
+@final
+class Clusters:
+    """Every operator's place, and where every value comes from."""
+
+    def __init__(
+        self,
+        model: CostModel,
+        pieces: Mapping[str, int],
+        leaders: Collection[str] | None = None,
+        apart: Collection[str] = (),
+    ) -> None:
+        """`pieces` has the piece of every operator that belongs to one.
+
+        Where `leaders` are given these lead and all others follow; else those `apart` lead, and
+        all that can follow does.
+        """
+        self.model = model
+        self.pieces = pieces
+        self._leads = leaders
+        self._apart = apart
+        self.leaders: list[Op] = []
+        self.places: dict[str, Place] = {}
+        self.written: dict[str, Written] = {}
+        self._sums: dict[object, tuple[Floats, Ints]] = {}
+        self._alive: list[_Sum] = []  # what the keys of `_sums` are made of
+        self._follows: dict[object, Ints | None] = {}
+        self._arrays: dict[object, Ints] = {}
+        self._returned = {*model.graph.outputs, *(v for _, v in model.graph.updates)}
+        graph = model.graph
+        self._constant = constant_values(graph)
+        for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER, LeafKind.INPUT):
+            self.written[leaf.name] = Written(None, _WHOLE)
+        for op in graph.ops:
+            self._place(op)
+
+    def costs(self, recomputed: Mapping[str, frozenset[str]]) -> Iterator[tuple[Floats, Ints]]:
+        """Seconds and bytes of every cluster, per choice: the same arrays for equal clusters.
+
+        `recomputed` has, for operators that are, those that they are recomputed with.
+        """
+        fixed, parts = _Sum(), [_Sum() for _ in self.leaders]
+        for op in self.model.graph.ops:
+            place = self.places[op.name]
+            part = fixed if place.node is None else parts[place.node]
+            self._pay(op, place, part, recomputed.get(op.name, frozenset()))
+        if fixed.terms and parts:  # what is always there, whoever pays for it
+            parts[0].add_fixed(fixed)
+        for part in parts:
+            key = part.key()
+            if key not in self._sums:
+                self._sums[key] = part.total()
+                self._alive.append(part)
+            yield self._sums[key]
+
+    def _place(self, op: Op) -> None:
+        model = self.model
+        options = model.options(op)
+        if all(name in self._constant for name in op.operands):
+            self.places[op.name] = Place(None, _WHOLE, leads=False)
+            for name in op.outputs:
+                self.written[name] = Written(None, _WHOLE)
+            return
+        follows = None if self._must_lead(op) else self._follow(op)
+        if follows is None:
+            assert self._leads is None or op.name in self._leads, f"{op.name} cannot follow"
+            node = len(self.leaders)
+            self.leaders.append(op)
+            place = Place(node, self._array(range(len(options))), leads=True)
+        else:
+            place = Place(follows[0], follows[1], leads=False)
+        self.places[op.name] = place
+        for i, name in enumerate(op.outputs):
+            key = (options.results[i].tobytes(), id(place.options))
+            if key not in self._arrays:
+                self._arrays[key] = options.results[i][place.options]
+            self.written[name] = Written(place.node, self._arrays[key])
+
+    def _must_lead(self, op: Op) -> bool:
+        return op.name in (self._apart if self._leads is None else self._leads)
+
+    def _array(self, numbers: range) -> Ints:
+        if numbers not in self._arrays:
+            self._arrays[numbers] = np.array(numbers)
+        return self._arrays[numbers]
+
+    def _follow(self, op: Op) -> tuple[int, Ints] | None:
+        """The one cluster that `op` can follow, and its option per choice of that."""
+        sources = [self.written.get(name) for name in op.operands]
+        if any(source is None for source in sources):
+            return None  # reads a parameter
+        known = [source for source in sources if source is not None]
+        nodes = {source.node for source in known if source.node is not None}
+        if len(nodes) != 1:
+            return None
+        node = nodes.pop()
+        if self.pieces.get(self.leaders[node].name) != self.pieces.get(op.name):
+            return None
+        table = self.model.operator(op)
+        gradients = tuple(self.model.has_gradient(name, op) for name in op.operands)
+        key = (
+            id(self.model.options(op)),
+            id(table),
+            tuple(None if s.node is None else s.codes.tobytes() for s in known),
+            gradients,
+        )
+        if key not in self._follows:
+            self._follows[key] = self._aligned(op, known, gradients, table.seconds)
+        found = self._follows[key]
+        return None if found is None else (node, found)
+
+    def _aligned(
+        self, op: Op, sources: list[Written], gradients: tuple[bool, ...], seconds: Floats
+    ) -> Ints | None:
+        """The fastest option that takes all as it lies, per choice; None if a choice has none."""
+        options, axes = self.model.options(op), len(self.model.mesh.axes)
+        good = np.ones((1, len(options)), bool)
+        for i, source in enumerate(sources):
+            if source.node is None:
+                continue
+            good = good & (source.codes[:, None] == options.operands[i])
+            if gradients[i]:
+                good = good & (duals(source.codes, axes)[:, None] == options.grads[i])
+        if not good.any(axis=1).all():
+            return None
+        return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
+
+    def _pay(self, op: Op, place: Place, part: _Sum, recomputed: frozenset[str]) -> None:
+        """Add what an operator costs: itself, slices of what is whole, and copies that it keeps."""
+        model, again = self.model, op.name in recomputed
+        table = model.operator(op, recomputed)
+        part.add(table.seconds, table.bytes, place.options)
+        for name in dict.fromkeys(op.operands):
+            source = self.written.get(name)
+            if source is None or (place.leads and source.node is not None):
+                continue
+            if source.node is not None:  # taken as it lies, but it may be kept
+                held = model.kept_in_place(name, op, source.codes)
+                if held is not None and not again:
+                    part.add(np.zeros(len(held)), held, slice(None), of=held.tobytes())
+                continue
+            positions = [i for i, operand in enumerate(op.operands) if operand == name]
+            read = model.edge(name, source.codes, op, positions, recomputed=again)
+            part.add(read.seconds[0], read.bytes[0], place.options, of=read.seconds)
+        for i, name in enumerate(op.outputs):
+            if name in self._returned:
+                codes = model.options(op).results[i]
+                seconds = model.returning(name, codes)
+                of = codes.tobytes() + seconds.tobytes()
+                part.add(seconds, np.zeros_like(codes), place.options, of=of)
+
+
+@dataclass
+class _Sum:
+    """The cost of a cluster as a sum of shared tables, so that equal sums are recognised."""
+
+    terms: list[tuple[object, int | None, Floats, Ints]] = field(default_factory=list)
+    held: list[object] = field(default_factory=list)  # keeps alive what keys are made of
+
+    def add(self, seconds: Floats, held: Ints, at: Ints | slice, of: object = None) -> None:
+        """Entries `at` of a table; `of` identifies it, else the array of seconds does."""
+        key = of if isinstance(of, bytes) else id(seconds if of is None else of)
+        where = None if isinstance(at, slice) else id(at)
+        self.held += [of, seconds, at]
+        self.terms.append((key, where, seconds[at], held[at]))
+
+    def add_fixed(self, other: _Sum) -> None:
+        """What `other` costs, whatever is chosen."""
+        seconds = np.array([sum(float(term[2][0]) for term in other.terms)])
+        held = np.array([sum(int(term[3][0]) for term in other.terms)])
+        self.held.append(other)
+        self.terms.append((id(other), 0, seconds, held))
+
+    def key(self) -> object:
+        return tuple((table, options) for table, options, _, _ in self.terms)
+
+    def total(self) -> tuple[Floats, Ints]:
+        _, _, seconds, held = self.terms[0]
+        for _, _, more, others in self.terms[1:]:
+            seconds, held = seconds + more, held + others
+        return seconds, held

@@ -1,0 +1,296 @@
+"""Constraints of the user on one graph: which choices of which operators and parameters are left.
+
+A pin binds what can do as it says: of an attention's modules `tp:heads` binds the operators that
+have heads, and leaves the others free. A choice that is ruled out is not in the space at all, so
+the bound of a plan holds under the constraints, and the space gets smaller.
+Operators on constants alone are computed whole on every device, whatever is said of their modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import final
+
+from shardwright.ir.constraints import (
+    EVERY_AXIS,
+    Along,
+    Constraint,
+    ConstraintError,
+    Forbid,
+    Pin,
+    matches,
+)
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.layout import Mesh, Placement, Shard
+from shardwright.machine.model import Machine
+from shardwright.planner.communication.prices import Routes
+from shardwright.planner.space.clusters import constant_values
+from shardwright.planner.tables.layout_codes import digit
+from shardwright.planner.tables.memory import BucketSizes
+from shardwright.planner.tables.mesh_invariants import Meshless
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.objective import Duration
+from shardwright.planner.tables.options import Allowed, Only
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.naming import dimension_names, split_words
+from shardwright.rules.rule import Choice, PassPartial, Route, Rule, Split
+
+_SHOWN = 12  # words or names in a message
+_WHOLE = 0  # the number of doing nothing among choices, and of Replicate among digits
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Which of `statements` are about which operators and parameters of a graph, by name."""
+
+    statements: tuple[tuple[Pin | Forbid, Along], ...]
+    of: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def on(cls, graph: Graph, constraints: Sequence[Constraint]) -> Marks:
+        """Match every glob; raises `ConstraintError` for one that matches nothing."""
+        constant = constant_values(graph)
+        modules: dict[str, list[str]] = {}
+        for op in graph.ops:
+            if not constant.issuperset(op.outputs):
+                modules.setdefault(op.source.module, []).append(op.name)
+        parameters = {leaf.name: leaf.keys for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+        statements: list[tuple[Pin | Forbid, Along]] = []
+        of: dict[str, list[int]] = {}
+        for constraint in constraints:
+            if not isinstance(constraint, Pin | Forbid):
+                continue
+            for along in constraint.along:
+                if along.placements:
+                    known = [key for keys in parameters.values() for key in keys]
+                    found = [
+                        name
+                        for name, keys in parameters.items()
+                        if any(matches(constraint.glob, key) for key in keys)
+                    ]
+                else:
+                    known = list(modules)
+                    hit = [path for path in modules if matches(constraint.glob, path)]
+                    found = [name for path in hit for name in modules[path]]
+                if not found:
+                    what = "parameter" if along.placements else "module"
+                    raise ConstraintError(_no_match(constraint, what, known))
+                for name in found:
+                    of.setdefault(name, []).append(len(statements))
+                statements.append((constraint, along))
+        return cls(tuple(statements), {name: tuple(numbers) for name, numbers in of.items()})
+
+
+NO_MARKS = Marks((), {})
+
+
+@final
+class Limits:
+    """What `marks` leave of an analysed graph, mesh by mesh.
+
+    Raises `ConstraintError` for a word that none of the operators meant knows.
+    """
+
+    def __init__(
+        self, graph: Graph, analysis: Analysis, marks: Marks, routes: Routes | None = None
+    ) -> None:
+        self._graph = graph
+        self._analysis = analysis
+        self._marks = marks
+        self._routes = routes
+        self._meshless: Meshless | None = None  # of the machine asked about last
+        self._hits: dict[tuple[str, int], frozenset[int]] = {}
+        self._marked = [op for op in graph.ops if op.name in marks.of]
+        for op in self._marked:
+            rule = analysis.rules[op.name]
+            for number in marks.of[op.name]:
+                self._hits[op.name, number] = hits(marks.statements[number][1], rule, self._names)
+        for number, (constraint, along) in enumerate(marks.statements):
+            if not along.placements:
+                self._check_words(number, constraint, along)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return dimension_names(self._graph, self._analysis)
+
+    def allowed(self, mesh: Mesh) -> Allowed:
+        """The choices that are left on `mesh`; raises `ConstraintError` where some has none."""
+        if mesh.size == 1:
+            return Allowed()  # nothing is split on one device
+        operators = {op.name: self._operator(op, mesh) for op in self._marked}
+        leaves = self._graph.leaves_of(LeafKind.PARAMETER)
+        parameters = {
+            leaf.name: self._parameter(leaf.name, mesh)
+            for leaf in leaves
+            if leaf.name in self._marks.of
+        }
+        return Allowed(operators, parameters)
+
+    def model(
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        optimizer: str,
+        micro_batches: int = 1,
+        buckets: BucketSizes | None = None,
+    ) -> CostModel:
+        """Prices of what is left; raises `ConstraintError` where something has no choice.
+
+        With `micro_batches` the graph must be that of one of them.
+        """
+        if self._meshless is None or not self._meshless.holds_on(machine):
+            self._meshless = Meshless(self._graph, self._analysis, machine)
+        model = CostModel(
+            self._graph,
+            self._analysis,
+            machine,
+            mesh,
+            optimizer,
+            self.allowed(mesh),
+            Duration(machine, mesh, self._routes),
+            micro_batches,
+            buckets,
+            self._meshless,
+        )
+        self._check_sizes(model)
+        return model
+
+    def _check_sizes(self, model: CostModel) -> None:
+        for op in self._marked:
+            if not len(model.options(op)):
+                rule = self._analysis.rules[op.name]
+                splits = split_words(rule, rule.choices(), self._names)
+                sizes = {
+                    f"{word} {rule.factor[rule.cuts(choice)[0]].size}"
+                    for choice, word in zip(rule.choices(), splits, strict=True)
+                    if isinstance(choice, Split)
+                }
+                raise ConstraintError(
+                    f"{self._said(op.name)}: on mesh {model.mesh} {_where(op)} would leave a device"
+                    f" without a part; its sizes are {', '.join(sorted(sizes))}"
+                )
+        for leaf in self._graph.leaves_of(LeafKind.PARAMETER):
+            if leaf.name in self._marks.of and not len(model.storable(leaf)):
+                shape = list(self._graph.tensor[leaf.name].shape)
+                raise ConstraintError(
+                    f"{self._said(leaf.name)}: on mesh {model.mesh} {leaf.name} of shape {shape}"
+                    " cannot be stored so; parameters are sharded evenly along their own"
+                    " dimensions, and every device holds a part"
+                )
+
+    def _operator(self, op: Op, mesh: Mesh) -> Only:
+        choices = len(self._analysis.rules[op.name].choices())
+        left = [set(range(choices)) for _ in mesh.axes]
+        for number in self._marks.of[op.name]:
+            if found := self._hits[op.name, number]:
+                self._restrict(left, number, found, mesh)
+        return self._left(left, op.name, _where(op), mesh)
+
+    def _parameter(self, name: str, mesh: Mesh) -> Only:
+        counts = [len(sizes) for sizes in self._analysis.atoms[name]]
+        left = [set(range(2 + sum(counts))) for _ in mesh.axes]
+        for number in self._marks.of[name]:
+            placements = self._marks.statements[number][1].placements
+            known = [p for p in placements if exists(p, counts)]
+            if found := frozenset(digit(p, counts) for p in known):
+                self._restrict(left, number, found, mesh)
+        return self._left(left, name, name, mesh)
+
+    def _restrict(
+        self, left: list[set[int]], number: int, found: frozenset[int], mesh: Mesh
+    ) -> None:
+        """Apply one statement, whose words mean `found`, along the axes that it names."""
+        constraint, along = self._marks.statements[number]
+        axes = [
+            i
+            for i, (name, size) in enumerate(mesh.axes)
+            if size > 1 and along.axis in (name, EVERY_AXIS)
+        ]
+        if isinstance(constraint, Pin) and not axes and _WHOLE not in found:
+            raise ConstraintError(f"{constraint}: mesh {mesh} has no axis {along.axis} to split by")
+        for axis in axes:
+            left[axis] = left[axis] & found if isinstance(constraint, Pin) else left[axis] - found
+
+    def _left(self, left: list[set[int]], name: str, what: str, mesh: Mesh) -> Only:
+        for (axis, size), choices in zip(mesh.axes, left, strict=True):
+            if size > 1 and not choices:
+                raise ConstraintError(
+                    f"{self._said(name)}: together they leave {what} nothing to do along {axis}"
+                )
+        return tuple(frozenset(choices) for choices in left)
+
+    def _said(self, name: str) -> str:
+        numbers = self._marks.of[name]
+        said = dict.fromkeys(str(self._marks.statements[number][0]) for number in numbers)
+        return "; ".join(said)
+
+    def _check_words(self, number: int, constraint: Pin | Forbid, along: Along) -> None:
+        meant = [op for op in self._marked if number in self._marks.of[op.name]]
+        rules = [self._analysis.rules[op.name] for op in meant]
+        for word in along.words:
+            one = Along(along.axis, (word,))
+            if not any(hits(one, rule, self._names) for rule in rules):
+                known = dict.fromkeys(w for rule in rules for w in _words(rule, self._names))
+                shown = list(known)[:_SHOWN]
+                raise ConstraintError(
+                    f"{constraint}: nothing in {constraint.glob} can do {word!r}; the words there"
+                    f" are {', '.join(shown)}{', …' * (len(known) > _SHOWN)}"
+                )
+
+
+def hits(along: Along, rule: Rule, names: Mapping[int, str]) -> frozenset[int]:
+    """Numbers, in `rule.choices()`, of the choices that one of the words means."""
+    return frozenset(
+        number
+        for number, choice in enumerate(rule.choices())
+        if any(_means(word, choice, rule, names) for word in along.words)
+    )
+
+
+def exists(placement: Placement, atoms_per_dim: Sequence[int]) -> bool:
+    """Whether a tensor whose dimensions have so many atoms can be stored so along an axis.
+
+    >>> exists(Shard(1, 2), (1, 3)), exists(Shard(2), (1, 3))
+    (True, False)
+    """
+    if not isinstance(placement, Shard):
+        return True
+    at = placement.dim
+    return at < len(atoms_per_dim) and placement.atom < atoms_per_dim[at]
+
+
+def _means(word: str, choice: Choice, rule: Rule, names: Mapping[int, str]) -> bool:
+    if choice is None:
+        return word in ("whole", "-")
+    if isinstance(choice, PassPartial):
+        return word in ("partial sums", str(choice))
+    (said,) = split_words(rule, (choice,), dict(names))
+    if isinstance(choice, Route):  # it splits either
+        splits = (Split(factor) for factor in rule.cuts(choice))
+        either = any(_means(word, split, rule, names) for split in splits)
+        return word in (said, str(choice)) or either
+    base = rule.cuts(choice)[0].split(".")[0]
+    return word in (said, said.partition(" (")[0], str(choice), base)
+
+
+def _words(rule: Rule, names: Mapping[int, str]) -> Iterator[str]:
+    words = split_words(rule, rule.choices(), dict(names))
+    yield from ("whole" if word == "-" else word for word in words)
+
+
+def _where(op: Op) -> str:
+    return f"{op.kind} of {op.source.module}" if op.source.module else op.kind
+
+
+def _no_match(constraint: Pin | Forbid, what: str, known: Iterable[str]) -> str:
+    paths = [path for path in dict.fromkeys(known) if path]
+    glob = constraint.glob
+    wider = f"*{glob}" if any(matches(f"*{glob}", path) for path in paths) else ""
+    close = get_close_matches(glob, paths, 3, 0.3) or paths[:3]
+    hint = f"did you mean {wider}" if wider else f"there are {', '.join(close)}, …"
+    if not paths:
+        hint = "use * for all"
+    return f"{constraint}: no {what} matches {glob!r}; {hint}"

@@ -1,0 +1,79 @@
+"""What plans need at most beside what adds up: workspaces, and pieces while they are recomputed.
+
+These are maxima over a plan, not sums, so the search does not see them; they are added to the
+points that it finds. A piece that is recomputed holds all that it would have kept while its
+backward pass runs.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.planner.space.space import Space
+from shardwright.solve.elimination.problem import Ints
+
+
+@final
+class Peaks:
+    """Bytes on top of the sum, for whole assignments of `space`."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.like = space.folded.node_tables()  # whole node -> node of the problem
+        self.first = np.cumsum([0, *(len(w) for w in space.workspaces[:-1])])[self.like]
+
+    def at(self, choices: Ints) -> Ints:
+        """Bytes for whole assignments: (P, nodes) -> (P,)."""
+        transient = np.concatenate(self.space.workspaces)[self.first + choices].max(axis=1)
+        found: Ints = transient + self._recomputed(choices)
+        return found
+
+    @cached_property
+    def least(self) -> int:
+        """Bytes that every assignment needs."""
+        return max(int(workspace.min()) for workspace in self.space.workspaces)
+
+    @cached_property
+    def _ways(self) -> tuple[Ints, Ints, Ints]:
+        """Whole nodes that have a twin, those twins, and the switch of each."""
+        both, piece_of = self.space.twofold, self.space.piece_of
+        triples = [(node, twin, both.switches[piece_of[node]]) for node, twin in both.twins.items()]
+        found = [np.array(triples, np.int64).reshape(-1, 3)]
+        for number, run in enumerate(self.space.folded.runs):
+            at = {node: i for i, node in enumerate(run.nodes)}
+            inside = [[at[node] for node in triple] for triple in triples if triple[0] in at]
+            places = self.space.folded.places(number)[:-1]  # the last copy is the problem's own
+            found.append(places[:, np.array(inside, np.int64).reshape(-1, 3)].reshape(-1, 3))
+        node, twin, switch = np.concatenate(found).T
+        return node, twin, switch
+
+    def _recomputed(self, choices: Ints) -> Ints:
+        """Bytes of the largest piece that is recomputed, if it were kept: (P,)."""
+        node, twin, switch = self._ways
+        if not node.size:
+            return np.zeros(len(choices), np.int64)
+        problem = self.space.problem
+        again = choices[:, switch] == 1
+        kept = choices.copy()
+        kept[:, node] = np.where(again, choices[:, twin], choices[:, node])
+        owner = np.full(choices.shape[1], -1)  # whole node -> the number of its piece
+        pieces, number = np.unique(switch, return_inverse=True)
+        owner[node] = number
+        held = np.zeros((len(pieces), len(choices)), np.int64)
+        sizes = [part.memory.ravel() for part in problem.nodes]
+        start = np.cumsum([0, *(len(size) for size in sizes[:-1])])
+        bytes_of = np.concatenate(sizes)[start[self.like[node]] + kept[:, node]]
+        np.add.at(held, number, bytes_of.T)
+        table, tail, head = self.space.folded.edge_ends()
+        inside = owner[head] >= 0
+        for e in np.unique(table[inside]).tolist():
+            memory = problem.edges[e].memory
+            if memory.any():
+                at = (table == e) & inside
+                moved = memory[kept[:, tail[at]], kept[:, head[at]]]
+                np.add.at(held, owner[head[at]], moved.T)
+        largest: Ints = (held.T * choices[:, pieces]).max(axis=1)
+        return largest

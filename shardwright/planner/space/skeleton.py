@@ -1,0 +1,78 @@
+"""What is decided together in a space, the same whatever constraints leave out.
+
+Which operators follow others and which read a value together depends on what they may do. Were it
+worked out from what constraints leave, less to choose from would make more decisions: an operator
+that can no longer follow leads, and a value may be redistributed in front of it. So it is worked
+out from all that may be done, and constraints only take choices away. Their plans are some of all.
+
+A cluster whose members constraints leave nothing to do together is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from shardwright.ir.graph import Op
+from shardwright.planner.space.assembly import Assembly, Skeleton
+from shardwright.planner.space.clusters import Clusters
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed
+from shardwright.solve.elimination.problem import Bools
+
+
+def constrained(
+    wanted: CostModel, marked: Collection[str], pieces: Sequence[range]
+) -> tuple[CostModel, Skeleton]:
+    """`wanted` with what it leaves of the clusters that there are without constraints, and these.
+
+    The operators that are `marked` may not do all that there is.
+    """
+    free = wanted.with_allowed(Allowed())
+    apart: frozenset[str] = frozenset()
+    while True:
+        assembly = Assembly(free, pieces, Skeleton(apart=apart))
+        clusters = assembly.clusters
+        left = _left(clusters, wanted, marked)
+        torn = {node for node, kept in left.items() if not kept.any()}
+        members = _members(clusters, left)
+        more = {
+            op.name
+            for node in torn
+            for op in members[node]
+            if op.name in marked and not clusters.places[op.name].leads
+        }
+        if not more:
+            break
+        apart |= more
+    tilings: dict[str, frozenset[tuple[int, ...]]] = {}
+    for node, kept in left.items():
+        if node not in torn and not kept.all():
+            for op in members[node]:
+                choices = free.options(op).choices
+                options = clusters.places[op.name].options[kept]
+                tilings[op.name] = frozenset(choices[k] for k in options.tolist())
+    return wanted.with_tilings(tilings), assembly.skeleton()
+
+
+def _left(clusters: Clusters, wanted: CostModel, marked: Collection[str]) -> Mapping[int, Bools]:
+    """Which choices of each marked cluster let all of its members do what they may: (K,)."""
+    free, left = clusters.model, dict[int, Bools]()
+    for op in free.graph.ops:
+        place = clusters.places[op.name]
+        if op.name in marked and place.node is not None:
+            may = set(wanted.options(op).choices)
+            good = np.array([choice in may for choice in free.options(op).choices])[place.options]
+            left[place.node] = left.get(place.node, np.ones(len(good), bool)) & good
+    return left
+
+
+def _members(clusters: Clusters, nodes: Collection[int]) -> Mapping[int, list[Op]]:
+    """The operators of some clusters, in order."""
+    found: dict[int, list[Op]] = {node: [] for node in nodes}
+    for op in clusters.model.graph.ops:
+        node = clusters.places[op.name].node
+        if node in found:
+            found[node].append(op)
+    return found

@@ -1,0 +1,242 @@
+"""The space of plans on one mesh, as a search problem: what every operator and parameter may do.
+
+A node is a cluster of operators (`clusters.py`) with the options of its leader,
+or a parameter with its possible storage layouts; an edge is a value that one
+writes and the other reads. Operators of one kind that read the same value, as
+the three projections of an attention do, read it through one node more: they
+agree on a layout, into which the value is brought once. Storage sharded over
+devices (ZeRO, FSDP) is nothing special: a parameter stored as a Shard and read
+as Replicate pays its gather on the edge, and its gradient the reduce-scatter.
+The gathered copy is kept until the backward pass, or gathered again there.
+Pieces of the graph (`segments.py`) keep what autograd saves, or are recomputed:
+their nodes are there twice (`twofold.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardwright.ir.graph import Leaf
+from shardwright.ir.layout import Layout
+from shardwright.planner.space.assembly import FREE, Assembly, Reading, Skeleton, Storage
+from shardwright.planner.space.checkpoint_segments import segments
+from shardwright.planner.space.clusters import Place
+from shardwright.planner.space.folding import fold
+from shardwright.planner.space.repeats import Repeat, find_repeats
+from shardwright.planner.tables.model import CostModel
+from shardwright.rules.rule import Tiling
+from shardwright.solve.elimination.pricing import PriceList
+from shardwright.solve.elimination.problem import Assignment, Edge, Ints, Problem
+from shardwright.solve.elimination.recompute_choice import Twofold, twofold
+from shardwright.solve.elimination.solver import Solver, make_solver
+from shardwright.solve.folding.folded import Folded
+
+_MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
+
+
+class TooWideError(Exception):
+    """With recomputation the tables would be too large. Never seen outside this package."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """A problem and what its choices mean.
+
+    Nodes are clusters, then readings, then parameters, then what pieces add that
+    may be recomputed. `places` has every operator, `stored[i]` the ways that
+    parameter i may be stored, `kept` the costs where nothing is recomputed.
+    """
+
+    model: CostModel
+    places: Mapping[str, Place]
+    readings: tuple[Reading, ...]
+    parameters: tuple[Leaf, ...]
+    stored: tuple[Storage, ...]
+    folded: Folded
+    first_reading: int
+    piece_of: Mapping[int, int]  # node -> its piece
+    twofold: Twofold
+    kept: Problem
+    recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
+
+    @cached_property
+    def solver(self) -> Solver:
+        """Finds the best assignments of `folded`."""
+        return make_solver(self.folded, _MOST_TABLE)
+
+    @cached_property
+    def prices(self) -> PriceList:
+        """What whole assignments cost."""
+        return PriceList.of(self.folded)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, each run of repeats once."""
+        return self.folded.problem
+
+    @property
+    def first_parameter(self) -> int:
+        """The node of the first parameter."""
+        return self.first_reading + len(self.readings)
+
+    def option(self, place: Place, choice: Sequence[int]) -> int:
+        """The option of the operator at `place` under an assignment of `problem`."""
+        k = 0 if place.node is None else self.present(place.node, choice)
+        return int(place.options[k])
+
+    def present(self, node: int, choice: Sequence[int]) -> int:
+        """The choice of a node, or of its twin where it is absent."""
+        absent = choice[node] == self.kept.nodes[node].num_choices
+        return choice[self.twofold.twins[node] if absent else node]
+
+    def tilings(self, choice: Sequence[int]) -> dict[str, Tiling]:
+        """Tiling of every operator under an assignment of `problem`."""
+        rules = self.model.analysis.rules
+        return {
+            op.name: self.model.options(op).tiling(
+                rules[op.name], self.option(self.places[op.name], choice)
+            )
+            for op in self.model.graph.ops
+        }
+
+    def storage(self, choice: Sequence[int]) -> dict[str, Layout]:
+        """Storage layout of every parameter under an assignment of `problem`."""
+        return {
+            leaf.name: self.model.layout(leaf.name, int(stored.codes[self.present(node, choice)]))
+            for node, (leaf, stored) in enumerate(
+                zip(self.parameters, self.stored, strict=True), self.first_parameter
+            )
+        }
+
+    @cached_property
+    def workspaces(self) -> tuple[Ints, ...]:
+        """Bytes of the largest workspace among the operators of each node, per choice."""
+        found = [np.zeros(node.num_choices, np.int64) for node in self.problem.nodes]
+        for op in self.model.graph.ops:
+            place = self.places[op.name]
+            mine = self.model.workspace(op)[place.options]
+            if place.node is None:
+                found[0] = np.maximum(found[0], mine)
+                continue
+            for node in (place.node, self.twofold.twins.get(place.node, place.node)):
+                found[node][: len(mine)] = np.maximum(found[node][: len(mine)], mine)
+        return tuple(found)
+
+    def assignment(
+        self, options: Mapping[str, int], storage: Mapping[str, int], recompute: bool = False
+    ) -> Assignment:
+        """The choices that come closest to these: leaders decide for those that follow them.
+
+        `storage` has the choice of every parameter; all pieces are recomputed or
+        none. Where readers that must agree do not, the first is right.
+        """
+        choice = [0] * len(self.problem.nodes)
+        for name, place in self.places.items():
+            if place.leads:
+                choice[place.own_node] = options[name]
+        for i in range(self.first_reading, self.first_parameter):
+            choice[i] = self._agree(i, choice)
+        for i, leaf in enumerate(self.parameters, self.first_parameter):
+            choice[i] = storage[leaf.name]
+        for node, twin in self.twofold.twins.items():
+            absent = self.kept.nodes[node].num_choices
+            choice[node], choice[twin] = (
+                (absent, choice[node]) if recompute else (choice[node], absent)
+            )
+        for switch in self.twofold.switches.values():
+            choice[switch] = int(recompute)
+        return tuple(choice)
+
+    @cached_property
+    def _read_by(self) -> dict[int, list[Edge]]:
+        """The edges from every reading to those that read it so."""
+        found: dict[int, list[Edge]] = {}
+        for edge in self.problem.edges:
+            if self.first_reading <= edge.tail < self.first_parameter:
+                found.setdefault(edge.tail, []).append(edge)
+        return found
+
+    def _agree(self, node: int, choice: list[int]) -> int:
+        first, *others = self._read_by[node]
+        agreed = int(np.isfinite(first.time[:, choice[first.head]]).argmax())
+        for edge in others:
+            if not np.isfinite(edge.time[agreed, choice[edge.head]]):
+                allowed = np.where(np.isfinite(edge.time[agreed]), 0.0, np.inf)
+                choice[edge.head] = int((allowed + self.problem.nodes[edge.head].time).argmin())
+        return agreed
+
+
+def make_space(
+    model: CostModel, pieces: Sequence[range] | None = None, skeleton: Skeleton = FREE
+) -> Space:
+    """Every feasible tiling and storage of the model's graph on its mesh, with their costs.
+
+    `pieces` of it may be recomputed, by default its `segments`; `skeleton` says what is decided
+    together.
+    """
+    if pieces is None:
+        pieces = segments(model.graph, tuple(find_repeats(model.graph)))
+    space = _make(model, pieces, (), (), skeleton=skeleton)
+    assert space is not None, "a space without repeats is never refused"
+    return space
+
+
+def make_folded_space(
+    model: CostModel,
+    repeats: Sequence[Repeat],
+    skipped: Sequence[int],
+    pieces: Sequence[range],
+    *,
+    most_run: float = math.inf,
+    skeleton: Skeleton = FREE,
+) -> Space | None:
+    """The space of a graph in which the second of three copies stands for `1 + skipped`.
+
+    `pieces` may be recomputed; none lies in two copies.
+
+    None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
+    pieces may be recomputed and a run's table has more than `most_run` entries even if none is.
+    """
+    return _make(model, pieces, repeats, skipped, most_run, skeleton)
+
+
+def _make(
+    model: CostModel,
+    pieces: Sequence[range],
+    repeats: Sequence[Repeat],
+    skipped: Sequence[int],
+    most_run: float = math.inf,
+    skeleton: Skeleton = FREE,
+) -> Space | None:
+    assembly = Assembly(model, pieces, skeleton)
+    kept, recomputed = assembly.problem({}), assembly.recomputed()
+    if pieces and repeats:
+        plain = fold(kept, assembly.homes(), repeats, skipped)
+        if plain is not None and plain.widest > most_run:
+            raise TooWideError
+    again = assembly.problem(recomputed) if recomputed else kept
+    both = twofold(kept, again, assembly.piece_of)
+    homes = assembly.homes()
+    homes += [homes[node] for node in both.twins]
+    homes += [frozenset({pieces[piece].start}) for piece in both.switches]
+    folded = fold(both.problem, homes, repeats, skipped)
+    if folded is None:
+        return None
+    return Space(
+        model,
+        assembly.clusters.places,
+        tuple(assembly.readings),
+        assembly.leaves,
+        assembly.storage,
+        folded,
+        len(assembly.clusters.leaders),
+        assembly.piece_of,
+        both,
+        kept,
+        recomputed,
+    )

@@ -1,0 +1,128 @@
+"""Where the spaces of a search come from: one for every mesh and number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh
+from shardwright.machine.model import Machine
+from shardwright.planner.communication.prices import Routes
+from shardwright.planner.micro_batch_counts import MicroBook
+from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.space.assembly import FREE, Skeleton
+from shardwright.planner.space.checkpoint_segments import kept_segments, segments
+from shardwright.planner.space.constrain import NO_MARKS, Limits, Marks
+from shardwright.planner.space.repeats import Short, shorten
+from shardwright.planner.space.skeleton import constrained
+from shardwright.planner.space.space import Space, TooWideError, make_folded_space, make_space
+from shardwright.planner.tables.memory import BucketSizes, bucket_sizes
+from shardwright.planner.tables.model import CostModel
+from shardwright.rules.analysis import Analysis, analyze, spread
+
+_MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
+_MOST_RUN = (
+    _MOST_ENTRIES // 8
+)  # of these in the table of one run, before there is any recomputation
+
+
+class Sources:
+    """The graph, shortened where it repeats, and whole where a space does not follow.
+
+    Copies that `marks` distinguish are no repeats.
+    """
+
+    def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
+        self.recompute = recompute
+        self.too_wide: set[Mesh] = set()  # with recomputation
+        self.short = shorten(graph, marks.of)
+        self.graph = graph
+        self.marks = marks
+        self._routes = Routes()  # the same on all meshes
+        self._books: dict[bool, MicroBook] = {}
+        self._limits: dict[tuple[int, bool], Limits] = {}
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """Where the whole graph may be cut into stages."""
+        return Cuts(self.graph)
+
+    @cached_property
+    def _segments(self) -> tuple[range, ...]:
+        """What may be recomputed of the whole graph. Marks have no say, or they would add to it."""
+        return segments(self.graph, self.short.whole)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Of the whole graph; what repeats shares its rules."""
+        return spread(self._book(whole=False).analysis, self.graph, self.short.stands_for)
+
+    @cached_property
+    def _buckets(self) -> BucketSizes:
+        return bucket_sizes(self.graph)
+
+    def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Numbers of micro-batches that the graph can have, and why it cannot have others."""
+        return self._book(whole=False).possible(wanted)
+
+    @property
+    def batch(self) -> int:
+        """Samples in the batch; 1 where it cannot be told."""
+        return self._book(whole=False).batch
+
+    def space(
+        self, machine: Machine, mesh: Mesh, optimizer: str, count: int
+    ) -> tuple[Space, Short]:
+        """The space on `mesh` with `count` micro-batches.
+
+        Recomputation is left out where the space is too wide with it. Raises
+        `ConstraintError` where constraints leave something no choice.
+        """
+
+        @cache
+        def model(whole: bool) -> CostModel:  # with tables that both tries share
+            limits = self._limited(count, whole=whole)
+            return limits.model(machine, mesh, optimizer, count, self._buckets)
+
+        if self.recompute and mesh not in self.too_wide:
+            try:
+                space, short = self._space(model, recompute=True)
+            except TooWideError:
+                pass  # and nothing else is built
+            else:
+                if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
+                    return space, short
+            self.too_wide.add(mesh)
+        return self._space(model, recompute=False)
+
+    def _space(self, model: Callable[[bool], CostModel], *, recompute: bool) -> tuple[Space, Short]:
+        short, pieces = self.short, self._segments if recompute else ()
+        kept = kept_segments(pieces, self.graph, short.graph)
+        costs, skeleton = self._decided(model(False), kept)
+        space = make_folded_space(
+            costs, short.repeats, short.skipped, kept, most_run=_MOST_RUN, skeleton=skeleton
+        )
+        if space is not None:
+            return space, short
+        costs, skeleton = self._decided(model(True), pieces)
+        return make_space(costs, pieces, skeleton), Short(self.graph, (), (), {}, {})
+
+    def _decided(self, model: CostModel, pieces: Sequence[range]) -> tuple[CostModel, Skeleton]:
+        """What constraints leave, and what is decided together: the same without them."""
+        marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
+        if not marked or model.mesh.size == 1:
+            return model, FREE
+        return constrained(model, frozenset(marked), pieces)
+
+    def _limited(self, count: int, *, whole: bool) -> Limits:
+        if (count, whole) not in self._limits:
+            sized = self._book(whole=whole).analyzed(count)
+            self._limits[count, whole] = Limits(*sized, self.marks, self._routes)
+        return self._limits[count, whole]
+
+    def _book(self, *, whole: bool) -> MicroBook:
+        if whole not in self._books:
+            graph = self.graph if whole else self.short.graph
+            self._books[whole] = MicroBook(graph, analyze(graph))
+        return self._books[whole]

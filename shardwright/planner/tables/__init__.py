@@ -1,0 +1,1 @@
+"""Cost tables of tilings, layouts and edges, which the search adds up."""

@@ -1,0 +1,47 @@
+"""What the costs of a graph depend on that is the same on every mesh."""
+
+from __future__ import annotations
+
+from typing import final
+
+from shardwright.ir.deferrable_scalars import unawaited
+from shardwright.ir.graph import Graph, Op
+from shardwright.machine.calls import by_target
+from shardwright.machine.model import Machine
+from shardwright.planner.tables.memory import retention
+from shardwright.planner.tables.options import Forms
+from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.workload import Workload, workload
+
+
+@final
+class Meshless:
+    """Forms of rules, workloads, who pays for saved values, and numbers that nobody waits for.
+
+    They are of `graph` on `machine`'s devices.
+
+    Cost models of this graph on several meshes of that machine may share one.
+    """
+
+    def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
+        self._device, self._expert_skew = machine.device, machine.expert_skew
+        self.forms = Forms()
+        self.retention = retention(graph)
+        self.unawaited = unawaited(graph)
+        self._graph = graph
+        self._analysis = analysis
+        self._known = by_target(machine.device.timings)
+        self._workloads: dict[str, Workload] = {}
+        self._equal: dict[Workload, Workload] = {}
+
+    def holds_on(self, machine: Machine) -> bool:
+        """Whether `machine` differs in nothing that counts here."""
+        return machine.device is self._device and machine.expert_skew == self._expert_skew
+
+    def workload(self, op: Op) -> Workload:
+        """Equal ones are the very same, so that tables are known by them."""
+        if op.name not in self._workloads:
+            rule = self._analysis.rules[op.name]
+            found = workload(op, rule, self._graph, self._known, self._expert_skew)
+            self._workloads[op.name] = self._equal.setdefault(found, found)
+        return self._workloads[op.name]

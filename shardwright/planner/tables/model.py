@@ -1,0 +1,409 @@
+"""What tilings cost on a machine, as tables over the options of a graph's operators.
+
+Tables add up: seconds and bytes of a plan are the sums over operators,
+parameters and edges of the entries that it chose. Prices depend on shapes,
+layouts and flags and never on names, so repeated layers share their tables:
+equal questions are answered with the *same* array objects, which are read-only.
+Layouts are codes (`codes.py`), and a table is computed in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import Graph, Leaf, Op
+from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
+from shardwright.ir.plan import Phase, Transfer
+from shardwright.machine.model import Machine
+from shardwright.planner.communication.expert_all_to_all import Exchanges, exchanged, exchanges
+from shardwright.planner.communication.intra_op_collectives import Agreements
+from shardwright.planner.communication.resharding import (
+    NO_GRADIENT,
+    Bools,
+    Floats,
+    Reads,
+    Table,
+    Terms,
+    Want,
+)
+from shardwright.planner.communication.transfers import transfers, ways_of
+from shardwright.planner.tables.layout_codes import WHOLE, Ints, decode, storable
+from shardwright.planner.tables.memory import (
+    BucketSizes,
+    bucket_sizes,
+    fixed_bytes,
+    kept_bytes,
+    state_tensors,
+    workspace_bytes,
+)
+from shardwright.planner.tables.mesh_invariants import Meshless
+from shardwright.planner.tables.objective import Duration, Measure
+from shardwright.planner.tables.options import Allowed, Only, OptionBook, Options, Tilings
+from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.compute import backward_seconds
+
+EVERYTHING = Allowed()
+
+
+@final
+class CostModel:
+    """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
+
+    `allowed` is what operators and parameters may do, where that is not all; `measure` says what
+    is priced beside memory, by default the seconds of a step.
+    With `micro_batches`, `graph` and `analysis` are those of one micro-batch
+    (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
+    counts so often, what is done once a step counts once. `buckets` says how much travels at
+    once, by default what `graph` as it is gives (`bucket_sizes`). Models on several meshes may
+    share what is `meshless`.
+    Raises `ValueError` for a mesh that the machine cannot hold and
+    `OptimizerError` for an optimizer whose state is not known.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        machine: Machine,
+        mesh: Mesh,
+        optimizer: str = "adamw",
+        allowed: Allowed = EVERYTHING,
+        measure: Measure | None = None,
+        micro_batches: int = 1,
+        buckets: BucketSizes | None = None,
+        meshless: Meshless | None = None,
+    ) -> None:
+        self.graph = graph
+        self.analysis = analysis
+        self.machine = machine
+        self.mesh = mesh
+        self._allowed = allowed
+        self.micro_batches = micro_batches
+        self._optimizer, self._states = optimizer, state_tensors(optimizer)
+        self.meshless = meshless or Meshless(graph, analysis, machine)
+        self._retention = self.meshless.retention
+        self.measure = measure or Duration(machine, mesh)
+        self._agreements = Agreements(graph, analysis, machine, mesh, self.measure)
+        self._book = OptionBook(mesh, self.meshless.forms)
+        self._options: dict[str, Options] = {}
+        self._tables: dict[Hashable, Table] = {}
+        self._workspaces: dict[Hashable, Ints] = {}
+        self._exchanged: dict[Hashable, Exchanges] = {}
+        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
+        self.buckets = buckets or bucket_sizes(graph)
+        self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches, self.buckets)
+
+    def options(self, op: Op) -> Options:
+        """What `op` may do; equal operators share the very same options."""
+        if op.name not in self._options:
+            only = self._allowed.operators.get(op.name)
+            tilings = self._allowed.tilings.get(op.name)
+            rule = self.analysis.rules[op.name]
+            self._options[op.name] = self._book.options(rule, only, tilings)
+        return self._options[op.name]
+
+    def with_allowed(self, allowed: Allowed) -> CostModel:
+        """The same costs where other choices are left."""
+        return CostModel(
+            self.graph,
+            self.analysis,
+            self.machine,
+            self.mesh,
+            self._optimizer,
+            allowed,
+            self.measure,
+            self.micro_batches,
+            self.buckets,
+            self.meshless,
+        )
+
+    def with_tilings(self, tilings: Mapping[str, Tilings]) -> CostModel:
+        """The same costs where only these tilings of the operators named are left."""
+        return self.with_allowed(replace(self._allowed, tilings=tilings))
+
+    def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
+        """Seconds of `op` forward and backward, and bytes of its own results kept for backward.
+
+        If it is one of the operators that are `recomputed` together it runs
+        forward twice, and keeps only what others than these save.
+        """
+        work, options = self.meshless.workload(op), self.options(op)
+        stays = tuple(self._stays(name, recomputed) for name in op.outputs)
+        again = op.name in recomputed
+        extra = (0, 0) if again else (op.extra_saved, op.extra_rows)
+        key = (id(work), stays, extra, id(options), again)
+        if key not in self._tables:
+            seconds = self.measure.operator(work, options.sizes, again)
+            seconds = seconds + self._agreements.seconds(op, work, options, again)
+            if (sent := self._exchanges(op)) is not None:
+                seconds = seconds + sent.seconds(again)
+            seconds = seconds * self.micro_batches
+            held = kept_bytes(work, stays, extra[0], options.sizes, extra[1])
+            self._tables[key] = Table(seconds, held).frozen()
+        return self._tables[key]
+
+    def backward_seconds(self, op: Op) -> Floats:
+        """Of the seconds of `op`, those of its gradients: (K,)."""
+        work, options = self.meshless.workload(op), self.options(op)
+        if not work.has_backward:
+            return np.zeros(len(options))
+        return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
+
+    def workspace(self, op: Op) -> Ints:
+        """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
+        work, options = self.meshless.workload(op), self.options(op)
+        key = (id(work), id(options))
+        if key not in self._workspaces:
+            self._workspaces[key] = workspace_bytes(work, options.sizes)
+        return self._workspaces[key]
+
+    def storable(self, leaf: Leaf) -> Ints:
+        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
+        key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
+        if key not in self._storable:
+            atoms, only = key
+            self._storable[key] = storable(atoms, self.mesh, only)
+        return self._storable[key]
+
+    def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
+        """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
+
+        A frozen parameter has only its weight. Of one that is stored wider than it is computed
+        with there is a cast too, made in the forward pass and kept for the backward one.
+        """
+        tensor = self.graph.tensor[leaf.name]
+        key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
+        if key not in self._tables:
+            narrow = self._reads.local_bytes(leaf.name, layouts)
+            wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
+            held = wide * narrow
+            cast = narrow if wide > 1 else 0 * narrow
+            seconds = np.zeros(len(held))
+            if wide > 1:
+                seconds = self.measure.copies(held + cast, 1 + tensor.requires_grad)
+            if tensor.requires_grad:
+                seconds = seconds + self.measure.update(held, self._optimizer)
+                held = (2 + self._states) * held
+            held = held + cast
+            self._tables[key] = Table(seconds, held).frozen()
+        return self._tables[key]
+
+    def want(self, value: str, op: Op, position: int) -> Want:
+        """How `op` reads `value` at `position`, per option."""
+        options = self.options(op)
+        layout, grad = options.operands[position], options.grads[position]
+        return Want(layout, grad if self.has_gradient(value, op) else np.zeros_like(grad))
+
+    def edge(
+        self,
+        value: str,
+        sources: Ints,
+        op: Op,
+        positions: Sequence[int],
+        regathered: Bools | None = None,
+        recomputed: bool = False,
+    ) -> Table:
+        """What it takes to bring `value` from each source layout to what `op` wants, and back.
+
+        `sources` are the producer's (or the storage's) layouts of the value,
+        `positions` the operands of `op` that read it. Seconds of the forward
+        redistribution and, where a gradient comes back, of the backward one to the
+        source's dual. Positions that want equal layouts share one
+        redistribution. Bytes are those that `Retention` has the edge pay. From a
+        source that is `regathered` a copy is not kept but made twice, and so it
+        is from every source where the reader is `recomputed`.
+        """
+        pays, copies = self._pays(value, op)
+        twice = regathered if copies else None
+        if recomputed:
+            twice = np.ones(len(sources), bool)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        back, options = self._reads.way_back(value, op), self.options(op)
+        converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
+        bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
+        unawaited = self._unawaited(value, [op], recomputed)
+        ahead = bucketed and not recomputed
+        terms = Terms(back, pays, copies, bucketed, ahead, converted, unawaited)
+        again = b"" if twice is None else twice.tobytes()
+        sums = self._reads.gradient_bytes(value)
+        key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
+        if key not in self._tables:
+            first, *others = wants = [self.want(value, op, position) for position in positions]
+            seconds, held = self._reads.read(value, sources, first, terms).table(twice)
+            for i, want in enumerate(others, 1):
+                shared = np.zeros(len(options), bool)
+                for other in wants[:i]:
+                    shared |= (want.layout == other.layout) & (want.grad == other.grad)
+                one = self._reads.read(value, sources, want, terms).table(twice)
+                seconds = seconds + np.where(shared, 0.0, one.seconds)
+                held = held + np.where(shared, 0, one.bytes)
+            self._tables[key] = Table(seconds, held).frozen()
+        return self._tables[key]
+
+    def shared_read(
+        self,
+        value: str,
+        sources: Ints,
+        want: Want,
+        readers: Sequence[Op],
+        recomputed: bool = False,
+    ) -> Table:
+        """Like `edge`, for one redistribution from which all `readers` read."""
+        paid = [self._pays(value, op) for op in readers]
+        pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
+        back = max(self._reads.way_back(value, op) for op in readers)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        unawaited = self._unawaited(value, readers, recomputed)
+        terms = Terms(back, pays, copies, unawaited=unawaited)
+        layouts = _key(want.layout), _key(want.grad)
+        sums = self._reads.gradient_bytes(value)
+        key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
+        if key not in self._tables:
+            twice = np.ones(len(sources), bool) if recomputed else None
+            one = self._reads.read(value, sources, want, terms)
+            self._tables[key] = one.table(twice).frozen()
+        return self._tables[key]
+
+    def keeps_copy(self, value: str, op: Op) -> bool:
+        """Whether `op`, where it reads `value` in another layout, keeps the copy for backward."""
+        return (value, op.name) in self._retention.copies
+
+    def saves_copies(self, value: str) -> bool:
+        """Whether any operator that reads `value` in another layout keeps the copy."""
+        return any(self.keeps_copy(value, op) for op in self.graph.consumers[value])
+
+    def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
+        """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
+        pays, _ = self._pays(value, op)
+        return self._reads.local_bytes(value, layouts) if pays else None
+
+    def kept_for(self, value: str, recomputed: Collection[str], layouts: Ints) -> Ints | None:
+        """Bytes of `value` in `layouts`, kept for operators that are `recomputed` and read it.
+
+        None where the operator that makes it, or what it is a view of, pays for
+        it already.
+        """
+        root = value
+        while alias := self.graph.tensor[root].alias_of:
+            root = alias
+        return None if self._stays(root, ()) else self._reads.local_bytes(value, layouts)
+
+    def returning(self, value: str, sources: Ints) -> Floats:
+        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        if (value, "") in self.meshless.unawaited:
+            return np.zeros(len(sources))
+        return self._reads.returned(value, sources)
+
+    def transfers(
+        self,
+        value: str,
+        source: int,
+        want: tuple[int, int],
+        op: Op,
+        again: bool = False,
+        recomputed: bool = False,
+    ) -> list[Transfer]:
+        """The redistributions of one read: their seconds sum to those of the edge.
+
+        The forward one is made `again` in the backward pass where the reader is
+        `recomputed`, or keeps no copy of a parameter that is regathered.
+        """
+        axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
+        again = again or recomputed
+        ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        sums = self._reads.gradient_bytes(value)
+        bucketed = self._reads.bucketed(value, op)
+        terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
+        wanted = Want(np.array([want[0]]), np.array([want[1]]))
+        saved = self._reads.saved(value, np.array([source]), wanted, terms)
+        whole = back == NO_GRADIENT or want[1] == WHOLE  # else its gradient is summed too
+        unawaited = whole and self._unawaited(value, [op], recomputed)
+        found: list[Transfer] = []
+        for way in ways:
+            size = sums if way[0] is Phase.BACKWARD else item
+            for one in transfers(value, op.name, [way], atoms, size, self.machine, self.mesh):
+                less = 0.0 if saved is None else float(saved.of(way[0])[0, 0])
+                if unawaited and way[0] is Phase.FORWARD:
+                    less = one.seconds
+                found.append(replace(one, seconds=Seconds(one.seconds - less)))
+        return found
+
+    def returned(self, value: str, source: int) -> list[Transfer]:
+        """What brings a value that the step returns to every rank."""
+        ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
+        atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
+        found = list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
+        if (value, "") in self.meshless.unawaited:
+            return [replace(one, seconds=Seconds(0.0)) for one in found]
+        return found
+
+    def agreements(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
+        """What devices bring together, or send, while they run `op` by its option `k`.
+
+        Forward operators run once more if `again`.
+        """
+        found: list[Transfer] = []
+        if (sent := self._exchanges(op)) is not None:
+            made = exchanged(sent, k, self.mesh, self.micro_batches, again=again)
+            found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
+        options, times = self.options(op), self.micro_batches
+        work = self.meshless.workload(op)
+        return found + self._agreements.transfers(op, work, options, k, again, times)
+
+    def layout(self, value: str, code: int) -> Layout:
+        """The layout of `value` that has this code."""
+        return decode(code, self.analysis.atoms[value], self.mesh)
+
+    def transient_bytes(self, chosen: Mapping[str, int]) -> Bytes:
+        """Allowance for what lives only while an operator runs: the largest operator's workspace.
+
+        A maximum, so no part of the tables: add it to the sum of a finished
+        assignment. `chosen` has the number of each operator's option.
+        """
+        sizes = (int(self.workspace(op)[chosen[op.name]]) for op in self.graph.ops)
+        return Bytes(max(sizes, default=0))
+
+    def fixed_bytes(self) -> Bytes:
+        """What every rank holds under every plan: inputs, buffers and constants."""
+        return fixed_bytes(self.graph)
+
+    def has_gradient(self, value: str, op: Op) -> bool:
+        """Whether a gradient comes back over this edge."""
+        return self._reads.has_gradient(value, op)
+
+    def _exchanges(self, op: Op) -> Exchanges | None:
+        """Rows that `op` sends to where they are worked on, if it may do so."""
+        rule = self.analysis.rules[op.name]
+        if not rule.routes or not self.mesh.axes:
+            return None
+        key = id(self.meshless.workload(op)), id(self.options(op))
+        if key not in self._exchanged:
+            self._exchanged[key] = exchanges(
+                rule, self.meshless.workload(op), self.options(op), self.measure
+            )
+        return self._exchanged[key]
+
+    def _stays(self, value: str, recomputed: Collection[str]) -> bool:
+        """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""
+        savers = self._retention.savers
+        return value in self._retention.at_producer and any(
+            saver not in recomputed for saver in savers[value]
+        )
+
+    def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
+        """Whether `readers` read a number that is on its way while others run."""
+        late = self.meshless.unawaited
+        return not recomputed and all((value, op.name) in late for op in readers)
+
+    def _pays(self, value: str, op: Op) -> tuple[bool, bool]:
+        edge = (value, op.name)
+        return edge in self._retention.at_edge, edge in self._retention.copies
+
+
+def _key(codes: Ints) -> bytes:
+    return codes.tobytes()

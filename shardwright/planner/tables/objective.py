@@ -1,0 +1,130 @@
+"""What the first number of a cost table measures: a step's seconds, or anything else that adds up.
+
+Whatever it is, the search makes its sum least. Bytes of memory are no measure: they are always
+there, as the second number.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.layout import Atoms, Mesh
+from shardwright.ir.redistribution import Collective
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
+from shardwright.planner.communication.prices import Prices, Routes
+from shardwright.planner.tables.layout_codes import Ints
+from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.compute import forward_seconds, operator_seconds
+from shardwright.simulate.costs.update import update_seconds
+from shardwright.simulate.costs.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+class Measure(Protocol):
+    """Prices operators, updates of parameters and redistributions."""
+
+    @property
+    def brings_once(self) -> bool:
+        """Whether what is brought into a layout is kept, for other readers and the backward pass.
+
+        If not, every operator, forward or backward, pays for all that it reads.
+        """
+
+    def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
+        """An operator forward and backward with factors of local `sizes` (factors, K): (K,).
+
+        `again` says that it runs forward once more, in the backward pass.
+        """
+
+    def update(self, held: Ints, optimizer: str) -> Floats:
+        """The update of a parameter whose tiles have so many bytes: (K,) -> (K,)."""
+
+    def copies(self, moved: Ints, times: int) -> Floats:
+        """Copies of parameters, `times` a step, each of which moves so many bytes: (K,) -> (K,)."""
+
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Tiles put into messages of many and copies taken out, `handled` in all, once: (K,).
+
+        Together they move so many bytes, (K,).
+        """
+
+    def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
+
+    def exchanges(self, axis: int, moved: Ints) -> Floats:
+        """Rows sent along a mesh axis to where they are worked on, and their results back.
+
+        `moved` are the bytes of both together that the busiest device is sent: (K,) -> (K,).
+        """
+
+    def launches(self, kind: Collective) -> Floats:
+        """What such a step along each mesh axis costs however small it is: (axes,)."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether large copies of parameters travel alone, as on CPUs (`ir/buckets.py`)."""
+
+
+@final
+class Duration:
+    """Seconds of the lowered program on the devices of `machine`, arranged as `mesh`."""
+
+    brings_once = True
+
+    def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
+        self._machine, self._mesh = machine, mesh
+        self._ranks = mesh.size
+        self._prices = Prices(machine, mesh, routes)
+        # By what is asked about, which is kept alive: seconds of both passes, and of the first.
+        self._kernels: dict[tuple[int, int], tuple[Workload, Ints, Floats, Floats]] = {}
+
+    def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
+        """Seconds of the kernels."""
+        key = id(work), id(sizes)
+        if key not in self._kernels:
+            forward = forward_seconds(work, sizes, self._machine.device)
+            seconds = operator_seconds(work, sizes, self._machine.device, forward)
+            self._kernels[key] = work, sizes, seconds, forward
+        *_, seconds, forward = self._kernels[key]
+        return seconds + forward if again else seconds
+
+    def update(self, held: Ints, optimizer: str) -> Floats:
+        """Seconds of its operators."""
+        return update_seconds(held, optimizer, self._machine.device, self._ranks)
+
+    def copies(self, moved: Ints, times: int) -> Floats:
+        """Seconds of as many kernels."""
+        device = self._machine.device
+        streamed = device.bytes_per_s * device.efficiency.streaming
+        return times * (device.launch_seconds + moved / streamed)
+
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Seconds of one kernel, or where it was measured of what runs them."""
+        each = self._machine.device.packing_seconds
+        if each is None:
+            return self.copies(moved, 1)
+        launch = self._machine.device.launch_seconds
+        return self.copies(moved, 1) + max(0.0, handled * each - launch)
+
+    def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """Seconds of all steps."""
+        return self._prices.seconds(atoms, item_bytes, src, dst)
+
+    def exchanges(self, axis: int, moved: Ints) -> Floats:
+        """Seconds of both all_to_alls, of the counts before them, and of sorting rows."""
+        price = exchange_price(links(self._machine, self._mesh)[axis], self._machine)
+        return price.fixed + price.per_larger * moved.astype(np.float64)
+
+    def launches(self, kind: Collective) -> Floats:
+        """Seconds of launch and latency."""
+        return self._prices.launches(kind)
+
+    @property
+    def on_cpu(self) -> bool:
+        """As the runtime tells by the backend."""
+        return self._machine.backend == "gloo"

@@ -1,0 +1,128 @@
+"""SoyBean's measure of a tiling: the bytes that all devices together receive in one step.
+
+Paper: SoyBean (arXiv 1805.04170), conversion costs between tilings and the k-cut recursion. Of a
+tensor of S bytes, a cut into p parts moves
+
+    row or column -> the other     (p - 1)/p · S     (two halves: S/2)
+    row or column -> replicated    (p - 1) · S       (S)
+    partial sums  -> row, column   (p - 1) · S       (S)
+    partial sums  -> replicated    2 (p - 1) · S     (2 S)
+    replicated    -> anything      0
+
+and n devices that earlier cuts have made into g groups do so in every group, on the tensor as it
+lies in one: the sum of g · c over the cuts. Forward operators, backward operators and gradients of
+parameters count; arithmetic, memory, latency and bandwidth do not. Pure data parallelism over n
+devices costs 2 (n - 1) |W| however n is factored.
+
+Deviations: any number of parts, and tiles that are not equal: as tiles of a cut make up the whole
+tensor, all but row -> column are exact for these too. Where an earlier cut converts the tensor as
+well, sums are reduced before that and tiles gathered after it, which is what makes the cuts add up
+to what n devices must receive. Scalars are left out: the paper's graph has none. Operands may be
+partial sums (a bias where a reduction is split), into which anything turns for nothing.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
+from shardwright.ir.redistribution import KINDS, Collective
+from shardwright.planner.tables.layout_codes import FIRST_ATOM, WHOLE, Ints, digits
+from shardwright.simulate.costs.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+class Moved(NamedTuple):
+    """Parts of a tensor that cross a cut: of how it lies before, of after, of the smaller."""
+
+    before: float = 0.0
+    after: float = 0.0
+    smaller: float = 0.0
+
+
+def moved(kind: Collective, parts: int) -> Moved:
+    """What a conversion moves across a cut into `parts`, of the tensor as it lies in one group.
+
+    >>> moved(Collective.ALL_TO_ALL, 2), sum(moved(Collective.ALL_REDUCE, 2))
+    (Moved(before=0.0, after=0.0, smaller=0.5), 2.0)
+    """
+    match kind:
+        case Collective.ALL_GATHER:
+            return Moved(after=parts - 1)
+        case Collective.REDUCE_SCATTER:
+            return Moved(before=parts - 1)
+        case Collective.ALL_REDUCE:
+            return Moved(before=parts - 1, after=parts - 1)
+        case Collective.ALL_TO_ALL:
+            return Moved(smaller=(parts - 1) / parts)
+        case Collective.SLICE | Collective.MASK | Collective.EMBED:
+            return Moved()
+
+
+@final
+class Communication:
+    """The measure on `mesh`, whose axes are the cuts, the first one outermost."""
+
+    brings_once = False  # in the paper's graph every operator converts what it reads
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        types: tuple[type[Placement], ...] = (Replicate, Partial, Shard)  # as digits cut off at 2
+        self._moved = np.zeros((len(mesh.axes), 3, 3, len(Moved._fields)))
+        for axis, parts in enumerate(mesh.shape):
+            for (src, dst), kind in KINDS.items():
+                self._moved[axis, types.index(src), types.index(dst)] = moved(kind, parts)
+
+    def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
+        """Nothing: aligned operators communicate nothing."""
+        return np.zeros(sizes.shape[1])
+
+    def update(self, held: Ints, optimizer: str) -> Floats:
+        """Nothing: a parameter and its gradient are tiled alike."""
+        return np.zeros(held.shape)
+
+    def copies(self, moved: Ints, times: int) -> Floats:
+        """Nothing: no bytes between devices."""
+        return np.zeros(moved.shape)
+
+    def packed(self, moved: Ints, handled: int) -> Floats:
+        """Nothing either."""
+        return np.zeros(moved.shape)
+
+    def exchanges(self, axis: int, moved: Ints) -> Floats:
+        """Bytes that leave their device, of all: aligned operators have none."""
+        parts = self._mesh.shape[axis]
+        return moved * (parts - 1) / parts * self._mesh.size
+
+    def launches(self, kind: Collective) -> Floats:
+        """Nothing: latency does not count."""
+        return np.zeros(len(self._mesh.axes))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Not asked: neither launches nor copies on a device count."""
+        return False
+
+    def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
+        """Bytes that cross all cuts."""
+        total = np.zeros(len(src))
+        if not atoms:
+            return total
+        now, want = (digits(codes, len(self._mesh.axes)) for codes in (src, dst))
+        sliced = (now == WHOLE) & (want >= FIRST_ATOM)  # for nothing, so before all else
+        before = after = np.ones(len(src))  # copies in all groups, as earlier cuts leave them
+        for axis, parts in enumerate(self._mesh.shape):
+            mine, wanted = now[:, axis], want[:, axis]
+            types = np.minimum(mine, 2), np.minimum(wanted, 2)
+            per_before, per_after, per_smaller = self._moved[axis, *types].T
+            crossing = per_before * before + per_after * after
+            crossing += per_smaller * np.minimum(before, after)
+            total += np.where(mine == wanted, 0.0, crossing)
+            before = np.where((mine >= FIRST_ATOM) | sliced[:, axis], before, before * parts)
+            after = np.where(wanted >= FIRST_ATOM, after, after * parts)
+        return total * item_bytes * prod(size for sizes in atoms for size in sizes)

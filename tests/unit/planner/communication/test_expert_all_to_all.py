@@ -1,0 +1,95 @@
+"""What rows cost that travel to their experts: bytes, seconds and memory, at the stated skew."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.ir.layout import Mesh
+from shardwright.ir.plan import Phase
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import links
+from shardwright.planner.tables.model import CostModel
+from shardwright.rules.analysis import analyze
+from shardwright.rules.placements import parse_tiling
+from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.compute import forward_seconds
+from tests.property.operators import CALLS
+
+# 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
+ONE = next(one for one in CALLS if one.op.kind == "experts")
+ANALYSIS = analyze(ONE.graph)
+RULE = ANALYSIS.rules["y"]
+MESH = Mesh.parse("dp=3 ep=2")
+ROWS, WIDTH, ITEM = 9 * 2, 6, 8
+
+
+def model(skew=1.25, mesh=MESH):
+    return CostModel(ONE.graph, ANALYSIS, replace(Machine.preset("6xH100"), expert_skew=skew), mesh)
+
+
+def option(costs, *words):
+    options = costs.options(ONE.op)
+    return options, options.find(RULE, parse_tiling(RULE, words))
+
+
+def test_rows_of_the_busiest_device_are_sent_there_and_back():
+    costs = model()
+    _, k = option(costs, "n", "n>e")
+    sent = costs.agreements(ONE.op, k, again=True)
+    assert [t.phase for t in sent] == [Phase.FORWARD, Phase.AGAIN, Phase.BACKWARD]
+    assert {t.collectives for t in sent} == {("all_to_all ep",) * 2}
+    # Three tokens, then two of them, choose twice; three of five experts have 0.6 · 1.25 of both.
+    rows = 2 * 2 * 2 * 0.75
+    assert {t.bytes for t in sent} == {int(rows * WIDTH * ITEM)}
+    price = exchange_price(links(costs.machine, MESH)[1], costs.machine)
+    for t in sent:
+        assert t.seconds == pytest.approx(price.fixed + price.per_larger * 2 * rows * WIDTH * ITEM)
+    table = costs.operator(ONE.op)
+    own = costs.measure.operator(costs.meshless.workload(ONE.op), costs.options(ONE.op).sizes)
+    assert table.seconds[k] == pytest.approx(own[k] + sent[0].seconds + sent[2].seconds)
+
+
+def test_only_what_sends_rows_pays_for_it():
+    costs = model()
+    for words in (("-", "-"), ("n", "e"), ("e", "n"), ("m", "-")):
+        assert costs.agreements(ONE.op, option(costs, *words)[1]) == []
+    costs = model(mesh=Mesh.parse("dp=2 ep=2"))
+    both = costs.agreements(ONE.op, option(costs, "n>e", "n>e")[1])
+    assert [t.collectives[0] for t in both] == ["all_to_all dp", "all_to_all ep"] * 2
+
+
+@pytest.mark.parametrize("skew", [1.0, 1.25, 1.6])
+def test_routed_rows_are_worked_on_by_those_who_hold_their_experts(skew):
+    """Together they have what experts alone would: a device its experts' share of all rows."""
+    costs = model(skew, Mesh.parse("ep=2"))
+    work, device = costs.meshless.workload(ONE.op), replace(costs.machine.device, bytes_per_s=1e30)
+    device = replace(device, launch_seconds=0.0)
+    options, routed = option(costs, "n>e")
+    alone, whole = option(costs, "e")[1], option(costs, "-")[1]
+    seconds = forward_seconds(work, options.sizes, device)
+    # 5 of 9 tokens on the larger device, from two of them: 10 tokens at most.
+    assert seconds[routed] == pytest.approx(seconds[alone] * 10 / 9, rel=0.05)
+    assert seconds[alone] == pytest.approx(seconds[whole] * min(1, 0.6 * skew), rel=0.05)
+    kept = costs.operator(replace(ONE.op, extra_saved=10**6)).bytes
+    assert kept[routed] == pytest.approx(kept[alone] * 10 / 9, rel=1e-3)
+
+
+def test_received_rows_are_workspace():
+    """Rows that come and what is made of them, with gradients; 0.75 of 10 tokens' two rows."""
+    costs = model(mesh=Mesh.parse("ep=2"))
+    options, routed = option(costs, "n>e")
+    sizes = dict(zip((f.name for f in RULE.factors), options.sizes[:, routed], strict=True))
+    x = sizes["n"] * WIDTH * ITEM
+    weights = sizes["e"] * (14 + 7) * WIDTH * ITEM
+    chosen, scores = sizes["n"] * 2 * 8, sizes["n"] * 2 * ITEM
+    held = 2 * (x + weights + scores + x) + chosen
+    assert costs.workspace(ONE.op)[routed] == held + 2 * 2 * (20 * 0.75 * WIDTH * ITEM)
+
+
+def test_a_balanced_router_costs_less():
+    balanced, uneven = model(1.0), model(1.6)
+    k = option(balanced, "n", "n>e")[1]
+    faster, slower = (costs.operator(ONE.op).seconds[k] for costs in (balanced, uneven))
+    assert faster < slower
+    assert np.array_equal(balanced.options(ONE.op).sizes, uneven.options(ONE.op).sizes)

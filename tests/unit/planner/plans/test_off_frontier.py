@@ -1,0 +1,138 @@
+"""Plans off the frontier are asked within a limit, by what they need when settled."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+
+from shardwright.ir.frontier import Frontier, InfeasibleError
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
+from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.planner import search
+from shardwright.planner.plans.off_frontier import Overtaken
+from tests.plans import simple
+from tests.unit.planner.layers import residual_layers
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A candidate of mesh `writer` that adds up to `peak` bytes and needs `needs`."""
+
+    writer: str
+    seconds: float
+    peak: int
+    needs: int
+    least: int = 0
+
+    @property
+    def cost(self):
+        return self.seconds, self.peak
+
+
+def overtaken(*made):
+    """The candidates, and a list of those that are settled, in order."""
+    by_seconds = {one.seconds: one for one in made}
+    settled = []
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def settle(plan):
+        settled.append(plan.step_seconds)
+        return replace(plan, peak_bytes=by_seconds[plan.step_seconds].needs)
+
+    return Overtaken(cast(list[Candidate], list(made)), write, settle), settled
+
+
+A = (Made("a", 1.0, 50, 90), Made("a", 1.2, 40, 72), Made("a", 1.5, 30, 54))
+B = (Made("b", 1.1, 80, 85), Made("b", 1.3, 70, 68), Made("b", 1.9, 60, 60))
+
+
+def test_the_fastest_that_fits_is_found_though_another_adds_up_to_less():
+    others, _ = overtaken(*A, *B)
+    found = others.faster(Bytes(70), Seconds(math.inf), 1.0)
+    assert found is not None
+    assert (found.step_seconds, found.peak_bytes) == (1.3, 68)
+    # Nothing on the frontier of what adds up, which is all of `A`, is as fast within 70 bytes.
+    assert min(one.seconds for one in A if one.needs <= 70) == 1.5
+
+
+def test_what_one_plan_of_a_mesh_needs_tells_of_the_others():
+    others, settled = overtaken(*A, *B)
+    others.faster(Bytes(70), Seconds(math.inf), 1.0)
+    assert settled == [1.0, 1.3]  # 1.2 is likely to need 72, as 1.0 needs 1.8 times what it adds up
+
+
+def test_only_plans_that_are_clearly_faster_are_looked_at():
+    others, settled = overtaken(*A, *B)
+    assert others.faster(Bytes(70), Seconds(1.005), 1.0) is None
+    assert settled == []
+    assert others.faster(Bytes(70), Seconds(1.02), 1.0) is None
+    assert settled == [1.0]
+
+
+def test_what_cannot_fit_is_not_settled_and_few_are_at_all():
+    state = [Made("c", 1 + i / 100, 90, 90, least=80) for i in range(20)]
+    others, settled = overtaken(*state)
+    assert others.faster(Bytes(70), Seconds(math.inf), 0.5) is None
+    assert settled == []
+    meshes = [Made(str(i), 1 + i / 100, 50, 90) for i in range(20)]
+    others, settled = overtaken(*meshes)
+    assert others.faster(Bytes(70), Seconds(math.inf), 1.0) is None
+    assert settled == [one.seconds for one in meshes[:8]]
+
+
+def frontier_of(made, others):
+    plans = [
+        replace(simple(), step_seconds=one.seconds, peak_bytes=one.peak, memory=None)
+        for one in made
+    ]
+    needs = {one.seconds: one.needs for one in made}
+    return Frontier(
+        plans,
+        settle=lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds]),
+        least=lambda place: 0,
+        overtaken=others,
+    )
+
+
+def test_a_frontier_asks_the_others_only_where_its_fastest_does_not_fit():
+    asked = []
+
+    def others(limit, than, share):
+        asked.append((limit, than, share))
+        return faster
+
+    faster: Plan | None = None
+    front = frontier_of(A, others)
+    assert front.fastest(90).step_seconds == 1.0
+    assert front.fastest().step_seconds == 1.0
+    assert asked == []
+    assert front.fastest(60).step_seconds == 1.5
+    assert asked == [(60, 1.5, 1.0)]
+    with pytest.raises(InfeasibleError, match="the smallest needs"):
+        front.fastest(53)
+    assert asked[1:] == [(53, math.inf, 1.0)]
+    faster = replace(simple(), step_seconds=1.3)
+    assert front.fastest(60) is faster
+    assert front.fastest(53) is faster
+
+
+@pytest.mark.parametrize("machine", ["8xH100", "4xV100"])
+def test_no_mesh_alone_gives_a_clearly_faster_plan_within_a_limit(machine):
+    graph, known = residual_layers(3), Machine.preset(machine)
+    front = search(graph, known)
+    alone = [search(graph, known, meshes=[mesh]) for mesh in {plan.mesh for plan in front}]
+    roomy, tight = front.fastest().peak_bytes, front.smallest().peak_bytes
+    for part in (0.2, 0.5, 0.8):
+        limit = int(tight + part * (roomy - tight))
+        plan = front.fastest(limit)
+        assert plan.peak_bytes <= limit
+        for one in alone:
+            try:
+                assert plan.step_seconds <= 1.02 * one.fastest(limit).step_seconds
+            except InfeasibleError:
+                continue

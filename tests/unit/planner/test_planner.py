@@ -1,0 +1,156 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardwright.ir.frontier import InfeasibleError
+from shardwright.ir.layout import Mesh
+from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
+from shardwright.planner.planner import search
+from shardwright.planner.tables.layout_codes import encode
+from shardwright.planner.tables.model import CostModel
+from shardwright.rules.analysis import analyze
+from shardwright.rules.placements import parse_tiling
+from tests.plans import fastest_by_sums
+from tests.unit.planner.layers import residual_layers
+
+MACHINE = Machine.preset("8xH100")
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    return search(residual_layers(7), MACHINE)
+
+
+def priced_from_scratch(plan, graph, analysis=None, micro_batches=1):
+    """Seconds and additive bytes of a plan, operator by operator over the whole graph."""
+    analysis = analysis or analyze(graph)
+    model = CostModel(
+        graph, analysis, MACHINE, plan.mesh, plan.optimizer, micro_batches=micro_batches
+    )
+    rules, atoms = model.analysis.rules, model.analysis.atoms
+    lies = {leaf.name: 0 for leaf in graph.leaves}
+    again = {parameter.name: parameter.regathered for parameter in plan.parameters}
+    seconds = held = 0
+    for parameter, leaf in zip(plan.parameters, graph.leaves[1:], strict=True):
+        lies[leaf.name] = encode(parameter.layout, atoms[leaf.name])
+        table = model.parameter(leaf, np.array([lies[leaf.name]]))
+        seconds, held = seconds + table.seconds[0], held + table.bytes[0]
+    pieces = {}
+    for op in plan.ops:
+        pieces.setdefault(op.piece, set()).add(op.name)
+    brought = set()
+    for op, planned in zip(graph.ops, plan.ops, strict=True):
+        options, rule = model.options(op), rules[op.name]
+        k = options.find(rule, parse_tiling(rule, planned.tiling))
+        table = model.operator(op, pieces[planned.piece] if planned.piece else ())
+        seconds, held = seconds + table.seconds[k], held + table.bytes[k]
+        for i, value in enumerate(op.operands):
+            want = int(options.operands[i, k]), int(options.grads[i, k])
+            read = (value, op.kind, planned.piece, *want)
+            if read not in brought:  # the two projections read one copy
+                regathered = np.array([again.get(value, False)])
+                lie, piece = np.array([lies[value]]), planned.piece > 0
+                edge = model.edge(value, lie, op, [i], regathered, piece)
+                seconds, held = seconds + edge.seconds[0, k], held + edge.bytes[0, k]
+            brought.add(read)
+        lies[op.name] = int(options.results[0, k])
+    (loss,) = graph.outputs
+    seconds += model.returning(loss, np.array([lies[loss]]))[0]
+    return seconds, held + model.fixed_bytes()
+
+
+def test_every_plan_costs_what_it_says(frontier):
+    graph = residual_layers(7)
+    assert len(frontier) > 2
+    for plan in (*frontier, *frontier.baselines):
+        seconds, held = priced_from_scratch(plan, graph)
+        assert plan.step_seconds == pytest.approx(seconds, rel=1e-9)
+        assert held < plan.peak_bytes
+
+
+def test_the_parts_of_a_plan_sum_to_its_time(frontier):
+    for plan in frontier:
+        parts = [op.seconds for op in plan.ops] + [p.seconds for p in plan.parameters]
+        parts += [t.seconds for t in plan.transfers]
+        returned = plan.step_seconds - sum(parts)  # bringing the loss to every device
+        assert -1e-12 < returned < 1e-4
+
+
+def test_no_plan_is_beaten_by_its_bound_or_by_a_baseline(frontier):
+    for plan in frontier:
+        assert 0 < plan.lower_bound_seconds <= plan.step_seconds
+    for baseline in frontier.baselines:
+        assert frontier.fastest(baseline.peak_bytes).step_seconds <= baseline.step_seconds
+    assert frontier[0].lower_bound_seconds == pytest.approx(frontier[0].step_seconds, rel=1e-3)
+
+
+def test_the_same_question_has_the_same_answer(frontier):
+    again = search(residual_layers(7), MACHINE)
+    assert [plan.to_json() for plan in again] == [plan.to_json() for plan in frontier]
+
+
+def test_a_frontier_knows_its_costs_before_it_writes_plans(frontier):
+    costs = frontier.costs
+    assert [(plan.step_seconds, plan.peak_bytes) for plan in frontier] == list(costs)
+    assert all(a[0] < b[0] and a[1] > b[1] for a, b in pairwise(costs))
+    assert frontier[1] is frontier.plans[1]
+
+
+def test_the_memory_of_a_chosen_plan_is_settled_and_decides(frontier):
+    for plan in (frontier.plans[0], frontier.plans[-1], *frontier.baselines):
+        settled = frontier.settled(plan)
+        assert settled.memory.peak == settled.peak_bytes < plan.peak_bytes
+        assert settled.memory.parameters > 0 and settled.memory.at
+    least = frontier.smallest()
+    assert least.peak_bytes <= frontier.settled(frontier.plans[-1]).peak_bytes
+    assert frontier.fastest(least.peak_bytes).peak_bytes == least.peak_bytes
+    with pytest.raises(InfeasibleError):
+        frontier.fastest(least.peak_bytes - 1)
+    middle = frontier.plans[len(frontier) // 2]
+    settled = frontier.settled(middle)
+    found = frontier.fastest(settled.peak_bytes)  # too little for what adds up
+    assert found.peak_bytes <= settled.peak_bytes
+    assert found.step_seconds <= middle.step_seconds
+    assert Plan.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("devices", [1, 3, 6, 7, 8])
+def test_any_number_of_devices_has_plans(devices):
+    machine = Machine.preset("8xH100").with_devices(devices)
+    found = search(residual_layers(3), machine)
+    assert all(plan.devices == devices for plan in found)
+    with pytest.raises(InfeasibleError, match="the smallest needs"):
+        found.fastest(1)
+
+
+def test_three_axes_are_searched_when_asked_for():
+    mesh = Mesh.parse("dp=2 sp=2 tp=2")
+    found = search(residual_layers(3), MACHINE, meshes=[mesh])
+    two = search(residual_layers(3), MACHINE, meshes=[Mesh.parse("dp=2 tp=4")])
+    assert found[0].mesh == mesh
+    assert found[0].step_seconds < 2 * two[0].step_seconds
+
+
+def test_an_exact_search_is_never_slower_than_the_fast_one():
+    graph, mesh = residual_layers(2), Mesh.parse("dp=8")
+    exact, fast = (search(graph, MACHINE, meshes=[mesh], exact=e) for e in (True, False))
+    for plan in fast:
+        best = fastest_by_sums(exact, plan.peak_bytes)
+        assert best.step_seconds <= plan.step_seconds * (1 + 1e-3)
+        assert plan.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
+
+
+def test_a_search_out_of_time_still_has_the_ends_and_the_baselines():
+    found = search(residual_layers(5), MACHINE, seconds=0)
+    assert len(found) >= 1 and len(found.baselines) > 1
+    for baseline in found.baselines:
+        assert found.fastest(baseline.peak_bytes).step_seconds <= baseline.step_seconds
+
+
+def test_progress_tells_the_mesh_and_the_best_so_far():
+    told = []
+    search(residual_layers(2), MACHINE, progress=lambda text, part: told.append((text, part)))
+    assert told[0] == ("mesh dp=8", 0.0) and told[-1] == ("done", 1.0)
+    assert all("best so far" in text for text, _ in told[1:-1])

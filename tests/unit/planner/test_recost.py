@@ -1,0 +1,156 @@
+"""Plans costed again: what the search said, what an edit changes, what cannot be."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.ir.layout import Mesh
+from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.measurement import Measured
+from shardwright.planner.recost import recosted
+
+MACHINE = sw.Machine.preset("4xcpu")
+SKEWED = replace(MACHINE, arrival_skew_seconds=5e-3)
+MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
+
+
+class Net(nn.Module):
+    def __init__(self, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return sw.capture(Net(), (torch.zeros(64, 32),))
+
+
+@pytest.fixture(scope="module")
+def front(graph):
+    return sw.search(graph, MACHINE, optimizer="adamw", micro_batches=(1, 2))
+
+
+def again(plan, graph, front, machine=MACHINE):
+    return recosted(plan, graph, machine, "adamw", front)
+
+
+def test_plans_of_the_search_cost_what_the_search_said(graph, front):
+    plans = [*front, *front.baselines]
+    assert any(op.piece for plan in plans for op in plan.ops), "some are recomputed"
+    assert any(p.regathered for plan in plans for p in plan.parameters)
+    assert any(plan.micro_batches > 1 for plan in plans)
+    for plan in plans:
+        found = again(plan, graph, front)
+        settled = front.settled(plan)
+        assert found.step_seconds == pytest.approx(settled.step_seconds, rel=1e-9)
+        assert found.peak_bytes == settled.peak_bytes
+        assert found.layouts == plan.layouts
+        assert set(found.transfers) == set(plan.transfers)
+        assert [op.splits for op in found.ops] == [op.splits for op in plan.ops]
+        assert found.lower_bound_seconds <= found.step_seconds
+
+
+@pytest.mark.parametrize("measured", [None, MEASURED], ids=["adding up", "settled"])
+def test_plans_of_a_search_with_skew_cost_what_it_said(graph, measured):
+    # Settled plans pay for waits that tables charge nothing for, as one more costs nothing then.
+    power = 1.0 if measured else 0.5
+    skewed = replace(SKEWED, measured=measured, arrival_skew_power=power)
+    found = sw.search(graph, skewed, optimizer="adamw", micro_batches=(1, 2))
+    plans = [*found, *found.baselines]
+    assert {plan.micro_batches for plan in plans} == {1, 2}
+    for plan in plans:
+        other = again(plan, graph, found, skewed)
+        assert other.step_seconds == pytest.approx(found.settled(plan).step_seconds, rel=1e-9)
+        waits = len([t for t in plan.transfers if any("all_" in c for c in t.collectives)])
+        without = again(plan, graph, found, replace(MACHINE, measured=measured))
+        assert (other.step_seconds > without.step_seconds) == (waits > 0)
+    (kcut,) = sw.search(graph, skewed, method="kcut")
+    other = again(kcut, graph, found, skewed)
+    assert kcut.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
+
+
+def test_pipelines_pay_for_waits_in_tables(graph):
+    """Nothing is added to them afterwards, so all of it is there, whatever one more costs."""
+    even = []
+    for skew in (0.0, 5e-3):
+        machine = replace(
+            MACHINE, measured=MEASURED, arrival_skew_seconds=skew, arrival_skew_power=1.0
+        )
+        found = sw.search(graph, machine, stages=[2], micro_batches=[2])
+        (plan,) = (plan for plan in found.baselines if plan.name == "even pipeline")
+        even.append(plan)
+    without, late = even
+    assert late.step_seconds > without.step_seconds
+
+
+def test_an_edit_by_hand_is_followed(graph, front, tmp_path):
+    (plan,) = (b for b in front.baselines if b.name == "data parallel")
+    plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    first = data["parameters"][0]
+    first[1], first[4] = "dp:S(0)", "regathered"
+    found = again(Plan.from_json(json.dumps(data)), graph, front)
+    assert str(found.layouts[first[0]]) == "dp:S(0)"
+    gathers = [t for t in found.transfers if t.value == first[0]]
+    assert {c.split()[0] for t in gathers for c in t.collectives} >= {"all_gather"}
+    assert not [t for t in plan.transfers if t.value == first[0] and "all_gather" in str(t)]
+    assert found.peak_bytes < front.settled(plan).peak_bytes
+
+
+def test_another_machine_gives_other_costs(graph, front):
+    slow = replace(
+        MACHINE, device=replace(MACHINE.device, bytes_per_s=MACHINE.device.bytes_per_s / 2)
+    )
+    assert again(front[0], graph, front, slow).step_seconds > front[0].step_seconds
+
+
+def edited(plan, **changes):
+    first, *others = plan.ops
+    return replace(plan, ops=(replace(first, **changes), *others))
+
+
+def test_what_cannot_be_is_named(graph, front):
+    (plan,) = (b for b in front.baselines if b.name == "data parallel")
+    name = plan.parameters[0].name
+    with pytest.raises(PlanError, match="nowhere"):
+        again(edited(plan, tiling=("nowhere",)), graph, front)
+    pieces = next(p for p in (*front, *front.baselines) if any(op.piece for op in p.ops))
+    inside = [op for op in pieces.ops if op.piece]
+    ops = tuple(replace(op, piece=0) if op is inside[0] else op for op in pieces.ops)
+    with pytest.raises(PlanError, match="together or not at all"):
+        again(replace(pieces, ops=ops), graph, front)
+    last = replace(plan.ops[-1], piece=1)
+    with pytest.raises(PlanError, match="cannot be recomputed"):
+        again(replace(plan, ops=(*plan.ops[:-1], last)), graph, front)
+    with pytest.raises(PlanError, match=f"parameter {name} cannot be stored"):
+        partial = replace(plan.parameters[0], layout=_layout(plan, "P"))
+        again(replace(plan, parameters=(partial, *plan.parameters[1:])), graph, front)
+    with pytest.raises(PlanError, match="is for 4 devices, 2xcpu has 2"):
+        again(plan, graph, front, sw.Machine.preset("2xcpu"))
+
+
+def _layout(plan, text):
+    from shardwright.ir.layout import Layout
+
+    return Layout.parse(f"dp:{text}", plan.mesh)
+
+
+def test_no_device_is_left_without_a_part(front, graph):
+    (plan,) = (b for b in front.baselines if b.name == "data parallel")
+    wide = Mesh((("dp", 128),))
+    ops = tuple(replace(op, layout=replace(op.layout, mesh=wide)) for op in plan.ops)
+    machine = sw.Machine.preset("128xcpu")
+    with pytest.raises(PlanError, match="leaves a device without a part"):
+        again(replace(plan, mesh=wide, ops=ops), graph, front, machine)
