@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
     from shardwright.ir.frontier import Frontier
     from shardwright.ir.plan import Plan
+    from shardwright.profile.measured_machine import Machine
     from shardwright.rules.user_rules import rule
-    from shardwright.runtime.machine import Machine
     from shardwright.train.job import Job
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 _HOMES = {
     "Frontier": "shardwright.ir.frontier",
     "Job": "shardwright.train.job",
-    "Machine": "shardwright.runtime.machine",
+    "Machine": "shardwright.profile.measured_machine",
     "Plan": "shardwright.ir.plan",
     "rule": "shardwright.rules.user_rules",
 }

@@ -55,10 +55,10 @@ from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml
 from shardwright.planner.recost import recosted
 from shardwright.planner.tables.hot_ops import dominating
+from shardwright.profile.local_ranks import silent
+from shardwright.profile.op_timings import with_timings
+from shardwright.profile.timing_cache import Remembered
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.local_ranks import silent
-from shardwright.runtime.operators import with_timings
-from shardwright.runtime.remembered import Remembered
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9

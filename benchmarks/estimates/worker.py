@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 import shardwright as sw
 from benchmarks.estimates.models import MODELS
+from shardwright.profile.host_load import Neighbours
+from shardwright.profile.timing import of_these_cores
 from shardwright.runtime.meter import metered, tensors_of
-from shardwright.runtime.neighbours import Neighbours
-from shardwright.runtime.timing import of_these_cores
 
 SEED = 0
 LEAST_ROUNDS = 3

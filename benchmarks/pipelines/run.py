@@ -31,10 +31,10 @@ from shardwright.machine.model import Machine
 from shardwright.planner.mesh_loop import Rounds
 from shardwright.planner.space_factory import Sources
 from shardwright.planner.tables.hot_ops import dominating
+from shardwright.profile.local_ranks import silent
+from shardwright.profile.op_timings import with_timings
+from shardwright.profile.timing_cache import Remembered
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.local_ranks import silent
-from shardwright.runtime.operators import with_timings
-from shardwright.runtime.remembered import Remembered
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ def command(ranks: int | None, as_json: bool) -> None:
     Exit status 1 says that something fails which training needs.
     """
     with working("looking around"):
-        from shardwright.runtime.checkup import State, checkup
+        from shardwright.profile.doctor_checks import State, checkup
 
         findings = list(checkup(ranks))
     failed = [finding for finding in findings if finding.state is State.FAILED]

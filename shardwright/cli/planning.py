@@ -134,7 +134,7 @@ def machine_of(
 def _named(text: str, devices: int | None) -> Machine:
     if text == "here":
         with working("measuring this host") as tell:
-            from shardwright.runtime.measure import measure_host
+            from shardwright.profile.measure import measure_host
 
             found = measure_host(devices or devices_here(), tell=tell)
         if found.measured is not None:

@@ -141,7 +141,7 @@ def _origin(machine: Machine) -> list[str]:
 def _this_host(devices: int | None, seconds: float) -> Machine:
     with working("measuring this host") as tell:
         from shardwright.cli.planning import devices_here
-        from shardwright.runtime.measure import measure_host
+        from shardwright.profile.measure import measure_host
 
         return measure_host(devices or devices_here(), seconds, tell=tell, anew=True)
 
@@ -151,9 +151,9 @@ def _these_ranks(seconds: float) -> Machine | None:
     import torch
     import torch.distributed as dist
 
+    from shardwright.profile.local_ranks import silent
+    from shardwright.profile.measure import measure_ranks
     from shardwright.runtime.leaving import leave
-    from shardwright.runtime.local_ranks import silent
-    from shardwright.runtime.measure import measure_ranks
 
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
         os.environ["LOCAL_WORLD_SIZE"]

@@ -26,8 +26,8 @@ def by_timings(
     """
     from shardwright.machine.calls import by_target
     from shardwright.planner.tables.hot_ops import dominating
+    from shardwright.profile.op_timings import database, with_remembered, with_timings
     from shardwright.rules.analysis import analyze
-    from shardwright.runtime.operators import database, with_remembered, with_timings
 
     known = database(lambda text: click.echo(f"warning: {text}", err=True))
     machine = with_remembered(machine, known)

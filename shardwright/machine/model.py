@@ -123,7 +123,7 @@ class Device:
       out of one; None: a launch for both;
     * `context_bytes`: what of the memory the driver and its libraries take beside all tensors;
     * `timings`: of single operators at the sizes that plans have; no part of machine files, as
-      they are remembered elsewhere (`runtime/remembered.py`).
+      they are remembered elsewhere (`profile/timing_cache.py`).
     """
 
     kind: str

@@ -82,7 +82,7 @@ def desk(files, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "launch", lambda *_, **__: Training(0, records))
     monkeypatch.setattr("shardwright.api.verify", lambda *_, **__: Verified())
     monkeypatch.setattr(
-        "shardwright.runtime.measure.measure_host", lambda n, **_: Machine.preset(f"{n}xcpu")
+        "shardwright.profile.measure.measure_host", lambda n, **_: Machine.preset(f"{n}xcpu")
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main
-from shardwright.runtime import checkup
-from shardwright.runtime.checkup import State
+from shardwright.profile import doctor_checks
+from shardwright.profile.doctor_checks import State
 from shardwright.runtime.ranks import RanksError
 
 
@@ -37,8 +37,8 @@ def test_versions_and_devices_are_named():
 
 
 def test_what_is_missing_says_how_to_get_it(monkeypatch):
-    known = checkup._version
-    monkeypatch.setattr(checkup, "_version", lambda n: None if n == "plotly" else known(n))
+    known = doctor_checks._version
+    monkeypatch.setattr(doctor_checks, "_version", lambda n: None if n == "plotly" else known(n))
     result = doctor("--ranks", "0")
     assert result.exit_code == 0
     assert "plotly not installed, for shardwright report" in result.stdout
@@ -46,8 +46,8 @@ def test_what_is_missing_says_how_to_get_it(monkeypatch):
 
 
 def test_a_package_that_training_needs_fails(monkeypatch):
-    known = checkup._version
-    monkeypatch.setattr(checkup, "_version", lambda n: None if n == "click" else known(n))
+    known = doctor_checks._version
+    monkeypatch.setattr(doctor_checks, "_version", lambda n: None if n == "click" else known(n))
     result = doctor("--ranks", "0", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -60,7 +60,7 @@ def test_ranks_that_do_not_meet_are_a_finding(monkeypatch):
     def broken(*args, **kwargs):
         raise RanksError("2 ranks failed (1):\nno route to host")
 
-    monkeypatch.setattr(checkup, "run_ranks", broken)
-    last = list(checkup.checkup(2))[-1]
+    monkeypatch.setattr(doctor_checks, "run_ranks", broken)
+    last = list(doctor_checks.checkup(2))[-1]
     assert (last.state, last.text) == (State.FAILED, "no route to host")
     assert "GLOO_SOCKET_IFNAME" in last.remedy

@@ -9,8 +9,8 @@ import pytest
 from shardwright.ir.atomic_io import write_whole
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
-from shardwright.runtime import measure
-from shardwright.runtime.measure import measure_host, ranks_of_a_host
+from shardwright.profile import measure
+from shardwright.profile.measure import measure_host, ranks_of_a_host
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
 

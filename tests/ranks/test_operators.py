@@ -6,10 +6,10 @@ import torch
 from shardwright.ir.graph import Ref
 from shardwright.machine.calls import Call, Given
 from shardwright.machine.model import Machine
-from shardwright.runtime import operators
-from shardwright.runtime.local_ranks import silent
-from shardwright.runtime.operators import with_remembered, with_timings
-from shardwright.runtime.remembered import Remembered
+from shardwright.profile import op_timings
+from shardwright.profile.local_ranks import silent
+from shardwright.profile.op_timings import with_remembered, with_timings
+from shardwright.profile.timing_cache import Remembered
 
 
 def linear(rows, trained=True):
@@ -55,13 +55,13 @@ def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
     assert times[str(linear(4096, trained=False))].backward < large.backward / 4
     assert times[str(LSTM)].backward > 0
 
-    monkeypatch.setattr(operators, "measured", None)  # nothing is measured any more
+    monkeypatch.setattr(op_timings, "measured", None)  # nothing is measured any more
     assert with_timings(found, calls, 0.5, known, silent) is found
     assert with_remembered(machine, known) == found
 
 
 def test_timings_hold_for_so_many_ranks_and_threads(monkeypatch):
-    two, four = operators.device_key(2), operators.device_key(4)
+    two, four = op_timings.device_key(2), op_timings.device_key(4)
     assert two != four and f"torch {torch.__version__}" in two
-    monkeypatch.setattr(operators, "threads_of", lambda devices: 7)
-    assert "2 ranks of 7 threads" in operators.device_key(2)
+    monkeypatch.setattr(op_timings, "threads_of", lambda devices: 7)
+    assert "2 ranks of 7 threads" in op_timings.device_key(2)

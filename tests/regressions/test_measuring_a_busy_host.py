@@ -15,10 +15,10 @@ import pytest
 
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml
-from shardwright.runtime import measure
-from shardwright.runtime.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
-from shardwright.runtime.timing import APART, Sample
-from tests.unit.runtime.test_fit import device
+from shardwright.profile import measure
+from shardwright.profile.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
+from shardwright.profile.timing import APART, Sample
+from tests.unit.profile.test_fit import device
 
 PRESET = Machine.preset("2x2xcpu")
 BAD = (0.0, -1e-6, math.nan, math.inf)

@@ -6,7 +6,7 @@ import pytest
 from shardwright.cli.planning import machine_of
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine
-from shardwright.runtime import measure
+from shardwright.profile import measure
 
 QUIET = Measured(datetime.now(UTC) - timedelta(days=3, hours=1), 0.01, (("matmul", 0.02, 0.1),))
 

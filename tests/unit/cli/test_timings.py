@@ -12,7 +12,7 @@ from shardwright.cli.timings import by_timings
 from shardwright.machine.calls import Timing
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine
-from shardwright.runtime import operators
+from shardwright.profile import op_timings
 
 MACHINE = replace(Machine.preset("2xcpu"), measured=Measured(datetime.now(UTC), 0.0))
 
@@ -38,7 +38,7 @@ def asked(tmp_path, monkeypatch):
         return {str(call): Timing(str(call), 1e-3, 1e-3) for call in new}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(operators, "measured", measured)
+    monkeypatch.setattr(op_timings, "measured", measured)
     return calls
 
 

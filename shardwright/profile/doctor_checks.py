@@ -151,7 +151,7 @@ def _ranks(ranks: int) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         try:
-            run_ranks("shardwright.runtime.checkup", [str(file)], ranks, timeout=_TIMEOUT)
+            run_ranks("shardwright.profile.doctor_checks", [str(file)], ranks, timeout=_TIMEOUT)
             found = json.loads(file.read_text())
         except (RanksError, OSError) as e:
             line = str(e).strip().splitlines()[-1]

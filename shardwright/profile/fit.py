@@ -19,8 +19,8 @@ import numpy as np
 
 from shardwright.machine.efficiency_curve import Curve, monotone
 from shardwright.machine.model import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
-from shardwright.runtime.timing import APART, Sample
-from shardwright.runtime.update_probes import CALLS
+from shardwright.profile.timing import APART, Sample
+from shardwright.profile.update_probes import CALLS
 
 _CLOSE = 1.6
 _LEAST_SECONDS = 1e-9  # no operator and no message takes less

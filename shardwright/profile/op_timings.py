@@ -23,11 +23,11 @@ from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Seconds
 from shardwright.machine.calls import Call, Given, Timing
 from shardwright.machine.model import Machine
+from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
+from shardwright.profile.measure import user_cache
+from shardwright.profile.timing import Stopwatch
+from shardwright.profile.timing_cache import Remembered
 from shardwright.runtime.heap import keep_freed_memory
-from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
-from shardwright.runtime.measure import user_cache
-from shardwright.runtime.remembered import Remembered
-from shardwright.runtime.timing import Stopwatch
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 _TOGETHER = 6  # calls whose tensors are there at once

@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.ir.redistribution import Collective
+from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Fetch, Gather, Load, Move, Prefetch, Redistribute
 from shardwright.runtime.gathering import Arrival, Departure
 from shardwright.runtime.loading import Loading
-from shardwright.runtime.timing import Stopwatch
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
 _ALL = 2**22  # elements of parameters that are updated in turn: more than caches hold

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.redistribution import Collective
+from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Move
 from shardwright.runtime.collectives import collected, gather_into
-from shardwright.runtime.timing import Stopwatch
 from shardwright.runtime.waiting import Waited, begun
 
 Run = Callable[[], None]

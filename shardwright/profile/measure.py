@@ -26,8 +26,8 @@ from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Device, Level, Machine, MachineError
 from shardwright.machine.presets import KINDS
 from shardwright.machine.toml import parse_toml
-from shardwright.runtime import link_probes, probes, update_probes
-from shardwright.runtime.fit import (
+from shardwright.profile import link_probes, probes, update_probes
+from shardwright.profile.fit import (
     Compute,
     Links,
     fit_compute,
@@ -36,10 +36,10 @@ from shardwright.runtime.fit import (
     fit_overlap,
     fit_skew,
 )
+from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of, silent
+from shardwright.profile.timing import Sample, Stopwatch
 from shardwright.runtime.heap import keep_freed_memory
-from shardwright.runtime.local_ranks import START_SECONDS, Tell, join, result_of, silent
 from shardwright.runtime.senders import have_senders_take_turns
-from shardwright.runtime.timing import Sample, Stopwatch
 
 
 def measure_host(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from shardwright.runtime.timing import Stopwatch
+from shardwright.profile.timing import Stopwatch
 
 MATMUL = ((32, 64, 64), (64, 128, 128), (256, 256, 256), (512, 512, 512), (512, 768, 3072))
 MATMUL_ON_GPU = ((1024, 1024, 1024), (4096, 1024, 4096), (4096, 4096, 8192))

@@ -3,7 +3,7 @@ import sqlite3
 import pytest
 
 from shardwright.machine.calls import Timing
-from shardwright.runtime.remembered import Remembered
+from shardwright.profile.timing_cache import Remembered
 
 LINEAR = Timing("aten.linear.default(%0, %1) float32[4, 8] float32[16, 8]'", 1e-3, 2e-3)
 FOUND = {LINEAR.call: LINEAR, "aten.odd.default(%0) float32[4]": None}
@@ -54,7 +54,7 @@ def test_a_database_of_something_else_is_said_and_left(known, said):
 
 
 def test_a_database_that_another_process_holds_is_told(known, said, monkeypatch):
-    monkeypatch.setattr("shardwright.runtime.remembered._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("shardwright.profile.timing_cache._WAIT_SECONDS", 0.01)
     known.keep("cpu", FOUND)
     other = sqlite3.connect(known.file)
     other.execute("BEGIN EXCLUSIVE")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime.neighbours import Neighbours, cores
+from shardwright.profile.host_load import Neighbours, cores
 
 ROUNDS = 6
 _LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime import neighbours, timing
-from shardwright.runtime.neighbours import Neighbours
-from shardwright.runtime.timing import APART, Figures, Sample, Stopwatch, quietest
+from shardwright.profile import host_load, timing
+from shardwright.profile.host_load import Neighbours
+from shardwright.profile.timing import APART, Figures, Sample, Stopwatch, quietest
 
 STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 9 9 9 9\nintr 1 2\n"
 
@@ -27,9 +27,9 @@ def test_rounds_that_others_disturbed_do_not_count_where_there_are_others(busy, 
 @pytest.mark.parametrize("ours, part", [(0.0, 0.5), (1.0, 0.25), (3.0, 0.0)])
 def test_what_others_take_is_what_the_cores_did_without_us(ours, part, tmp_path, monkeypatch):
     clock = iter([100.0, 104.0])
-    ticks = neighbours.os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr(neighbours.os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(neighbours, "_STAT", tmp_path / "stat")
+    ticks = host_load.os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(host_load.os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     (tmp_path / "stat").write_text(STAT.format(10 * ticks))
     watched = Neighbours()
@@ -38,7 +38,7 @@ def test_what_others_take_is_what_the_cores_did_without_us(ours, part, tmp_path,
 
 
 def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(neighbours, "_STAT", tmp_path / "none")
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "none")
     assert Neighbours().taken(1.0) == 0.0
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.machine import model
-from shardwright.runtime.measure import measure_host, measure_ranks
+from shardwright.profile.measure import measure_host, measure_ranks
 
 
 @dataclass(frozen=True, slots=True)

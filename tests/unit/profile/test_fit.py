@@ -5,7 +5,7 @@ import random
 import pytest
 
 from shardwright.machine.efficiency_curve import Curve, CurveError
-from shardwright.runtime.fit import (
+from shardwright.profile.fit import (
     Links,
     fit_compute,
     fit_contention,
@@ -13,7 +13,7 @@ from shardwright.runtime.fit import (
     fit_overlap,
     fit_skew,
 )
-from shardwright.runtime.timing import APART, Sample
+from shardwright.profile.timing import APART, Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
 DISPATCH, PARAMETER, PACKING = 25e-6, 40e-6, 15e-6

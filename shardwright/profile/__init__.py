@@ -1,0 +1,1 @@
+"""Measures a host's devices and links, and fits a machine to the samples."""
