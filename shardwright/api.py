@@ -18,7 +18,7 @@ from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress, search
 from shardwright.planner.tables.memory import known_optimizer, state_bytes
 from shardwright.runtime.parallel import ParallelModule, parallelize
-from shardwright.runtime.verify import Report, verify
+from shardwright.runtime.verify.verify import Report, verify
 from shardwright.tracing.arguments import (
     check_loss,
     require_loss,

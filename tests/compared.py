@@ -3,10 +3,10 @@
 import torch
 
 from shardwright.ir.to_float64 import widen
-from shardwright.runtime.comparable import comparable
-from shardwright.runtime.module_comparison import ModuleComparison
-from shardwright.runtime.module_reference import widened
-from shardwright.runtime.verify import one_device, optimizer_of
+from shardwright.runtime.verify.module_comparison import ModuleComparison
+from shardwright.runtime.verify.module_reference import widened
+from shardwright.runtime.verify.verify import one_device, optimizer_of
+from shardwright.runtime.verify.verify_reference import comparable
 from shardwright.tracing.call import flatten
 from shardwright.tracing.discovery.discover import capture_with_rules
 

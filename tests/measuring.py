@@ -2,7 +2,7 @@
 
 import torch
 
-from shardwright.runtime.meter import metered, tensors_of
+from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.simulate.costs.update_memory import update_bytes
 from shardwright.simulate.memory.footprints import Footprints
 from shardwright.simulate.memory.step import Trainer, step_memory

@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import shardwright as sw
 from benchmarks import record
 from examples.bytes_gpt import source_code
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, StepRecord, start, train

@@ -24,7 +24,7 @@ import shardwright as sw
 from benchmarks.estimates.models import MODELS
 from shardwright.profile.host_load import Neighbours
 from shardwright.profile.timing import of_these_cores
-from shardwright.runtime.meter import metered, tensors_of
+from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 
 SEED = 0
 LEAST_ROUNDS = 3

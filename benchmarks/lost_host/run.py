@@ -29,7 +29,7 @@ from benchmarks import record
 from benchmarks.hosts import Cluster, HostError, HostsUnavailableError, Link, hosts
 from benchmarks.hosts.network import DEVICE, address
 from shardwright.ir.plan import Plan
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.checkpoint import PLAN
 from shardwright.train.folder import CheckpointFolder
 from shardwright.train.loop import StepRecord, start, train

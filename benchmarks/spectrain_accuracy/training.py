@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from benchmarks.spectrain_accuracy.subjects import SUBJECTS, DigitsCNN
-from shardwright.runtime.async_sim import AsyncSimulation
-from shardwright.runtime.prediction import decayed, linear, predict
-from shardwright.runtime.stage import cut_stages
+from shardwright.runtime.async_pipeline.prediction import decayed, linear, predict
+from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
+from shardwright.runtime.pipeline.stage import cut_stages
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.graph_builder import Captured
 

@@ -34,10 +34,10 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.program.decisions import everything_whole
 from shardwright.rules.placements import tilings
-from shardwright.runtime.async_pipeline import AsyncPipeline
-from shardwright.runtime.async_sim import AsyncSimulation
-from shardwright.runtime.stage import Stages, capture_stages
-from shardwright.runtime.weights import weights_named
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline
+from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
+from shardwright.runtime.pipeline.stage import Stages, capture_stages
+from shardwright.runtime.weight_versions import weights_named
 from tests.ranks.harness import run_ranks
 
 HERE = Path(__file__).parent

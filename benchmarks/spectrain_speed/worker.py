@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.spectrain_speed.models import made
 from shardwright.ir.pipeline import AXIS
 from shardwright.program.decisions import everything_whole
-from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.parallel import build
-from shardwright.runtime.stage import Stages, capture_stages
-from shardwright.runtime.weights import weights_named
+from shardwright.runtime.pipeline.stage import Stages, capture_stages
+from shardwright.runtime.weight_versions import weights_named
 
 Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")

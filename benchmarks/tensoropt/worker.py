@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
 from benchmarks.efficiency.strategies import data_parallel, fully_sharded
-from shardwright.runtime.stepping import SteppingModule
+from shardwright.runtime.train_module import SteppingModule
 
 ALLOWANCE = 12 * 2**20  # fragments of the heap
 OURS = "ours"

@@ -29,7 +29,7 @@ from benchmarks import record
 from benchmarks.wide.models import SEED, Built, longest
 from benchmarks.wide.plans import line
 from benchmarks.wide.ranks import on_ranks
-from shardwright.runtime.meter import metered
+from shardwright.runtime.parameters.peak_memory import metered
 
 ALLOWED = 2**30  # bytes
 SHARED_BY = (1, 2, 4)  # ranks that share the vocabulary

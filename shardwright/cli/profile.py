@@ -153,7 +153,7 @@ def _these_ranks(seconds: float) -> Machine | None:
 
     from shardwright.profile.local_ranks import silent
     from shardwright.profile.measure import measure_ranks
-    from shardwright.runtime.leaving import leave
+    from shardwright.runtime.comm.shutdown import leave
 
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
         os.environ["LOCAL_WORLD_SIZE"]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime.leaving import leave
+from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.ranks import RanksError, run_ranks
 
 _NEEDED = ("torch", "numpy", "rich", "click")

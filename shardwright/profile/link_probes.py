@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Move
-from shardwright.runtime.collectives import collected, gather_into
-from shardwright.runtime.waiting import Waited, begun
+from shardwright.runtime.comm.collectives import collected, gather_into
+from shardwright.runtime.comm.spin_wait import Waited, begun
 
 Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]

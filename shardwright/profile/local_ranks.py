@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 
 from shardwright.ir.atomic_io import write_whole
 from shardwright.machine.model import MachineError
-from shardwright.runtime.leaving import leave
+from shardwright.runtime.comm.shutdown import leave
 
 START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
 _GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word

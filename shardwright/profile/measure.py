@@ -38,8 +38,8 @@ from shardwright.profile.fit import (
 )
 from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of, silent
 from shardwright.profile.timing import Sample, Stopwatch
-from shardwright.runtime.heap import keep_freed_memory
-from shardwright.runtime.senders import have_senders_take_turns
+from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
+from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
 
 
 def measure_host(

@@ -27,7 +27,7 @@ from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of
 from shardwright.profile.measure import user_cache
 from shardwright.profile.timing import Stopwatch
 from shardwright.profile.timing_cache import Remembered
-from shardwright.runtime.heap import keep_freed_memory
+from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 _TOGETHER = 6  # calls whose tensors are there at once

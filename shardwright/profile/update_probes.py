@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from shardwright.ir.redistribution import Collective
 from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Fetch, Gather, Load, Move, Prefetch, Redistribute
-from shardwright.runtime.gathering import Arrival, Departure
-from shardwright.runtime.loading import Loading
+from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure
+from shardwright.runtime.parameters.unshard import Loading
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
 _ALL = 2**22  # elements of parameters that are updated in turn: more than caches hold

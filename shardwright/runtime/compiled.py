@@ -18,10 +18,10 @@ from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from shardwright.ir.buckets import BUCKET_BYTES
-from shardwright.runtime.gathering import Arrival, Departure
-from shardwright.runtime.late import Awaited, is_under_way
-from shardwright.runtime.loading import Loading, Reduction
-from shardwright.runtime.regather import Regathering
+from shardwright.runtime.comm.deferred_scalar_reduce import Awaited, is_under_way
+from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure
+from shardwright.runtime.parameters.reshard_after_forward import Regathering
+from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.tracing.export.operators import OVERLOAD, operator_of
 
 FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first

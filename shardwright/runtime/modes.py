@@ -18,7 +18,7 @@ from torch import nn
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import InputSpec, PlanError
-from shardwright.runtime.namesakes import same_without_dropout, with_last
+from shardwright.runtime.plan_transfer import same_without_dropout, with_last
 from shardwright.tracing.call import CaptureError, example_call
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.export.opaque import OPAQUE, without_weights

@@ -23,24 +23,24 @@ from shardwright.program.passes import rank_program
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches as micro_batched
-from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline
+from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
+from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
 from shardwright.runtime.batch import input_parts, local_inputs
+from shardwright.runtime.comm.deferred_scalar_reduce import LateSums, early_sums_under_way
 from shardwright.runtime.device import default_device
-from shardwright.runtime.dropout import random_state
-from shardwright.runtime.heap import keep_freed_memory
-from shardwright.runtime.holding import Holding, place_in
-from shardwright.runtime.late import LateSums, early_sums_under_way
-from shardwright.runtime.micro import MicroBatched
+from shardwright.runtime.instruction_modules import module_maker
+from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
-from shardwright.runtime.modules import module_maker
-from shardwright.runtime.namesakes import plan_for_graph
-from shardwright.runtime.optimizer_hooks import mend_optimizers
-from shardwright.runtime.pipeline import PipelineModule
-from shardwright.runtime.senders import have_senders_take_turns
-from shardwright.runtime.stage import Stages
-from shardwright.runtime.state_dicts import check_on_load
-from shardwright.runtime.stepping import SteppingModule, arguments
-from shardwright.runtime.weights import weights_named
+from shardwright.runtime.parameter_store import Holding, place_in
+from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
+from shardwright.runtime.parameters.state_dicts import check_on_load
+from shardwright.runtime.pipeline.runner import PipelineModule
+from shardwright.runtime.pipeline.stage import Stages
+from shardwright.runtime.plan_transfer import plan_for_graph
+from shardwright.runtime.random.dropout import random_state
+from shardwright.runtime.train_module import SteppingModule, arguments
+from shardwright.runtime.weight_versions import weights_named
 from shardwright.tracing.arguments import BatchError, CallForm, require_module
 from shardwright.tracing.call import example_call, select_outputs
 from shardwright.tracing.discovery.discover import capture_with_rules
@@ -58,7 +58,7 @@ def parallelize(
     """The part of `model` that this rank runs under `plan`.
 
     With pipeline stages it runs them by `train_step`; under an asynchronous plan that
-    does not train as one device does (`runtime/async_pipeline.py`).
+    does not train as one device does (`runtime/async_pipeline/runner.py`).
 
     Call it on every rank of an initialised process group of `plan.devices`
     processes, with the same weights everywhere. A plan for one device needs no
@@ -68,7 +68,8 @@ def parallelize(
     output, say, in which every tensor is whole and that of the global batch on every rank; by
     default it returns the loss, where the model has one. Parameters move to `device` (the current
     accelerator if the process group uses one, else the CPU, whose process keeps freed memory then:
-    `runtime/heap.py`; Gloo's threads take turns: `runtime/senders.py`).
+    `runtime/backend/malloc_tuning.py`; Gloo's threads take turns:
+    `runtime/backend/gloo_threads.py`).
     """
     require_module(model)
     require_plan(plan)

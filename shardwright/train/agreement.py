@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.ir.plan import Plan
-from shardwright.runtime.waiting import wait_for
+from shardwright.runtime.comm.spin_wait import wait_for
 from shardwright.train.job import Batch, JobError
 
 _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it

@@ -174,7 +174,7 @@ class Job:
 
     def check_data(self) -> None:
         """Raise `JobError` unless the data's first batches have, or can be given, known shapes."""
-        from shardwright.runtime.namesakes import shapes_of
+        from shardwright.runtime.plan_transfer import shapes_of
         from shardwright.train.shapes import fitted
 
         known = [shapes_of(*call) for call in (self.call(), *self.other_calls())]

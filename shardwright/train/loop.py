@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import torch
 from torch import nn
 
-from shardwright.runtime.meter import metered, tensors_of
+from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.agreement import Agreement
 from shardwright.train.job import Batch, Job, JobError
 from shardwright.train.samples import Samples, rows_of

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime.experts import Skew
+from shardwright.runtime.sharded_ops.experts import Skew
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from shardwright.runtime.namesakes import Shapes, shapes_of
+from shardwright.runtime.plan_transfer import Shapes, shapes_of
 from shardwright.tracing.call import flatten
 from shardwright.train.job import Batch, JobError, call_of
 

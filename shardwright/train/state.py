@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim.lr_scheduler import LRScheduler
 
-from shardwright.runtime.namesakes import Shapes
+from shardwright.runtime.plan_transfer import Shapes
 from shardwright.train import optimizer_state
 from shardwright.train.batches import Batches
 from shardwright.train.randomness import random_states, set_random_states

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shardwright.runtime.clipping import Clipping, scale
+from shardwright.runtime.parameters.clipping import Clipping, scale
 from shardwright.train.job import Batch, JobError
 from shardwright.train.state import Run, Steppable
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shardwright.runtime.meter import quiet
+from shardwright.runtime.parameters.peak_memory import quiet
 from shardwright.train.job import Batch, JobError
 from shardwright.train.state import Run
 from shardwright.train.step import Stepped, Steps

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
-from shardwright.runtime.redistribute import Redistribution
-from shardwright.runtime.waiting import wait_for
+from shardwright.runtime.comm.redistribute import Redistribution
+from shardwright.runtime.comm.spin_wait import wait_for
 
 STALLED = 75  # exit status: "try again" in sysexits.h
 _STARTING = -1  # steps done, of a rank that does not train yet

@@ -21,13 +21,13 @@ from rich.console import Console
 from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.runtime.async_pipeline import AsyncPipeline
+from shardwright.runtime.async_pipeline.prediction import PredictionError
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.channel import StageFailed
-from shardwright.runtime.leaving import leave
+from shardwright.runtime.comm.channel import StageFailed
+from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.parallel import parallelize
-from shardwright.runtime.prediction import PredictionError
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.agreement import Agreement, check_alike
 from shardwright.train.board import Board
 from shardwright.train.checkpoint import Checkpoints

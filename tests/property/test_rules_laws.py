@@ -21,11 +21,11 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import table
 from shardwright.rules.placements import place, tiling_text, tilings
 from shardwright.rules.rule import FactorKind, Route, Together
-from shardwright.runtime.comparable import in_parts
-from shardwright.runtime.dropout import GlobalDropout, GlobalUniform, random_state
-from shardwright.runtime.experts import HeldExperts
-from shardwright.runtime.joint_reductions import joint
-from shardwright.runtime.ring import TiledAttention
+from shardwright.runtime.attention.ring_attention import TiledAttention
+from shardwright.runtime.comm.joint_reductions import joint
+from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, random_state
+from shardwright.runtime.sharded_ops.experts import HeldExperts
+from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
 from tests.property.meeting import Meeting
 from tests.property.operators import CALLS

@@ -24,12 +24,12 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.placements import tilings
-from shardwright.runtime.async_pipeline import AsyncPipeline, PipelineError, async_pipeline
-from shardwright.runtime.async_sim import AsyncSimulation
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline, PipelineError, async_pipeline
+from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.channel import StageFailed
-from shardwright.runtime.stage import Stages, capture_stages, cut_stages
-from shardwright.runtime.weights import weights_named
+from shardwright.runtime.comm.channel import StageFailed
+from shardwright.runtime.pipeline.stage import Stages, capture_stages, cut_stages
+from shardwright.runtime.weight_versions import weights_named
 from tests.models import cnn, double, gpt2
 from tests.ranks.harness import run_ranks, whole
 from tests.ranks.test_random_tilings import error, some_pieces, stored_as

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 import shardwright as sw
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
 from shardwright.train.randomness import seed_all

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move
-from shardwright.runtime.collectives import collected
+from shardwright.runtime.comm.collectives import collected
 from tests.ranks.harness import run_ranks
 
 RANKS = 3

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import shardwright as sw
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from tests import models
 from tests.ranks.harness import run_ranks
 

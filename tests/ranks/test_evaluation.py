@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import shardwright as sw
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.export import export_safetensors, load_safetensors
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, evaluate, start, train

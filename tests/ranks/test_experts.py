@@ -14,7 +14,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import Route
-from shardwright.runtime.experts import skews
+from shardwright.runtime.sharded_ops.experts import skews
 from tests import models
 from tests.ranks.harness import run_ranks
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.seeded import FastAttention, FastDropout
+from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from tests.ranks.harness import run_ranks, whole
 
 pytestmark = pytest.mark.ranks

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.nonfinite import origin
+from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.agreement import Agreement, check_alike, digest
 from shardwright.train.folder import CheckpointFolder
 from shardwright.train.job import JobError

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.async_sim import AsyncSimulation
-from shardwright.runtime.channel import StageFailed
-from shardwright.runtime.stage import capture_stages
+from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
+from shardwright.runtime.comm.channel import StageFailed
+from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
 from shardwright.train.agreement import Agreement
 from shardwright.train.checkpoint import Checkpoints

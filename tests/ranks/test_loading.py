@@ -14,7 +14,7 @@ import shardwright as sw
 from shardwright.program import passes
 from shardwright.program.lower.buckets import bucketed
 from shardwright.program.lower.inplace import in_place
-from shardwright.runtime.placed import Placed
+from shardwright.runtime.parameters.dtensor_spec import Placed
 from tests.ranks.harness import run_ranks, whole
 
 WORDS, WIDTH = 11, 6

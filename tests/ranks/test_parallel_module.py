@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
-from shardwright.runtime import late
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.waiting import wait_for
+from shardwright.runtime.comm import deferred_scalar_reduce
+from shardwright.runtime.comm.spin_wait import wait_for
 from tests import models
 from tests.ranks.harness import run_ranks, whole
 
@@ -110,7 +110,7 @@ def _does_not_wait_for_its_loss(model, module, optimizer, batch):
         waited.append(what)
         wait_for(work, what)
 
-    with mock.patch.object(late, "wait_for", wait):
+    with mock.patch.object(deferred_scalar_reduce, "wait_for", wait):
         loss = module.train_step(optimizer, batch)
     assert "the sum of the loss" not in waited
     torch.testing.assert_close(loss, model(**batch).detach(), rtol=1e-10, atol=1e-10)

@@ -15,9 +15,9 @@ import shardwright as sw
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.runtime.async_pipeline import AsyncPipeline
-from shardwright.runtime.async_sim import AsyncSimulation
-from shardwright.runtime.stage import capture_stages
+from shardwright.runtime.async_pipeline.runner import AsyncPipeline
+from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
+from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
 from tests import models
 from tests.ranks.harness import run_ranks, whole

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.late import Awaited
+from shardwright.runtime.comm.deferred_scalar_reduce import Awaited
 from tests.ranks.harness import run_ranks
 
 pytestmark = pytest.mark.ranks

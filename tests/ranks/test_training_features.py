@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import shardwright as sw
-from shardwright.runtime.clipping import Clipping
-from shardwright.runtime.namesakes import shapes_of
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.parameters.clipping import Clipping
+from shardwright.runtime.plan_transfer import shapes_of
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.checkpoint import Checkpoints
 from shardwright.train.export import export_safetensors, load_safetensors
 from shardwright.train.job import Job

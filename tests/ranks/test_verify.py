@@ -9,8 +9,8 @@ import torch
 import shardwright as sw
 from shardwright.ir.graph import from_json, to_json
 from shardwright.ir.plan import PlanError
-from shardwright.runtime import verify as verify_module
 from shardwright.runtime.ranks import RanksError
+from shardwright.runtime.verify import verify as verify_module
 from tests import models
 
 pytestmark = pytest.mark.ranks
@@ -106,6 +106,6 @@ def test_ranks_that_fail_say_why(monkeypatch):
     corrupt(monkeypatch, lambda payload: payload.update(fingerprint="of another"))
     with pytest.raises(RanksError) as failed:
         verify_of_mlp()
-    assert "2 ranks of shardwright.runtime.verify_worker failed" in str(failed.value)
+    assert "2 ranks of shardwright.runtime.verify.worker failed" in str(failed.value)
     assert "PlanError: the plan was made for another model" in str(failed.value)
     assert "elastic" not in str(failed.value)

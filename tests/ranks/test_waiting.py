@@ -2,7 +2,7 @@
 
 import torch
 
-from shardwright.runtime.waiting import begun, exchange_over, reduce_over
+from shardwright.runtime.comm.spin_wait import begun, exchange_over, reduce_over
 from tests.ranks.harness import run_ranks
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
-from shardwright.runtime.shipping import pack, unpack
-from shardwright.runtime.verify import one_device
+from shardwright.runtime.verify.module_pickling import pack, unpack
+from shardwright.runtime.verify.verify import one_device
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import capture_with_rules

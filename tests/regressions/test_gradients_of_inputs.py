@@ -150,7 +150,7 @@ def test_verify_compares_gradients_of_inputs(model, monkeypatch):
     assert report.ok, report
     wrong = {"args.0": torch.zeros(6, 4, dtype=torch.float64)}
     monkeypatch.setattr(
-        "shardwright.runtime.module_comparison.gradients_of",
+        "shardwright.runtime.verify.module_comparison.gradients_of",
         lambda batch: wrong if batch.keys() == {"args.0", "args.1"} else {},
     )
     report = sw.verify(model, plan, example())

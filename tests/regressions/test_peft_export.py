@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import shardwright as sw
-from shardwright.runtime.shapes import ManyShapes
+from shardwright.runtime.shape_variants import ManyShapes
 from shardwright.train.export import export_pretrained
 
 pytestmark = pytest.mark.hf

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import shardwright as sw
-from shardwright.runtime.async_sim import async_simulation
-from shardwright.runtime.state_dicts import StateDictError
+from shardwright.runtime.async_pipeline.simulation import async_simulation
+from shardwright.runtime.parameters.state_dicts import StateDictError
 from tests.ranks.harness import run_ranks, whole
 from tests.regressions.test_parameter_shapes import small
 

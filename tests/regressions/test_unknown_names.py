@@ -12,7 +12,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import Pipeline, PipelineError
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
-from shardwright.runtime.collectives import collected
+from shardwright.runtime.comm.collectives import collected
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.time.pipeline_schedules import orders
 

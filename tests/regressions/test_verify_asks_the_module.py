@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime import verify as verify_module
-from shardwright.runtime.module_comparison import error
+from shardwright.runtime.verify import verify as verify_module
+from shardwright.runtime.verify.module_comparison import error
 from tests.compared import compared
 from tests.zoo.subject import ZOO
 

@@ -25,12 +25,12 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
-from shardwright.runtime.comparable import comparable
-from shardwright.runtime.module_comparison import TOLERANCE, ModuleComparison, errors_between
-from shardwright.runtime.module_comparison import measure as measured
-from shardwright.runtime.module_reference import widened
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify import one_device
+from shardwright.runtime.verify.module_comparison import TOLERANCE, ModuleComparison, errors_between
+from shardwright.runtime.verify.module_comparison import measure as measured
+from shardwright.runtime.verify.module_reference import widened
+from shardwright.runtime.verify.verify import one_device
+from shardwright.runtime.verify.verify_reference import comparable
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.sweep.entries import Entry, entries

@@ -36,7 +36,7 @@ def experts(
     (experts, inner, width) and `down` (experts, width, inner), the last two dimensions the
     other way round where `turned` is False. `product` names the grouped product, `between` has the
     steps between the two (see `mixtures.py`). All experts are here; a device that holds some of
-    them runs `runtime/experts.py`.
+    them runs `runtime/sharded_ops/experts.py`.
     """
     expert, order = chosen.reshape(-1).sort()
     rows = through(x[order // chosen.shape[1]], expert, (up, down), turned, product, between)

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from shardwright.program.instructions import Fetch, Load
 from shardwright.runtime import compiled as subject
-from shardwright.runtime.loading import Loading
+from shardwright.runtime.parameters.unshard import Loading
 
 
 def program(sizes):

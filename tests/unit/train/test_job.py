@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from shardwright.runtime.namesakes import shapes_of
+from shardwright.runtime.plan_transfer import shapes_of
 from shardwright.train.job import Job, JobError
 from shardwright.train.shapes import fitted
 

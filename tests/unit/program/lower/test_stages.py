@@ -10,7 +10,7 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor, from_js
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.lower.stages import StageError, split
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.stage import StageModule, cut_stages
+from shardwright.runtime.pipeline.stage import StageModule, cut_stages
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.models import cnn, double, gpt2, mlp, traps, unet
 from tests.oracles import enumerate_cuts

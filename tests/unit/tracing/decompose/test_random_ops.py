@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.program.instructions import Uniform
-from shardwright.runtime.dropout import GlobalUniform, random_state
+from shardwright.runtime.random.dropout import GlobalUniform, random_state
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
 from tests.zoo.subject import Subject

@@ -1,0 +1,1 @@
+"""Asynchronous pipelines with weight prediction (SpecTrain)."""

@@ -1,0 +1,229 @@
+"""An asynchronous pipeline on real ranks, over `torch.distributed`.
+
+A rank runs its stage as `async_stage` says, alone or with the others of a group
+that shares the stage; this file is about neighbours, drains and errors. An
+error in one stage is sent on in place of the next message, both ways, so that
+all ranks end with it; a process that is gone is noticed by its neighbours, and
+one that hangs by the timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.ir.pipeline import AXIS
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
+from shardwright.runtime.comm.channel import StageFailed
+from shardwright.runtime.comm.first_error import Board, is_broken_link
+from shardwright.runtime.device import default_device
+from shardwright.runtime.modes import WithoutDropout
+from shardwright.runtime.parameter_store import place_in
+from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
+from shardwright.runtime.pipeline.stage_links import Peers, Seat
+from shardwright.runtime.weight_versions import Weights, weights_named
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=10)
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be built or used as it is."""
+
+
+def async_pipeline(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    weights: str = "spectrain",
+    cuts: Sequence[int] | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    timeout: timedelta = TIMEOUT,
+) -> AsyncPipeline:
+    """This rank's stage of `model`, one stage per process of the initialised process group.
+
+    Call it on every rank with the same weights. `weights` names the weights
+    that each pass uses (`runtime.weights`), `cuts` the operators before which
+    the graph is cut (balanced if None), `timeout` how long a rank waits for a
+    neighbour. Raises `PipelineError` if the ranks do not agree.
+    """
+    how = weights_named(weights)
+    if not dist.is_initialized():
+        raise PipelineError("there is no process group; start with torchrun, one process per stage")
+    stages = capture_stages(model, args, kwargs, stages=dist.get_world_size(), cuts=cuts)
+    device = device or default_device()
+    return AsyncPipeline(stages, model, how, device=device, seed=seed, timeout=timeout)
+
+
+class AsyncPipeline(StageModule):
+    """The stage of this rank. Its parameters are those that live here, under their own names.
+
+    Every rank makes an optimizer for them and calls `train_step` with the same
+    batches. Drain before looking at weights: evaluation, checkpoints, the end.
+
+    Without a `device_mesh` rank k has stage k to itself; with one, stages lie along
+    its outermost axis, `pp`, and the ranks of a stage share it along the others.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        model: nn.Module,
+        weights: Weights,
+        *,
+        device: torch.device,
+        device_mesh: DeviceMesh | None = None,
+        seed: int = 0,
+        timeout: timedelta = TIMEOUT,
+    ) -> None:
+        _agree([*stages.fingerprints, weights.name])
+        self._sw_board = Board()
+        seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
+        group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
+        super().__init__(stages, seat.stage, model, device, seed, group)
+        self._sw_seat = seat
+        self._sw_link = Peers(stages.staged, seat, device, timeout)
+        self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
+        self._sw_failure = ""
+        self._sw_evaluation = WithoutDropout(model, stages.captured.graph)
+        (loss,) = stages.captured.graph.outputs
+        self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
+
+    @property
+    def lag(self) -> int:
+        """How many mini-batches later than the last stage this one finishes."""
+        return self._sw_link.lag
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise PipelineError(
+            "an asynchronous pipeline has no forward pass to call; use train_step(optimizer,"
+            " batch), or drain(optimizer) and then evaluate(batch)"
+        )
+
+    def train_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        batch: Any,
+        *,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+        discount_steps: int = 0,
+        check: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Put one mini-batch into the pipeline; the loss of the one that this stage finished.
+
+        That is `batch`'s own on the last stage, one of N - k - 1 calls ago on
+        stage k, and NaN while the pipeline fills. `scheduler` steps after each
+        update of this stage; its gradients are clipped to `clip_norm`; over the first
+        `discount_steps` updates its learning rates rise from one N - k th
+        (`runtime.discount`). `check` is called with each loss on the last stage,
+        before the backward pass: what it raises ends all ranks.
+        """
+        update = Update(optimizer, scheduler, clip_norm, discount_steps, check)
+
+        def work() -> torch.Tensor:
+            self._sw_link.open()
+            loss = self._sw_async.step(update, self._sw_link, self.part_of(batch))
+            return torch.tensor(float("nan")) if loss is None else self._sw_loss(loss)
+
+        return self._sw_guard(work)
+
+    def drain(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+        discount_steps: int = 0,
+    ) -> list[torch.Tensor]:
+        """Finish what is under way, on all ranks; the losses that `train_step` had not returned."""
+        update = Update(optimizer, scheduler, clip_norm, discount_steps)
+
+        def work() -> list[torch.Tensor]:
+            losses = self._sw_async.drain(update, self._sw_link)
+            self._sw_link.close()
+            return [self._sw_loss(loss) for loss in losses]
+
+        return self._sw_guard(work)
+
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch with the weights as they are, without dropout, on every rank."""
+        if self._sw_link.is_open:
+            raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
+        self.check_evaluation()
+        stage, link = self._sw_async, self._sw_link
+
+        def work() -> torch.Tensor:
+            received = link.receive_once() if stage.index else ()
+            values = stage.evaluate(received, self.part_of(batch))
+            if stage.is_last:
+                return link.return_loss(values[0])
+            link.send_values(values)
+            return link.return_loss(None)
+
+        return self._sw_loss(self._sw_guard(work))
+
+    def check_evaluation(self) -> None:
+        """Raise `PlanError` for a model that is another graph in evaluation, but for dropout."""
+        self._sw_evaluation.check()
+
+    def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss.to(self._sw_loss_dtype)
+
+    def _sw_guard(self, work: Callable[[], T]) -> T:
+        """Run `work`; what goes wrong in it is told to the neighbours before it is raised."""
+        if self._sw_failure:
+            raise StageFailed(self._sw_failure)
+        try:
+            return work()
+        except StageFailed as e:
+            self._sw_fail(str(e))
+            raise StageFailed(self._sw_failure) from e
+        except Exception as e:
+            # One of those that share the stage may be gone; then it is not this rank that fails.
+            said = self._sw_board.read() if is_broken_link(e) else ""
+            if said or (is_broken_link(e) and self._sw_seat.others):
+                self._sw_fail(said or f"{self._sw_seat.company} is gone: {_first_line(e)}")
+                raise StageFailed(self._sw_failure) from e
+            self._sw_fail(f"{self._sw_seat} failed: {type(e).__name__}: {e}")
+            raise
+
+    def _sw_fail(self, text: str) -> None:
+        """Tell the others; what is told is what the first to fail has said."""
+        self._sw_failure = self._sw_board.write(text)
+        self._sw_link.fail(self._sw_failure)
+
+
+def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
+    """Where a rank sits; neighbours are at the same place of their groups."""
+    if device_mesh is None:
+        return Seat(rank, 0, tuple(range(stages)))
+    size = device_mesh.size() // stages
+    stage, place = device_mesh.get_local_rank(AXIS), place_in(device_mesh) % size
+    ranks = device_mesh.mesh.reshape(stages, size)
+    others = [other for other in ranks[stage].tolist() if other != rank]
+    return Seat(stage, place, tuple(ranks[:, place].tolist()), tuple(others))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _agree(mine: list[str]) -> None:
+    """Raise `PipelineError`, on all ranks, unless all have the same stages and weights."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise PipelineError(
+                f"rank {rank} has other stages or weights ({', '.join(theirs)}) than rank 0"
+                f" ({', '.join(everyone[0])}); build the same model the same way everywhere"
+            )

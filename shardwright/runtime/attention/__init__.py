@@ -1,0 +1,1 @@
+"""Attention that is shared by several devices."""

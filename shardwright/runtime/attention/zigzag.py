@@ -1,0 +1,104 @@
+"""Early and late halves of tiles, swapped so that causal work is even.
+
+Under a causal mask a device with late queries alone would have most of the work; of 2n halves
+device i computes i and 2n − 1 − i, which is equally much everywhere. Tiles lie in one run
+outside of the operator, so they are swapped before it and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from shardwright.program.instructions import Run
+from shardwright.runtime.comm.p2p_group import Line
+
+
+class _Half(NamedTuple):
+    """A half of someone's tile: whose, where in that tile, its place in the whole, its length."""
+
+    holder: int
+    offset: int
+    start: int
+    length: int
+
+
+@final
+class Halves:
+    """Which halves of the tiles along an axis who computes."""
+
+    def __init__(self, tiles: Sequence[Run], place: int, line: Line) -> None:
+        self._line, self._place = line, place
+        self._held = tiles[place][1]
+        halves = [
+            _Half(holder, offset, start + offset, size)
+            for holder, (start, length) in enumerate(tiles)
+            for offset, size in ((0, -(-length // 2)), (-(-length // 2), length // 2))
+        ]
+        last = len(halves) - 1
+        self.of_each = [(halves[i], halves[last - i]) for i in range(len(tiles))]
+
+    def runs(self, place: int) -> tuple[Run, ...]:
+        """Where the halves lie that the device at `place` computes, early ones first."""
+        return tuple((half.start, half.length) for half in self.of_each[place])
+
+    def swapped(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """The halves to compute with, for the tiles [..., length, width] that are held."""
+        mine = self.of_each[self._place]
+        length = sum(half.length for half in mine)
+        made = [x.new_empty((*x.shape[:-2], length, x.shape[-1])) for x in given]
+        self._move(given, made, back=False)
+        return tuple(made)
+
+    def returned(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """The tiles as they are held, of what was computed in halves."""
+        made = [x.new_empty((*x.shape[:-2], self._held, x.shape[-1])) for x in given]
+        self._move(given, made, back=True)
+        return tuple(made)
+
+    def _move(self, given: Sequence[Tensor], made: Sequence[Tensor], *, back: bool) -> None:
+        sends: list[tuple[int, Tensor]] = []
+        receives: list[tuple[int, Tensor]] = []
+        arrived: list[tuple[Tensor, Tensor]] = []
+        for computer, halves in enumerate(self.of_each):
+            at = 0
+            for half in halves:
+                held, computed = (
+                    slice(half.offset, half.offset + half.length),
+                    slice(at, at + half.length),
+                )
+                at += half.length
+                ends = (half.holder, held), (computer, computed)
+                (source, there), (goal, here) = reversed(ends) if back else ends
+                if not half.length:
+                    continue
+                for old, new in zip(given, made, strict=True):
+                    if source == goal == self._place:
+                        new[..., here, :] = old[..., there, :]
+                    elif source == self._place:
+                        sends.append((goal, old[..., there, :].contiguous()))
+                    elif goal == self._place:
+                        part = new[..., here, :]
+                        buffer = torch.empty_like(part, memory_format=torch.contiguous_format)
+                        receives.append((source, buffer))
+                        arrived.append((part, buffer))
+        self._line.exchange(sends, receives)()
+        for part, buffer in arrived:
+            part.copy_(buffer)
+
+
+class Swap(torch.autograd.Function):
+    """Tiles become halves; on their way back, and the other way round, so do gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: Halves, back: bool, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.halves, ctx.back = halves, back
+        return halves.returned(*given) if back else halves.swapped(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        found = Swap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
+        return None, None, *found

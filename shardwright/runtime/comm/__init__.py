@@ -1,0 +1,1 @@
+"""Collectives and point-to-point messages between ranks."""

@@ -1,0 +1,203 @@
+"""Redistribution on the ranks, differentiable: the gradient takes its own way back.
+
+Collectives run one mesh axis at a time, straight through the process group (`collectives`), or as
+DTensor's where a compiler or autograd is to see them; cutting, masking and embedding a tile need
+no communication and are done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from shardwright.ir.redistribution import Collective
+from shardwright.program.instructions import Move, Redistribute
+from shardwright.runtime.comm.collectives import collected
+from shardwright.runtime.comm.spin_wait import reduce_over
+
+Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
+
+_REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+
+
+class Redistribution(nn.Module):
+    """One `Redistribute` instruction on a device mesh, given axis by axis; none on one device."""
+
+    def __init__(self, instruction: Redistribute, axes: Mapping[str, DeviceMesh]) -> None:
+        super().__init__()
+        self.value, self.text = instruction.value, instruction.text
+        self.before = instruction.before
+        self.after = instruction.after
+        self.atoms_before = instruction.atoms_before
+        self.atoms_grad = instruction.atoms_grad
+        self.forward_moves: tuple[Step, ...] = _steps(instruction.forward, axes)
+        self.backward_moves: tuple[Step, ...] = _steps(instruction.backward, axes)
+        self.differentiable = instruction.differentiable
+        narrow, wide = instruction.cast or ("", "")
+        self.narrow, self.wide = getattr(torch, narrow, None), getattr(torch, wide, None)
+        sums = [move.collective is Collective.ALL_REDUCE for move in instruction.forward]
+        self.sums_a_number = self.before == () and bool(sums) and all(sums)
+        over = [move.axis for move in instruction.forward] if self.sums_a_number else []
+        self.axes = tuple(axes[axis] for axis in over)  # of a number's sum
+        self.later: Callable[[torch.Tensor], None] | None = None  # who sums a number in place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The local tile of `x` in its new layout."""
+        if self.differentiable:
+            result: torch.Tensor = _Function.apply(x, self)  # type: ignore[no-untyped-call]
+            return result
+        return self.run_forward(x)
+
+    def run_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, unseen by autograd."""
+        x = x if self.narrow is None else x.to(self.narrow)
+        if torch.compiler.is_compiling() or self.later is None:
+            return _run(x, self.forward_moves, self.atoms_before, self.after)
+        x = x.clone()
+        self.later(x)
+        return x
+
+    def keep(
+        self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+    ) -> Callable[[], torch.Tensor]:
+        """`x` as `run_forward` will be given it to make the same again, in the backward pass."""
+        return how(x)
+
+    def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient's tile in the layout in which the value's producer wants it.
+
+        It can be differentiated itself, where autograd asks for that.
+        """
+        if direct(grad) or torch.compiler.is_compiling():
+            return self.run_backward(grad)
+        result: torch.Tensor = _Back.apply(grad, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def run_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """The same, unseen by autograd."""
+        grad = grad if self.wide is None else grad.to(self.wide)
+        return _run(grad, self.backward_moves, self.atoms_grad, self.before)
+
+    def extra_repr(self) -> str:
+        return self.text
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, how: Redistribution) -> torch.Tensor:
+        ctx.how = how
+        return how.run_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.how.sent_back(grads[0]), None
+
+
+class _Back(torch.autograd.Function):
+    """The gradient's way back. The gradient of that comes and lies as the value itself does.
+
+    Operators are linear in the gradients of their results. So what comes of a gradient's gradient
+    where a value is made lies as the value does, and is wanted where that is read as it is read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, how: Redistribution) -> torch.Tensor:
+        ctx.how = how
+        return how.run_backward(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        result: torch.Tensor = _Function.apply(grads[0], ctx.how)  # type: ignore[no-untyped-call]
+        return result, None
+
+
+def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], torch.Tensor]:
+    """A function of a tensor and one of `_REDUCTIONS`: of it over all devices along `axes`."""
+
+    def reduce(x: torch.Tensor, how: str) -> torch.Tensor:
+        for mesh in axes:
+            if direct(x):
+                x = x.clone(memory_format=torch.contiguous_format)
+                reduce_over(mesh.get_group(), x, _REDUCTIONS[how])
+                continue
+            parts = DTensor.from_local(x.contiguous(), mesh, [Partial(how)], run_check=False)
+            x = parts.redistribute(placements=[Replicate()]).to_local()
+        return x
+
+    return reduce
+
+
+def direct(x: torch.Tensor) -> bool:
+    """Whether `x` may be given to the process group itself: no compiler and no autograd looks on.
+
+    Autograd does in a backward pass that is differentiated.
+    """
+    return not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad))
+
+
+def _steps(moves: tuple[Move, ...], axes: Mapping[str, DeviceMesh]) -> tuple[Step, ...]:
+    return tuple(
+        partial(_move, move=move, mesh=axes.get(move.axis) if move.collective.moves_data else None)
+        for move in moves
+    )
+
+
+def _run(
+    x: torch.Tensor,
+    steps: tuple[Step, ...],
+    atoms: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    """Apply `steps` to a tile seen as its atoms; always a contiguous tensor of its own."""
+    if not steps:
+        return x.view_as(x)
+    x = x.reshape(atoms)
+    for step in steps:
+        x = step(x)
+    return x.reshape(shape).contiguous()
+
+
+def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
+    if move.collective is Collective.SLICE:
+        return x.narrow(move.dst, move.start, move.length)
+    if move.collective is Collective.MASK:
+        return x if move.keeps else torch.zeros_like(x)
+    if move.collective is Collective.EMBED:
+        whole = x.new_zeros(move.whole)
+        whole.narrow(move.src, move.start, move.length).copy_(x)
+        return whole
+    assert mesh is not None
+    if direct(x):
+        return collected(x, move, mesh)
+    src: Placement = Partial() if move.collective in _SOURCE_PARTIAL else Shard(move.src)
+    dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
+    whole = DTensor.from_local(
+        x.contiguous(),
+        mesh,
+        [src],
+        run_check=False,
+        shape=torch.Size(move.whole),
+        stride=_contiguous_stride(move.whole),
+    )
+    return whole.redistribute(placements=[dst]).to_local()
+
+
+def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= size
+    return tuple(reversed(stride))

@@ -1,0 +1,71 @@
+"""Instructions of programs that differ only in where tiles start, as one module for all of them.
+
+Which of the programs runs is told by a tensor that all their modules share, so
+that one compiled program serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import nn
+
+from shardwright.ir.redistribution import Collective
+from shardwright.program.instructions import Attention, Dropout, Move, Redistribute, Uniform
+from shardwright.runtime.comm.redistribute import Redistribution, Step
+from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+
+Varied = Redistribute | Dropout | Uniform | Attention  # what may depend on where tiles start
+
+
+def module_of(
+    instructions: Sequence[Varied], number: torch.Tensor, made: nn.Module, device: torch.device
+) -> nn.Module:
+    """The module `made` for the first of `instructions`, doing what `instructions[number]` does.
+
+    `number` is int64 [1] and read at each call.
+    """
+    if isinstance(made, Redistribution):
+        ways = [one for one in instructions if isinstance(one, Redistribute)]
+        made.forward_moves = _merged([one.forward for one in ways], made.forward_moves, number)
+        made.backward_moves = _merged([one.backward for one in ways], made.backward_moves, number)
+        return made
+    tiles = [one.positions for one in instructions if not isinstance(one, Redistribute)]
+    drawn = made.dropout if isinstance(made, GlobalAttention) else made
+    assert isinstance(drawn, GlobalDropout | GlobalUniform), "others are seeded by where tiles lie"
+    drawn.choose_by(number, tiles, device)
+    return made
+
+
+def _merged(
+    ways: Sequence[tuple[Move, ...]], first: tuple[Step, ...], number: torch.Tensor
+) -> tuple[Step, ...]:
+    """Steps of the first way, those that are not the same in all ways chosen by `number`."""
+    return tuple(
+        step if all(move == moves[0] for move in moves) else _Varying(moves, number)
+        for moves, step in zip(zip(*ways, strict=True), first, strict=True)
+    )
+
+
+@final
+class _Varying:
+    """A step that cuts, masks or embeds, and does so elsewhere for each number."""
+
+    def __init__(self, moves: Sequence[Move], number: torch.Tensor) -> None:
+        self.move = moves[0]
+        self.number = number
+        starts = torch.tensor([move.start for move in moves], device=number.device)
+        along = torch.arange(self.move.length, device=number.device)
+        self.indices = starts[:, None] + along  # (programs, length of the tile)
+        self.keeps = torch.tensor([move.keeps for move in moves], device=number.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.move.collective is Collective.MASK:
+            return torch.where(self.keeps.index_select(0, self.number), x, torch.zeros_like(x))
+        at = self.indices.index_select(0, self.number).squeeze(0)
+        if self.move.collective is Collective.SLICE:
+            return x.index_select(self.move.dst, at)
+        assert self.move.collective is Collective.EMBED, "what communicates is the same for all"
+        return x.new_zeros(self.move.whole).index_copy(self.move.src, at, x)

@@ -1,0 +1,110 @@
+"""The modules of a program's instructions that are no plain operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.ir.layout import Mesh
+from shardwright.program.fx import Special
+from shardwright.program.instructions import (
+    Attention,
+    Compute,
+    Dropout,
+    Fetch,
+    Gather,
+    Joint,
+    Prefetch,
+    Redistribute,
+    Reduce,
+    RunModule,
+    SharedAttention,
+    Uniform,
+)
+from shardwright.runtime.attention.ring_attention import TiledAttention
+from shardwright.runtime.comm.joint_reductions import joint
+from shardwright.runtime.comm.p2p_group import Group
+from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
+from shardwright.runtime.opaque_module import OwnFunction, WholeModule
+from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure, Remade
+from shardwright.runtime.parameters.reshard_after_forward import Keep, Regathering, Source, as_it_is
+from shardwright.runtime.parameters.unshard import Loading, Reduction
+from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
+from shardwright.runtime.sharded_ops.experts import held_experts
+from shardwright.tracing.export.operators import FUNCTION, operator_of
+from shardwright.tracing.graph_builder import Captured
+
+
+def module_maker(
+    captured: Captured,
+    mesh: Mesh,
+    device_mesh: DeviceMesh | None,
+    device: torch.device,
+    training: bool,
+    keep: Keep = as_it_is,
+) -> Callable[[Special], nn.Module]:
+    """What `to_module` makes an instruction's module with, for one rank of `mesh`.
+
+    An operator that regathers finds the redistributions made before it; `keep` says how it keeps
+    what it makes copies of.
+    """
+    # Once for all redistributions: taking an axis out of a device mesh is slow.
+    axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
+    made: dict[str, Source] = {}
+    fast = captured.graph.habits.rng == "fast"
+
+    def make(instruction: Special) -> nn.Module:
+        match instruction:
+            case Redistribute():
+                redistribution = made[instruction.result] = Redistribution(instruction, axes)
+                return redistribution
+            case Compute():
+                operator: Callable[..., Any] = _operator(instruction, captured, axes, device)
+                if not instruction.regathers:
+                    assert isinstance(operator, nn.Module)
+                    return operator
+                again = [made[name] for name in instruction.regathers]
+                return Regathering(operator, again, keep)
+            case Fetch():
+                return Loading(instruction)
+            case Reduce():
+                return Reduction(instruction, axes)
+            case Prefetch():
+                return Departure(instruction, axes)
+            case Gather():
+                made.update((one.result, Remade(i)) for i, one in enumerate(instruction.parts))
+                return Arrival(instruction, axes)
+            case Dropout():
+                return (FastDropout if fast else GlobalDropout)(instruction, device)
+            case Attention():
+                return (FastAttention if fast else GlobalAttention)(instruction, device)
+            case Joint():
+                return joint(instruction, reduced_over([axes[name] for name in instruction.axes]))
+            case SharedAttention():
+                return TiledAttention(instruction, Group(axes[instruction.axis]))
+            case RunModule():
+                key = str(instruction.op.args[1])
+                return WholeModule(instruction, captured.opaque[key], device, training)
+            case Uniform():
+                return GlobalUniform(instruction, device)
+
+    return make
+
+
+def _operator(
+    instruction: Compute,
+    captured: Captured,
+    axes: Mapping[str, DeviceMesh],
+    device: torch.device,
+) -> Callable[..., Any]:
+    """What runs the operator of an instruction; a module where it is no operator of torch."""
+    if instruction.op.target == FUNCTION:
+        return OwnFunction(captured.opaque[str(instruction.op.args[1])])
+    if instruction.routing is not None:
+        return held_experts(instruction.routing, axes, device)
+    return operator_of(instruction.op.target)

@@ -1,0 +1,1 @@
+"""Sharded storage of parameters, their all-gathers, gradients and state dicts."""

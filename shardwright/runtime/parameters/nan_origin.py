@@ -1,0 +1,88 @@
+"""Where a value that is no number came from: the first operator of the model that made one.
+
+The program of the step is run again, operator by operator. −∞ is let through:
+attention masks hold it on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.tensor import DTensor
+
+from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.pipeline.runner import PipelineModule
+
+_NEVER = 2**62
+
+
+def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int, int]) -> str:
+    """What first made NaN or ∞ when `module` runs `batch` in this random state; on every rank.
+
+    Collectives run as in the step, so every rank calls it.
+    """
+    running = module._sw_running()
+    place = {op.name: i for i, op in enumerate(running.graph.ops)}
+    found = _Found(place)
+    for name, parameter in module.named_parameters():
+        found.note(-1, f"the parameter {name}", parameter)
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.no_grad(), eager, _watched(running.programs(), found):
+        module.set_random_state(state)
+        module(**batch) if isinstance(batch, Mapping) else module(*batch)
+    first = found.first
+    if dist.is_initialized():
+        every: list[tuple[int, str]] = [first] * dist.get_world_size()
+        dist.all_gather_object(every, first)
+        first = min(every)
+    return first[1] if first[0] < _NEVER else "no operator alone: sums of finite numbers overflow"
+
+
+@final
+class _Found:
+    """The earliest value that is no number, by the place of its operator in the graph."""
+
+    def __init__(self, place: Mapping[str, int]) -> None:
+        self.place = place
+        self.first = (_NEVER, "")
+
+    def note(self, at: int, text: str, value: Any) -> None:
+        tensors = value if isinstance(value, tuple | list) else [value]
+        if at < self.first[0] and any(_is_wrong(t) for t in tensors):
+            self.first = (at, text)
+
+
+class _Watching(fx.Interpreter):
+    def __init__(self, program: fx.GraphModule, found: _Found) -> None:
+        super().__init__(program)
+        self.found = found
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if (op := n.meta.get("op")) is not None and op.name in self.found.place:
+            where = f"{op.source.module or 'the model itself'} ({op.source})"
+            self.found.note(self.found.place[op.name], f"{op.kind} in {where}", value)
+        return value
+
+
+@contextmanager
+def _watched(programs: Sequence[fx.GraphModule], found: _Found) -> Iterator[None]:
+    for program in programs:
+        program.forward = _Watching(program, found).run
+    try:
+        yield
+    finally:
+        for program in programs:
+            del program.forward
+
+
+def _is_wrong(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    tile = value.to_local() if isinstance(value, DTensor) else value
+    return bool((tile.isnan() | tile.isposinf()).any())

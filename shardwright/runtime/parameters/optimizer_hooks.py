@@ -1,0 +1,96 @@
+"""Two things that PyTorch's optimizers do wrong, or not at all, with sharded parameters.
+
+* `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
+  2.13; parameters of FSDP meet the same). While it steps, norms are summed as soon as they are
+  made.
+* `Optimizer.load_state_dict` takes tiles that `torch.load` brought from another rank's file as this
+  rank's own. It is wrapped for the whole process, as there is no hook that sees every optimizer
+  before it loads: such a tile is refused, and a whole tensor is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import wraps
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from shardwright.runtime.parameters.state_dicts import as_placed
+
+_NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
+_registered: list[Any] = []
+
+
+def mend_optimizers() -> None:
+    """Mend both from now on, in this process; a second call does nothing."""
+    if _registered:
+        return
+    _registered.append(register_optimizer_step_pre_hook(_before))
+    _registered.append(register_optimizer_step_post_hook(_after))
+    load = Optimizer.load_state_dict
+
+    @wraps(load)
+    def load_placed(self: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        load(self, placed_here(self, state_dict))
+
+    Optimizer.load_state_dict = load_placed  # type: ignore[method-assign]
+
+
+def placed_here(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict whose tensors lie as the parameters do: tiles as they are, wholes cut.
+
+    Raises `StateDictError` for a tile of another place.
+    """
+    saved = chain.from_iterable(group["params"] for group in given["param_groups"])
+    mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    state = dict(given["state"])
+    for number, parameter in zip(saved, mine, strict=False):  # torch tells of other numbers
+        if number not in state:
+            continue
+        state[number] = {
+            key: as_placed(f"{key} of the optimizer's parameter {number}", value, parameter)
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and key != "step"
+            else value
+            for key, value in state[number].items()
+        }
+    return {**given, "state": state}
+
+
+class _SummedNorms(TorchFunctionMode):
+    """Norms along sharded dimensions come out whole instead of as partial norms."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in _NORMS and isinstance(found, DTensor):
+            whole = [Replicate() if p.is_partial() else p for p in found.placements]
+            return found.redistribute(placements=whole)
+        return found
+
+
+_entered: list[_SummedNorms] = []  # at most one; one that an error left behind is used again
+
+
+def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, torch.optim.Adafactor) and _sharded(optimizer) and not _entered:
+        _entered.append(_SummedNorms())
+        _entered[0].__enter__()  # type: ignore[no-untyped-call]
+
+
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if _entered and isinstance(optimizer, torch.optim.Adafactor):
+        _entered.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+def _sharded(optimizer: Optimizer) -> bool:
+    return any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])

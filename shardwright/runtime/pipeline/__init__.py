@@ -1,0 +1,1 @@
+"""Synchronous pipelines, on `torch.distributed.pipelining`."""

@@ -1,0 +1,175 @@
+"""One module for batches of several shapes, in training and evaluation: the same parameters in all.
+
+A captured graph has the shapes of its batch, and does what the model does while it trains. A last,
+smaller batch, or sequences of another length, are captured again and run by the same plan
+(`namesakes.py`). Each of them has the graphs of its modes (`modes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from shardwright.ir.plan import InputSpec, Plan, PlanError
+from shardwright.runtime.batch import BatchError
+from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.parameters.nan_origin import origin
+from shardwright.runtime.pipeline.runner import PipelineModule
+from shardwright.runtime.plan_transfer import (
+    Shapes,
+    plan_for_shapes,
+    shapes_of,
+    shapes_text,
+)
+from shardwright.runtime.sharded_ops.experts import Skew, skews
+from shardwright.runtime.train_module import SteppingModule, arguments
+from shardwright.tracing.call import example_call
+
+
+@final
+class ManyShapes:
+    """Parallel modules of one model for several shapes, which share parameters and buffers.
+
+    `others` are calls of other shapes than the one `plan` was made for. Steps run through
+    `torch.compile` if they are to be `compiled`. With `evaluated` it is ready to be evaluated, and
+    raises now where that is impossible; without, evaluation is captured when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        *,
+        seed: int = 0,
+        device: torch.device | None = None,
+        compiled: bool = False,
+        evaluated: bool = False,
+    ) -> None:
+        self.main: SteppingModule = _steps(model, plan, seed, device)
+        first = _planned(plan.inputs)
+        calls = {first: example_call(plan.inputs, plan.constants)}
+        calls |= {shapes: call for call in others if (shapes := shapes_of(*call)) != first}
+        self._modules: dict[Shapes, SteppingModule] = {first: self.main}
+        for shapes, call in calls.items():
+            if shapes != first:
+                other_plan = plan_for_shapes(model, plan, *call)
+                self._modules[shapes] = _steps(model, other_plan, seed, device)
+                _share(self.main, self._modules[shapes], shapes)
+            if evaluated:
+                self._modules[shapes].prepare_evaluation()
+        if compiled:
+            for module in self._modules.values():
+                module.compile_programs()
+
+    @property
+    def known(self) -> tuple[Shapes, ...]:
+        """Shapes of whole batches that it takes, the planned ones first."""
+        return tuple(self._modules)
+
+    def module_for(self, batch: Any) -> SteppingModule:
+        """The module that runs a batch of this shape, made ready to run.
+
+        Raises `BatchError` if there is none. With one shape only it takes ranks' own parts too.
+        """
+        only = len(self._modules) == 1
+        shapes = self.known[0] if only else shapes_of(*arguments(batch))
+        if (module := self._modules.get(shapes)) is None:
+            known = "; ".join(map(shapes_text, self._modules))
+            raise BatchError(
+                f"the batch has {shapes_text(shapes)}; known are {known}: pad the batch, or name"
+                " its shape before training starts"
+            )
+        if module is not self.main:
+            module.train(self.main.training)
+        return module
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`."""
+        module = self.module_for(batch)
+        module.set_random_state(self.main.random_state())
+        loss = module.forward_backward(batch)
+        self.main.set_random_state(module.random_state())
+        return loss
+
+    def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
+        """Which operator first makes NaN or infinity of `batch` in this random state."""
+        module = self.module_for(batch)
+        assert isinstance(module, ParallelModule | PipelineModule), "what `_steps` makes"
+        return origin(module, batch, state)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The loss of a global batch, in the mode that the module is in."""
+        args, kwargs = arguments(batch)
+        module = self.module_for(batch)
+        module.set_random_state(self.main.random_state())
+        found: torch.Tensor = module(*args, **kwargs)
+        self.main.set_random_state(module.random_state())
+        return found
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.main.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.main.named_parameters()
+
+    def lasting_buffers(self) -> dict[str, torch.Tensor]:
+        return self.main.lasting_buffers()
+
+    def random_state(self) -> tuple[int, int]:
+        return self.main.random_state()
+
+    def set_random_state(self, state: tuple[int, int]) -> None:
+        self.main.set_random_state(state)
+
+    def local_batch(self, batch: Any) -> Any:
+        """This rank's part of a global batch of any of the shapes."""
+        return self.module_for(batch).local_batch(batch)
+
+    def skews(self) -> list[Skew]:
+        """How unevenly rows were routed to experts."""
+        return skews(list(self._modules.values()))
+
+    def train(self, mode: bool = True) -> ManyShapes:
+        self.main.train(mode)
+        return self
+
+
+def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> SteppingModule:
+    """The parallel module, whose steps are those of one device."""
+    module = parallelize(model, plan, seed=seed, device=device)
+    if not isinstance(module, SteppingModule):
+        raise PlanError(
+            f"schedule {plan.schedule!r} trains otherwise than one device does, and a job cannot"
+            " ask for that yet; plan without it, or train by hand as docs/async.md says"
+        )
+    return module
+
+
+def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
+    """Let `other` run on the parameters and buffers of `main`."""
+    mine = dict(main.named_parameters(remove_duplicate=False))
+    graph = other.graph
+    unread = {key for leaf in graph.leaves if not graph.consumers[leaf.name] for key in leaf.keys}
+    for name, _ in list(other.named_parameters(remove_duplicate=False)):
+        if name not in mine and name in unread:
+            continue
+        if name not in mine:
+            raise PlanError(
+                f"with a batch of {shapes_text(shapes)} the model reads {name} in another stage of"
+                " the pipeline than with the planned one; plan without --stages"
+            )
+        path, _, last = name.rpartition(".")
+        other.get_submodule(path).register_parameter(last, mine[name])
+    # Of those that `main` does not keep each has its own: they are constants of the model.
+    theirs = {name for name, _ in other.named_buffers(remove_duplicate=False)}
+    for name in theirs & {*main.lasting_buffers()}:
+        path, _, last = name.rpartition(".")
+        other.get_submodule(path).register_buffer(last, main.get_buffer(name))
+
+
+def _planned(inputs: Sequence[InputSpec]) -> Shapes:
+    return tuple((spec.key, spec.shape) for spec in inputs)

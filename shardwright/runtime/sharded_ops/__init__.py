@@ -1,0 +1,1 @@
+"""Operators that several devices compute together."""

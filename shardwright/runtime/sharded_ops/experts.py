@@ -1,0 +1,205 @@
+"""A mixture of which this device holds some experts: rows are sent to theirs, and come back.
+
+No row is dropped, however many choose one expert: devices tell each other how many they will send
+before they do (Hwang et al., "Tutel", MLSys 2023, call that dropless). Along several axes rows
+travel one axis after the other, the outermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.program.lower.routing import Routing
+from shardwright.runtime.comm.collectives import all_gather_single
+from shardwright.runtime.comm.spin_wait import exchange_over
+from shardwright.tracing.decompose.experts import added, through
+
+
+class Peers(Protocol):
+    """The devices along one mesh axis, this one among them."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def gather(self, counts: Tensor) -> Tensor:
+        """The `counts` of all of them: (E,) -> (peers, E)."""
+
+    def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """The first `sent[0]` rows to the first of them, and so on; the `received` ones in turn."""
+
+
+@dataclass(slots=True)
+class Skew:
+    """Rows of the busiest device over the mean, as one mixture has seen it, call by call."""
+
+    calls: int = 0
+    total: float = 0.0
+    most: float = 0.0
+
+    def add(self, loads: Sequence[float]) -> None:
+        """One call, in which devices have so many rows each."""
+        mean = sum(loads) / len(loads)
+        found = max(loads) / mean if mean else 1.0
+        self.calls, self.total = self.calls + 1, self.total + found
+        self.most = max(self.most, found)
+
+
+@final
+class HeldExperts(nn.Module):
+    """A mixture as `shardwright.experts`, on a device that holds some of its experts."""
+
+    def __init__(self, how: Routing, peers: Sequence[Peers], device: torch.device) -> None:
+        super().__init__()
+        self.how, self.peers = how, tuple(peers)
+        self.skew = Skew()
+        here = slice(how.start, how.start + how.length)
+        self._tile = how.split[how.start]
+        self._split = torch.tensor(how.split, device=device)
+        self._hops = []
+        for _, owners in how.hops:
+            mine = [e for e, owner in enumerate(owners) if owner == owners[how.start]]
+            whose = torch.tensor(owners, device=device)
+            self._hops.append((whose, torch.tensor(mine, device=device)))
+        assert len({*how.split[here]}) == 1, "experts of one device lie in one tile"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        scores: Tensor,
+        up: Tensor,
+        down: Tensor,
+        turned: Sequence[bool],
+        product: str,
+        between: str,
+    ) -> Tensor:
+        """Sums over a token's experts; of those along axes without hops only the own tile's.
+
+        x (tokens, width), `chosen` and `scores` (tokens, k), weights those of the experts held.
+        """
+        flat = chosen.reshape(-1)
+        order, expert = self._own(flat)
+        rows = x[order // chosen.shape[1]]
+        ways_back = []
+        for peers, hop in zip(self.peers, self._hops, strict=True):
+            rows, expert, back = self._hop(rows, expert, peers, *hop)
+            ways_back.append(back)
+        given = len(rows)
+        if not given:  # grouped products want a row; it counts nothing
+            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])  # gradients go on through it
+            expert = flat.new_full((1,), self.how.start)
+        place = expert - self.how.start
+        rows = through(rows, place, (up, down), turned, product, between)[:given]
+        for back in reversed(ways_back):
+            rows = back(rows)
+        return added(rows, order, scores)
+
+    def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rows go to experts in this device's tile, by expert, and to which."""
+        expert, order = flat.sort(stable=True)
+        tiles = max(self.how.split) + 1
+        if tiles == 1:
+            return order, expert
+        lies = self._split[expert]
+        loads = torch.bincount(lies, minlength=tiles).tolist()
+        self.skew.add(loads)
+        mine = (lies == self._tile).nonzero().squeeze(1)
+        return order[mine], expert[mine]
+
+    def _hop(
+        self, rows: Tensor, expert: Tensor, peers: Peers, owner: Tensor, mine: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Rows that came along an axis, by expert, their experts, and how results go back.
+
+        `rows` are sorted by expert, which is also the order of the devices that hold them.
+        `mine` are the experts that lie on this side of the axis.
+        """
+        counts = torch.bincount(expert, minlength=len(owner))
+        table = peers.gather(counts)  # (peers, experts)
+        to, loads = (
+            counts.new_zeros(peers.count).index_add(0, owner, some)
+            for some in (counts, table.sum(0))
+        )
+        come = table[:, mine]
+        sent, received, all_loads = torch.stack([to, come.sum(1), loads]).tolist()
+        self.skew.add(all_loads)
+        arrived = peers.send(rows, sent, received)
+        whose = torch.repeat_interleave(mine.repeat(peers.count), come.reshape(-1))
+        whose, order = whose.sort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+
+        def back(results: Tensor) -> Tensor:
+            return peers.send(results[place], received, sent)
+
+        return arrived[order], whose, back
+
+    def extra_repr(self) -> str:
+        held = range(self.how.start, self.how.start + self.how.length)
+        return f"experts={held.start} to {held.stop - 1} of {len(self.how.split)}, {self.how}"
+
+
+@final
+class Group:
+    """Peers that are ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    @property
+    def count(self) -> int:
+        return self.group.size()
+
+    def gather(self, counts: Tensor) -> Tensor:
+        """See `Peers`."""
+        found = counts.new_empty(self.count * len(counts))
+        all_gather_single(found, counts, group=self.group)
+        return found.view(self.count, -1)
+
+    def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """See `Peers`; the gradient takes the way back."""
+        found: Tensor = _Sent.apply(rows, sent, received, self.group)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Sent(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.how = sent, received, group
+        return _all_to_all(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        sent, received, group = ctx.how
+        back: Tensor = _Sent.apply(grads[0], received, sent, group)  # type: ignore[no-untyped-call]
+        return back, None, None, None
+
+
+def _all_to_all(
+    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    found = rows.new_empty((sum(received), rows.shape[1]))
+    exchange_over(group, found, rows.contiguous(), received, sent)
+    return found
+
+
+def held_experts(how: Routing, axes: Mapping[str, DeviceMesh], device: torch.device) -> HeldExperts:
+    """The module of a mixture on this rank of a device mesh, given axis by axis."""
+    return HeldExperts(how, [Group(axes[axis].get_group()) for axis, _ in how.hops], device)
+
+
+def skews(modules: Sequence[nn.Module]) -> list[Skew]:
+    """What mixtures among `modules`, and within them, have seen so far."""
+    every = {id(m): m for module in modules for m in module.modules()}
+    return [m.skew for m in every.values() if isinstance(m, HeldExperts) and m.skew.calls]

@@ -1,0 +1,1 @@
+"""Compares a plan on ranks with the module itself."""

@@ -1,0 +1,243 @@
+"""`verify`: a plan on real ranks beside the module itself, in double precision.
+
+The ranks are local processes that torchrun starts. Three sides are compared, dropout included:
+the module run eagerly, its captured graph on one device, and the plan on its ranks. All compute
+in float64, so that a difference is a defect and not rounding. A module that computes something
+else in float64 is compared with its graph in its own precision.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
+from shardwright.ir.plan import Plan, PlanError, require_plan
+from shardwright.ir.to_float64 import widen
+from shardwright.program.decisions import Decisions, everything_whole
+from shardwright.program.plan_decoder import read_plan
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parallel import build as module_of
+from shardwright.runtime.pipeline.runner import PipelineModule
+from shardwright.runtime.ranks import run_ranks
+from shardwright.runtime.verify.module_comparison import (
+    TOLERANCE,
+    WIDE_FLOOR,
+    Comparison,
+    Measured,
+    ModuleComparison,
+    Optimizer,
+    errors_between,
+    measure,
+)
+from shardwright.runtime.verify.module_pickling import pack
+from shardwright.runtime.verify.module_reference import widened
+from shardwright.runtime.verify.verify_reference import comparable, in_parts, notes
+from shardwright.tracing.arguments import require_module
+from shardwright.tracing.call import as_planned, flatten
+from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.graph_builder import Captured
+
+_WORKER = "shardwright.runtime.verify.worker"
+_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
+    "sgd": ("SGD", {"lr": 1e-2}),
+    "momentum": ("SGD", {"lr": 1e-2, "momentum": 0.9}),
+    "sgd_momentum": ("SGD", {"lr": 1e-2, "momentum": 0.9}),
+    "adam": ("Adam", {"lr": 1e-3}),
+    "adamw": ("AdamW", {"lr": 1e-3}),
+    "nadam": ("NAdam", {"lr": 1e-3}),
+    "radam": ("RAdam", {"lr": 1e-3}),
+    "adamax": ("Adamax", {"lr": 1e-3}),
+    "adagrad": ("Adagrad", {"lr": 1e-2}),
+    "rmsprop": ("RMSprop", {"lr": 1e-3}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The tensor that differs most, the operator that reads it, and where that stands."""
+
+    tensor: str
+    op: str
+    source: Source
+
+    def __str__(self) -> str:
+        return f"{self.tensor} (read by {self.op}, {self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The errors that `verify` found, relative to the largest element of each tensor, at least 1.
+
+    `loss_error`, `max_gradient_error`, `max_buffer_error` and `max_parameter_error` (after one
+    optimizer step) compare the plan with one device: with the module itself where that was run in
+    float64, else with its captured graph. `capture_error` compares the module with its captured
+    graph: outputs, gradients, buffers and parameters, in the dtype `compared_in`. It is infinite
+    and `not_compared` says why where the module could not be run; `ok` is False then.
+    `notes` say what was compared in the place of what differs from plan to plan.
+    """
+
+    ok: bool
+    loss_error: float
+    max_gradient_error: float
+    max_buffer_error: float
+    max_parameter_error: float
+    worst: Worst
+    capture_error: float
+    compared_in: str
+    devices: int
+    not_compared: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        errors = (
+            f"loss error {self.loss_error:.1e}, gradients {self.max_gradient_error:.1e}, buffers"
+            f" {self.max_buffer_error:.1e}, parameters after one optimizer step"
+            f" {self.max_parameter_error:.1e}"
+        )
+        if self.not_compared:
+            text = (
+                "the module itself was NOT COMPARED with its captured graph:"
+                f" {self.not_compared}; of the plan on {self.devices} ranks beside the graph on"
+                f" one device: {errors}; worst: {self.worst}"
+            )
+        else:
+            word = "equals" if self.ok else "DIFFERS from"
+            text = (
+                f"the plan on {self.devices} ranks {word} one device: {errors}, module against"
+                f" graph {self.capture_error:.1e} in {self.compared_in}; worst: {self.worst}"
+            )
+        return text + "".join(f"\nnote: {note}" for note in self.notes)
+
+
+def verify(
+    model: nn.Module, plan: Plan, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Report:
+    """Outputs, every gradient and buffer, and one optimizer step of `plan`, against `model`.
+
+    `model` is run eagerly, as it is, on copies of its parameters and buffers. `args` and `kwargs`
+    are a batch with real values; those of it that required a gradient when the plan was made have
+    theirs compared, too. Raises `PlanError` if the plan is not for this model and batch.
+    """
+    require_module(model)
+    require_plan(plan)
+    if plan.pipeline is not None and plan.pipeline.weights is not None:
+        raise PlanError(
+            "an asynchronous plan does not compute what one device computes, so there is nothing to"
+            " verify; plan without it, or see docs/async.md for how to compare training runs"
+        )
+    args, kwargs = as_planned(plan.inputs, args, kwargs or {})
+    captured = capture_with_rules(model, args, kwargs, plan.habits)
+    analysis = analyze(captured.graph)
+    decisions = read_plan(plan, captured.graph, analysis)
+    if any(p.is_meta for p in model.parameters()):
+        raise PlanError("verify needs a model with weights; this one is on the meta device")
+    batch = {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}
+    graph = comparable(widen(captured.graph))
+    payload: dict[str, Any] = {
+        "graph": to_json(graph),
+        "plan": plan.to_json(),
+        "fingerprint": graph.fingerprint,
+        "output_keys": list(captured.output_keys),
+        "weights": {k: widened(p) for k, p in model.named_parameters()},
+        "buffers": {k: widened(b) for k, b in model.named_buffers(remove_duplicate=False)},
+        "constants": {k: widened(c) for k, c in captured.constants.items()},
+        "batch": {k: widened(v) for k, v in batch.items()},
+    }
+    shipped = pack(captured.opaque)
+    optimizer = optimizer_of(plan.optimizer)
+    compared = ModuleComparison(model, captured, payload, batch, optimizer, one_device).run(graph)
+    expected = compared.expected
+    if (alone := in_parts(graph, analysis, decisions)) is not graph:
+        parts = one_device(alone, {**payload, "opaque": captured.opaque})
+        expected = measure(parts, optimizer, payload["batch"])
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(payload, Path(folder) / "payload.pt")
+        Path(folder, "modules.pkl").write_bytes(shipped)
+        run_ranks(_WORKER, [folder], plan.devices)
+        parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
+    return _compare(captured.graph, plan, expected, parallel, compared)
+
+
+def build(
+    graph: Graph,
+    analysis: Analysis,
+    payload: Mapping[str, Any],
+    decisions: Decisions,
+    device_mesh: Any,
+) -> ParallelModule | PipelineModule:
+    """The module of this rank, or of one device without a device mesh, on the CPU."""
+    by_every_name = dict(payload["weights"])
+    for leaf in graph.leaves_of(LeafKind.PARAMETER):
+        by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
+    return module_of(
+        Captured(
+            graph,
+            dict(payload["constants"]),
+            tuple(payload["output_keys"]),
+            payload.get("opaque", {}),
+        ),
+        analysis,
+        decisions,
+        weights=by_every_name,
+        buffers=payload["buffers"],
+        persistent=frozenset(),
+        device_mesh=device_mesh,
+        device=torch.device("cpu"),
+        seed=1,
+    )
+
+
+def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
+    """The serial program: every operator whole, nothing communicated."""
+    module = build(graph, analyze(graph), payload, everything_whole(graph), None)
+    assert isinstance(module, ParallelModule)
+    return module
+
+
+def optimizer_of(name: str) -> Optimizer:
+    """The optimizer of that name, to take one step over parameters."""
+    kind, options = _OPTIMIZERS[name.lower()]
+    return partial(getattr(torch.optim, kind), **options)
+
+
+def _compare(
+    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: Comparison
+) -> Report:
+    errors = errors_between(expected, parallel, WIDE_FLOOR)
+    most = {
+        part: max((e for (kind, _), e in errors.items() if kind == part), default=0.0)
+        for part in ("loss", "output", "gradients", "buffers", "parameters")
+    }
+    tensors = {key: e for (kind, key), e in errors.items() if kind in ("gradients", "buffers")}
+    worst = max(tensors, key=lambda key: tensors[key], default="")
+    if module.worst and not module.ok:
+        worst = module.worst
+    return Report(
+        ok=max(errors.values()) <= TOLERANCE and module.ok,
+        loss_error=max(most["loss"], most["output"]),
+        max_gradient_error=most["gradients"],
+        max_buffer_error=most["buffers"],
+        max_parameter_error=most["parameters"],
+        worst=_worst(graph, worst),
+        capture_error=module.error,
+        compared_in=module.dtype,
+        devices=plan.devices,
+        not_compared=module.not_compared,
+        notes=(*notes(graph), *module.notes),
+    )
+
+
+def _worst(graph: Graph, tensor: str) -> Worst:
+    leaf: Leaf | None = next((leaf for leaf in graph.leaves if tensor in leaf.keys), None)
+    readers = graph.consumers[leaf.name] if leaf else ()
+    op = readers[0] if readers else None
+    return Worst(tensor, op.name if op else "nothing", op.source if op else Source())
