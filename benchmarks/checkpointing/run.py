@@ -25,10 +25,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright as sw
 from benchmarks import record
-from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.state import Steppable
 from shardwright.train.job import Job
 from shardwright.train.loop import start
-from shardwright.train.state import Steppable
 from shardwright.train.step import Stepper
 
 SEED, RANKS, TARGET = 0, 2, 1.05

@@ -28,10 +28,10 @@ import shardwright as sw
 from benchmarks import record
 from examples.bytes_gpt import source_code
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, StepRecord, start, train
-from shardwright.train.randomness import seed_all
 
 SEED, BATCH, LENGTH = 0, 12, 32
 BOUNDS = {"float64": 1e-9, "float32": 1e-3}

@@ -34,10 +34,10 @@ from typing import Any, TextIO
 import shardwright as sw
 from benchmarks import record
 from shardwright.ir.plan import Plan
-from shardwright.train.folder import CheckpointFolder
+from shardwright.train.checkpoint.folder import CheckpointFolder
+from shardwright.train.checkpoint.reading import read_index
 from shardwright.train.launch import Saving, Training, launch
-from shardwright.train.reading import read_index
-from shardwright.train.target import load_job
+from shardwright.train.targets.target import load_job
 
 SEED = 0
 RANKS, EVERY = 2, 2

@@ -30,11 +30,11 @@ from benchmarks.hosts import Cluster, HostError, HostsUnavailableError, Link, ho
 from benchmarks.hosts.network import DEVICE, address
 from shardwright.ir.plan import Plan
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.checkpoint import PLAN
-from shardwright.train.folder import CheckpointFolder
+from shardwright.train.checkpoint.checkpoint import PLAN
+from shardwright.train.checkpoint.folder import CheckpointFolder
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.loop import StepRecord, start, train
-from shardwright.train.randomness import seed_all
-from shardwright.train.target import load_job
+from shardwright.train.targets.target import load_job
 
 SEED, BOUND, EVERY = 0, 1e-9, 2
 KEPT, LOST = 0, 1  # hosts

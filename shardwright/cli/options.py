@@ -17,7 +17,7 @@ from shardwright.ir.numerics import CHOICES
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import parse_figures
 from shardwright.planner.tables.memory import OptimizerError, known_optimizer
-from shardwright.train.target_text import parse_target
+from shardwright.train.targets.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_RANKS = 1024  # processes that one host may be asked for

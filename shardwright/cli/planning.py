@@ -92,7 +92,12 @@ def capture(
         from shardwright import api
         from shardwright.tracing.arguments import weight_bytes
         from shardwright.tracing.export.opaque import WeightsNeededError
-        from shardwright.train.target import build_model, half_precision, load_job, optimizer_name
+        from shardwright.train.targets.target import (
+            build_model,
+            half_precision,
+            load_job,
+            optimizer_name,
+        )
 
         job = load_job(target, batch, seq, settings)
         named = half_precision(target) if "precision" not in habits else None

@@ -160,7 +160,7 @@ def command(
     With --checkpoint the run goes on where it was saved, on as many devices as there are now.
     """
     if tensorboard is not None:
-        from shardwright.train.board import require_tensorboard
+        from shardwright.train.tensorboard import require_tensorboard
 
         require_tensorboard()
     _check_together(plan, constraints, folder)
@@ -263,8 +263,8 @@ def _check_together(plan: str | None, constraints: tuple[str, ...], folder: str 
 
 def _check_job(job: Job, steps: int, weights: str | None, export: str | None, trace: bool) -> None:
     """Raise what would end a run of `job` at its start, or after its last step."""
-    from shardwright.train.export import check_export, check_weights
-    from shardwright.train.target import build_model
+    from shardwright.train.checkpoint.export import check_export, check_weights
+    from shardwright.train.targets.target import build_model
 
     job.check_data()
     if trace:

@@ -28,7 +28,7 @@ def simulated_step(plan: Plan) -> Timeline:
 
 def check_steps(steps: int) -> None:
     """Raise `UsageError` where a run of `steps` has none that is traced."""
-    from shardwright.train.traced import NTH
+    from shardwright.train.traced_step import NTH
 
     if steps < NTH:
         raise UsageError(f"--trace shows step {NTH} of a run, and this one has {steps}; take more")

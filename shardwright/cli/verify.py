@@ -39,7 +39,7 @@ def verified(job: Job, plan: Plan) -> Report:
     """Run the job's example batch under `plan` and on one device."""
     with working(f"verifying on {plan.devices} local processes"):
         from shardwright import api
-        from shardwright.train.target import build_model
+        from shardwright.train.targets.target import build_model
 
         args, kwargs = job.call()
         return api.verify(build_model(job), plan, args, kwargs)

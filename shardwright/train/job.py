@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from shardwright.train.batches import Batches
+    from shardwright.train.data.batches import Batches
 
 _NEEDED = ("model", "optimizer")
 _FUNCTIONS = {  # and how one is written
@@ -156,8 +156,8 @@ class Job:
 
     def other_calls(self) -> list[Call]:
         """Calls of all further shapes: those of `shapes`, and a Dataset's last, smaller batch."""
-        from shardwright.train.samples import Samples
-        from shardwright.train.shapes import smaller
+        from shardwright.train.data.samples import Samples
+        from shardwright.train.data.shapes import smaller
 
         calls = [call_of("Job.shapes", batch) for batch in self.shapes]
         for data in (self.batches().data, self.evaluation_batches()):
@@ -175,7 +175,7 @@ class Job:
     def check_data(self) -> None:
         """Raise `JobError` unless the data's first batches have, or can be given, known shapes."""
         from shardwright.runtime.plan_transfer import shapes_of
-        from shardwright.train.shapes import fitted
+        from shardwright.train.data.shapes import fitted
 
         known = [shapes_of(*call) for call in (self.call(), *self.other_calls())]
         fitted(next(self.batches()), known, self.padding)
@@ -187,7 +187,7 @@ class Job:
 
     def batches(self) -> Batches:
         """Batches without end: the data, again and again."""
-        from shardwright.train.batches import Batches
+        from shardwright.train.data.batches import Batches
 
         return Batches(self._of(self.data, self.shuffle))
 
@@ -202,7 +202,7 @@ class Job:
         if not _is_dataset(data):
             batches: Iterable[Batch] | Callable[[], Iterable[Batch]] = data
             return batches
-        from shardwright.train.samples import Samples
+        from shardwright.train.data.samples import Samples
 
         args, kwargs = self.call()
         sizes = [len(v) for v in (*args, *kwargs.values()) if getattr(v, "ndim", 0)]

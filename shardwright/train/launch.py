@@ -17,7 +17,7 @@ from typing import TextIO, TypeVar
 from shardwright.ir.plan import Plan
 from shardwright.train.loop import EvaluationRecord, StepRecord
 from shardwright.train.routing import RoutingRecord
-from shardwright.train.traced import trace_file
+from shardwright.train.traced_step import trace_file
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)

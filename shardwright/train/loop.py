@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.train.agreement import Agreement
+from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.state import Run, Steppable, Trainable
+from shardwright.train.consensus import Agreement
+from shardwright.train.data.samples import Samples, rows_of
+from shardwright.train.data.shapes import fitted
 from shardwright.train.job import Batch, Job, JobError
-from shardwright.train.samples import Samples, rows_of
-from shardwright.train.saving import Saving
-from shardwright.train.shapes import fitted
-from shardwright.train.state import Run, Steppable, Trainable
 from shardwright.train.step import Stepped, Stepper, Steps
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from shardwright.runtime.parameters.clipping import Clipping, scale
+from shardwright.train.checkpoint.state import Run, Steppable
 from shardwright.train.job import Batch, JobError
-from shardwright.train.state import Run, Steppable
 
 _IGNORED = -100  # the label that torch's losses leave out by default
 

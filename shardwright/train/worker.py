@@ -28,13 +28,21 @@ from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.agreement import Agreement, check_alike
-from shardwright.train.board import Board
-from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.export import SUFFIX, check_export, export_pretrained, export_safetensors
-from shardwright.train.flow import Flow, Flowing
+from shardwright.train.async_loop import Flow, Flowing
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.export import (
+    SUFFIX,
+    check_export,
+    export_pretrained,
+    export_safetensors,
+)
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.state import Run, Steppable
+from shardwright.train.consensus import Agreement, check_alike
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job, JobError
-from shardwright.train.joining import join, launcher_store
+from shardwright.train.json_codec import ValueFormatError
 from shardwright.train.loop import (
     EvaluationRecord,
     StepRecord,
@@ -44,15 +52,12 @@ from shardwright.train.loop import (
     train,
 )
 from shardwright.train.plans import plan_for
-from shardwright.train.randomness import seed_all
-from shardwright.train.reading import CheckpointError
+from shardwright.train.rendezvous import join, launcher_store
 from shardwright.train.routing import measured_routing
-from shardwright.train.saving import Saving
-from shardwright.train.state import Run, Steppable
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
-from shardwright.train.target import TargetError, build_model, load_job
-from shardwright.train.traced import Traced, trace_file
-from shardwright.train.values import ValueFormatError
+from shardwright.train.targets.target import TargetError, build_model, load_job
+from shardwright.train.tensorboard import Board
+from shardwright.train.traced_step import Traced, trace_file
 from shardwright.train.watchdog import Watchdog, timeout_of
 
 Report = Callable[[StepRecord | EvaluationRecord], None]

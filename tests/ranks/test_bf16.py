@@ -7,9 +7,9 @@ from torch.func import functional_call
 
 import shardwright as sw
 from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
-from shardwright.train.randomness import seed_all
 from tests.ranks.harness import run_ranks, whole
 
 ROWS, WIDTH = 8, 16

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import start
-from shardwright.train.randomness import seed_all
 from tests.ranks.harness import run_ranks, whole
 
 WORDS, WIDTH, BATCH, LENGTH = 13, 12, 6, 5

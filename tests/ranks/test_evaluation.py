@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 
 import shardwright as sw
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.export import export_safetensors, load_safetensors
+from shardwright.train.checkpoint.export import export_safetensors, load_safetensors
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, evaluate, start, train
-from shardwright.train.randomness import seed_all
 from tests.ranks.harness import run_ranks
 
 CPU = torch.device("cpu")

@@ -13,14 +13,14 @@ from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
-from shardwright.train.agreement import Agreement
-from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.export import whole_state
-from shardwright.train.flow import Flow, Flowing
+from shardwright.train.async_loop import Flow, Flowing
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.export import whole_state
+from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.consensus import Agreement
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import EvaluationRecord, StepRecord, start, train
-from shardwright.train.randomness import seed_all
-from shardwright.train.saving import Saving
 from shardwright.train.step import NonFiniteLossError
 from tests.ranks.harness import run_ranks
 

@@ -14,7 +14,7 @@ _MLP = f"""
 import torch
 import shardwright as sw
 from dataclasses import replace
-from shardwright.train.target import load_job
+from shardwright.train.targets.target import load_job
 
 job = replace(load_job({str(ROOT / "examples" / "mlp.py:job")!r}), steps=50)
 model, batch = job.model(), job.example

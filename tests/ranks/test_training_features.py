@@ -16,11 +16,11 @@ import shardwright as sw
 from shardwright.runtime.parameters.clipping import Clipping
 from shardwright.runtime.plan_transfer import shapes_of
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.export import export_safetensors, load_safetensors
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.export import export_safetensors, load_safetensors
+from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import evaluate, read_own_samples, start, train
-from shardwright.train.randomness import seed_all
 from tests.ranks.harness import run_ranks, whole
 
 WORDS, WIDTH, BATCH, LENGTH, IGNORED = 13, 12, 6, 4, -100

@@ -14,7 +14,7 @@ from shardwright.planner.tables.memory import OptimizerError
 from shardwright.tracing.call import CaptureError
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import start
-from shardwright.train.target import build_model, optimizer_name
+from shardwright.train.targets.target import build_model, optimizer_name
 
 ONE = sw.Machine.preset("1xcpu")
 

@@ -12,7 +12,7 @@ import transformers
 
 import shardwright as sw
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.export import export_pretrained
+from shardwright.train.checkpoint.export import export_pretrained
 
 pytestmark = pytest.mark.hf
 

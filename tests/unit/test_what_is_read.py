@@ -18,11 +18,11 @@ from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine, MachineError
-from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.folder import RECORD
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.folder import RECORD
+from shardwright.train.checkpoint.reading import INDEX, CheckpointError
 from shardwright.train.job import Job
 from shardwright.train.loop import start
-from shardwright.train.reading import INDEX, CheckpointError
 from tests import plans
 
 HUGE = 2**40  # bytes, of holes
@@ -115,7 +115,7 @@ class WeightsFile:
         save_file(Net().state_dict(), self.file)
 
     def read(self):
-        from shardwright.train.export import load_safetensors
+        from shardwright.train.checkpoint.export import load_safetensors
 
         load_safetensors(Net(), self.file)
         return True

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from shardwright.train.target import build_model, load_job
+from shardwright.train.targets.target import build_model, load_job
 
 TARGET = f"{Path(__file__).parents[3] / 'examples' / 'mlp.py'}:job"
 PIN = "hidden=tp:n"

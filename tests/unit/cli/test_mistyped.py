@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.machine.model import Machine
-from shardwright.train.target import TargetError, build_model, load_job
+from shardwright.train.targets.target import TargetError, build_model, load_job
 
 VIT = {
     "model_type": "vit",

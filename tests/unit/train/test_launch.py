@@ -13,7 +13,7 @@ from shardwright.ir.plan import Plan
 from shardwright.train.launch import Saving, Training, environment, launch, run_process
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
-from shardwright.train.traced import trace_file
+from shardwright.train.traced_step import trace_file
 from tests import plans
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from shardwright.report.profiled import profiled
 from shardwright.train import worker
-from shardwright.train.joining import join
+from shardwright.train.rendezvous import join
 from shardwright.train.watchdog import STALLED
 from tests import plans
 

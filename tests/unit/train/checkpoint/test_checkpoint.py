@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from shardwright.train import background
-from shardwright.train.checkpoint import Checkpoints
+from shardwright.train.checkpoint import async_save
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
-from shardwright.train.reading import CheckpointError
-from shardwright.train.saving import Saving
 from tests import plans
 
 PLAN = plans.simple()
@@ -188,17 +188,17 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
 
     class Once(Full):
         def write_data(self, *args):
-            monkeypatch.setattr(background, "FileSystemWriter", FileSystemWriter)
+            monkeypatch.setattr(async_save, "FileSystemWriter", FileSystemWriter)
             super().write_data(*args)
 
-    monkeypatch.setattr(background, "FileSystemWriter", Once)
+    monkeypatch.setattr(async_save, "FileSystemWriter", Once)
     losses(start(Serial(), job()), 10, saving(tmp_path, failed=lambda e: told.append(str(e))))
     assert told == [
         f"the checkpoint of step 5 could not be written to {tmp_path}: No space left on device"
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
 
-    monkeypatch.setattr(background, "FileSystemWriter", Full)
+    monkeypatch.setattr(async_save, "FileSystemWriter", Full)
     with pytest.raises(CheckpointError, match="step 7 could not be written"):  # the last one
         losses(start(Serial(), job()), 7, saving(tmp_path / "b", failed=lambda e: None))
     assert list((tmp_path / "b").iterdir()) == []
@@ -230,7 +230,7 @@ def test_steps_go_on_while_what_was_is_written(tmp_path, monkeypatch):
             assert go.wait(60)
             return super().write_data(*args)
 
-    monkeypatch.setattr(background, "FileSystemWriter", Waits)
+    monkeypatch.setattr(async_save, "FileSystemWriter", Waits)
     seen = {}
 
     def report(record):

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from shardwright.planner.tables.memory import known_optimizer
-from shardwright.train.export import load_weights
-from shardwright.train.hf_config import config_job, unknown_setting
+from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.job import Job, JobError
-from shardwright.train.target_text import (
+from shardwright.train.targets.hf_config import config_job, unknown_setting
+from shardwright.train.targets.target_text import (
     ConfigTarget,
     FunctionTarget,
     TargetError,

@@ -19,8 +19,8 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.plan_transfer import Shapes
 from shardwright.runtime.sharded_ops.experts import Skew, skews
+from shardwright.train.checkpoint.state import Run
 from shardwright.train.job import Batch, Job, JobError
-from shardwright.train.state import Run
 from shardwright.train.step import NonFiniteLossError, Stepped
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.train.values import ValueFormatError, dump, from_json
+from shardwright.train.json_codec import ValueFormatError, dump, from_json
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.integers() | st.text()

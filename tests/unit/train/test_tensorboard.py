@@ -4,10 +4,10 @@ import importlib.util
 
 import pytest
 
-from shardwright.train import board
-from shardwright.train.board import Board
+from shardwright.train import tensorboard
 from shardwright.train.job import JobError
 from shardwright.train.loop import EvaluationRecord, StepRecord
+from shardwright.train.tensorboard import Board
 
 
 def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
@@ -31,7 +31,7 @@ def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
 
 
 def test_without_tensorboard_one_is_told_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(board, "find_spec", lambda name: None)
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"pip install 'shardwright\[tensorboard\]'"):
         Board(tmp_path)
-    assert importlib.util.find_spec is not board.find_spec
+    assert importlib.util.find_spec is not tensorboard.find_spec

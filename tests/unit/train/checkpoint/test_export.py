@@ -11,15 +11,15 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.export import (
+from shardwright.train.checkpoint.export import (
     export_pretrained,
     export_safetensors,
     load_safetensors,
     load_weights,
 )
+from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.job import Job
-from shardwright.train.reading import CheckpointError
-from shardwright.train.target import build_model
+from shardwright.train.targets.target import build_model
 
 
 class Net(nn.Module):

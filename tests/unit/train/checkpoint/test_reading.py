@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from shardwright.train.reading import INDEX, CheckpointError, SafeReader, read_index
+from shardwright.train.checkpoint.reading import INDEX, CheckpointError, SafeReader, read_index
 
 
 @pytest.fixture(autouse=True)

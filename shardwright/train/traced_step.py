@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.runtime.parameters.peak_memory import quiet
+from shardwright.train.checkpoint.state import Run
 from shardwright.train.job import Batch, JobError
-from shardwright.train.state import Run
 from shardwright.train.step import Stepped, Steps
 
 NTH = 3  # step that is traced: the first is slow, and the memory of the second is counted

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.train.reading import CheckpointError
-from shardwright.train.values import dtype_named, from_json, to_json
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.json_codec import dtype_named, from_json, to_json
 
 _TENSOR = "tensor"
 

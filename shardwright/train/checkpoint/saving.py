@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardwright.train.checkpoint import Checkpoints
-from shardwright.train.reading import CheckpointError
-from shardwright.train.state import Run
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.checkpoint.state import Run
 
 
 @dataclass(frozen=True, slots=True)

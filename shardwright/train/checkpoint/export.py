@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardwright.train.reading import CheckpointError
-from shardwright.train.state import Trainable
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.checkpoint.state import Trainable
 
 SUFFIX = ".safetensors"
 WEIGHTS = f"model{SUFFIX}"

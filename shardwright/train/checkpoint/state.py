@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.runtime.plan_transfer import Shapes
-from shardwright.train import optimizer_state
-from shardwright.train.batches import Batches
-from shardwright.train.randomness import random_states, set_random_states
-from shardwright.train.reading import CheckpointError
-from shardwright.train.values import from_json, to_json
+from shardwright.train.checkpoint import optimizer_state
+from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.data.batches import Batches
+from shardwright.train.data.randomness import random_states, set_random_states
+from shardwright.train.json_codec import from_json, to_json
 
 
 class Trainable(Protocol):

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from shardwright.train.folder import RECORD, CheckpointFolder, read_record
-from shardwright.train.reading import CheckpointError
+from shardwright.train.checkpoint.folder import RECORD, CheckpointFolder, read_record
+from shardwright.train.checkpoint.reading import CheckpointError
 
 
 def save(folder, step, size=10):

@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwright.ir.plan import Plan
-from shardwright.train.background import Background
-from shardwright.train.folder import CheckpointFolder, Saved
-from shardwright.train.reading import CheckpointError, SafeReader, read_index
-from shardwright.train.state import Run
+from shardwright.train.checkpoint.async_save import Background
+from shardwright.train.checkpoint.folder import CheckpointFolder, Saved
+from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_index
+from shardwright.train.checkpoint.state import Run
 
 PLAN = "plan.json"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.train.reading import CheckpointError
+from shardwright.train.checkpoint.reading import CheckpointError
 
 FORMAT = "shardwright checkpoint"
 VERSION = 1

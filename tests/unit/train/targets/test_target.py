@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shardwright.train.job import Job
-from shardwright.train.target import TargetError, build_model, load_job, optimizer_name
+from shardwright.train.targets.target import TargetError, build_model, load_job, optimizer_name
 
 HEAD = "import torch\nfrom shardwright.train.job import Job\n"
 GOOD = HEAD + (

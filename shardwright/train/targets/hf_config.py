@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwright.train.job import Batch, Job, JobError
-from shardwright.train.target_text import ConfigTarget, TargetError, whole
+from shardwright.train.targets.target_text import ConfigTarget, TargetError, whole
 
 _STEPS = 20  # of training on made-up batches, enough to see the speed
 _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")

@@ -1,0 +1,1 @@
+"""Writes and reads checkpoints and the state of a run."""

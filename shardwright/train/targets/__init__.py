@@ -1,0 +1,1 @@
+"""Reads what the command line's TARGET names as a job."""
