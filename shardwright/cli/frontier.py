@@ -14,7 +14,6 @@ from shardwright.cli.console import print_chart, print_frontier, print_json, wor
 from shardwright.cli.errors import UsageError
 from shardwright.cli.report import PAGES, write_page
 from shardwright.cli.writing import OutputFileOrFolder
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
@@ -23,6 +22,7 @@ from shardwright.report.chart import Mark
 from shardwright.report.choice import none_fits
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
+from shardwright.report.text.explain import WIDTH
 
 
 @click.command("frontier")

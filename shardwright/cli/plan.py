@@ -12,7 +12,6 @@ from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
 from shardwright.cli.writing import OutputFile
 from shardwright.ir import plan_notes
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
@@ -20,6 +19,7 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary, ways
+from shardwright.report.text.explain import WIDTH
 
 
 @click.command("plan")

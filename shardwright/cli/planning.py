@@ -19,7 +19,6 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.options import PlanOfTarget
 from shardwright.cli.timings import by_timings
 from shardwright.ir.constraints import ConstraintError
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.pipeline import PipelineError
@@ -28,6 +27,7 @@ from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.micro_batch_counts import ALL
+from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import size
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.ir.explain import WIDTH
 from shardwright.machine.model import SKEWED_SECONDS, Machine
+from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import milliseconds, size
 
 

@@ -20,11 +20,11 @@ from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
 from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.numerics import CHOICES
 from shardwright.ir.plan import Plan
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.summary import summary
+from shardwright.report.text.explain import WIDTH
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job

@@ -12,12 +12,12 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
+from shardwright.report.text.explain import WIDTH
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
 from shardwright.simulate.time.pipeline_step import mini_batches

@@ -11,8 +11,8 @@ import click
 
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_json, working
-from shardwright.ir.explain import WIDTH
 from shardwright.ir.plan import Plan
+from shardwright.report.text.explain import WIDTH
 
 if TYPE_CHECKING:
     from shardwright.api import Report

@@ -332,7 +332,7 @@ class Frontier:
 
     def _repr_html_(self) -> str:
         """The frontier in a notebook: time against memory as a picture, plans as a list to open."""
-        from shardwright.ir.picture import picture
+        from shardwright.report.frontier_svg import picture
 
         if self.settle is not None:
             return self.all_settled()._repr_html_()

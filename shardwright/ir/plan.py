@@ -233,7 +233,7 @@ class Plan:
 
     def explain(self) -> str:
         """Who is sharded how, in the module's own names, and what it costs."""
-        from shardwright.ir.explain import explain
+        from shardwright.report.text.explain import explain
 
         return explain(self)
 

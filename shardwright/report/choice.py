@@ -10,9 +10,9 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.modules import module_tree
 from shardwright.ir.plan import Phase, Plan, Transfer
 from shardwright.report.summary import shares_nothing
+from shardwright.report.text.module_rows import module_tree
 from shardwright.report.units import milliseconds, size
 
 _EQUAL = 1e-3  # relative difference of step times that is not worth a sentence

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.ir.explain import SMALL_SHARE
-from shardwright.ir.modules import (
+from shardwright.ir.plan import Plan
+from shardwright.report.choice import Held, Parts
+from shardwright.report.text.explain import SMALL_SHARE
+from shardwright.report.text.module_rows import (
     Costs,
     Module,
     Node,
@@ -22,9 +24,7 @@ from shardwright.ir.modules import (
     stored,
     tiling_words,
 )
-from shardwright.ir.moves import Moves
-from shardwright.ir.plan import Plan
-from shardwright.report.choice import Held, Parts
+from shardwright.report.text.module_transfers import Moves
 
 _NOTICED = 1e-3  # share of the first plan's step or memory that is worth a row
 

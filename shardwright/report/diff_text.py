@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.ir.explain import WIDTH
-from shardwright.ir.modules import Node
 from shardwright.report.diff import Change, Difference, Total
 from shardwright.report.table import plain_text
+from shardwright.report.text.explain import WIDTH
+from shardwright.report.text.module_rows import Node
 from shardwright.report.tree import axes_coloured
 from shardwright.report.units import milliseconds, size
 

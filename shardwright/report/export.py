@@ -11,10 +11,10 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from shardwright.ir.explain import WIDTH
-from shardwright.ir.modules import kind, module_tree
 from shardwright.ir.plan import Plan
 from shardwright.report.styles import NotExpressibleError, Style, Styles, glob, styles
+from shardwright.report.text.explain import WIDTH
+from shardwright.report.text.module_rows import kind, module_tree
 
 _CLASSES = {
     "colwise": "ColwiseParallel",

@@ -12,12 +12,12 @@ from dataclasses import astuple, dataclass
 from importlib.resources import files
 from typing import Any
 
-from shardwright.ir.explain import head, splits
-from shardwright.ir.modules import Costs, Module, Node, fold, module_tree
-from shardwright.ir.moves import Move, Moves
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import Held, Parts
 from shardwright.report.summary import summary
+from shardwright.report.text.explain import head, splits
+from shardwright.report.text.module_rows import Costs, Module, Node, fold, module_tree
+from shardwright.report.text.module_transfers import Move, Moves
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from shardwright.ir.layout import Shard
-from shardwright.ir.modules import kind
 from shardwright.ir.plan import Phase, Plan, PlannedOp
+from shardwright.report.text.module_rows import kind
 
 _ELEMENTWISE = frozenset(["add", "sub", "mul", "div", "neg", "pow", "exp", "log", "sqrt", "rsqrt"])
 _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "abs", "clamp"])

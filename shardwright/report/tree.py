@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.ir.explain import HEADINGS, LEGEND, Described, head, tree
-from shardwright.ir.modules import Node
 from shardwright.ir.plan import Plan
+from shardwright.report.text.explain import HEADINGS, LEGEND, Described, head, tree
+from shardwright.report.text.module_rows import Node
 
 AXIS_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 

@@ -17,11 +17,11 @@ from dataclasses import replace
 import pytest
 
 import shardwright as sw
-from shardwright.ir.explain import explain
-from shardwright.ir.modules import Costs, module_tree
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import Held
 from shardwright.report.page import Shown, page
+from shardwright.report.text.explain import explain
+from shardwright.report.text.module_rows import Costs, module_tree
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests import models
 from tests.zoo import ZOO

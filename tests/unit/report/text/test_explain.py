@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.explain import WIDTH, explain
 from shardwright.ir.layout import Mesh
 from shardwright.ir.memory import Memory
+from shardwright.report.text.explain import WIDTH, explain
 from tests import plans
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "explain.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "explain.txt"
 
 
 def test_explain_matches_the_golden_page():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.picture import HEIGHT, WIDTH
+from shardwright.report.frontier_svg import HEIGHT, WIDTH
 from tests import plans
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from shardwright.ir import plan_notes
 from shardwright.ir.memory import PARTS, Memory
-from shardwright.ir.modules import (
+from shardwright.ir.plan import Plan
+from shardwright.report.text.module_rows import (
     Module,
     Node,
     fold,
@@ -25,8 +26,7 @@ from shardwright.ir.modules import (
     stored,
     tiling_words,
 )
-from shardwright.ir.moves import Moves
-from shardwright.ir.plan import Plan
+from shardwright.report.text.module_transfers import Moves
 
 WIDTH = 100
 _NAME = 26

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from shardwright.ir.memory import Memory, Share
-from shardwright.ir.modules import Module, fold, module_tree, shares, stored
+from shardwright.report.text.module_rows import Module, fold, module_tree, shares, stored
 from tests import plans
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from shardwright.ir.modules import kind, moves_data
 from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.report.text.module_rows import kind, moves_data
 
 _OF = {Phase.FORWARD: "", Phase.AGAIN: "again ", Phase.BACKWARD: "gradient of "}
 
