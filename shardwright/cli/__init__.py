@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from shardwright.cli import (
+from shardwright.cli import version
+from shardwright.cli.commands import (
     diff,
     doctor,
     explain,
@@ -17,7 +18,6 @@ from shardwright.cli import (
     run,
     simulate,
     verify,
-    version,
 )
 from shardwright.cli.errors import OneLineErrors
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import options, planning
+from shardwright.cli.commands.plan import print_choice
+from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.outcome import comparison
 from shardwright.cli.outcome import content as run_content
-from shardwright.cli.plan import print_choice
 from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
-from shardwright.cli.verify import NOT_EQUAL, content, verified
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.ir.numerics import CHOICES
 from shardwright.ir.plan import Plan

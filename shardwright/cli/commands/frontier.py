@@ -10,9 +10,9 @@ from string import ascii_lowercase, ascii_uppercase
 import click
 
 from shardwright.cli import options, planning
+from shardwright.cli.commands.report import PAGES, write_page
 from shardwright.cli.console import print_chart, print_frontier, print_json, working
 from shardwright.cli.errors import UsageError
-from shardwright.cli.report import PAGES, write_page
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from shardwright.cli.report import _memory_of
+from shardwright.cli.commands.report import _memory_of
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import named
