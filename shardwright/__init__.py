@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,25 +35,14 @@ _HOMES = {
 }
 
 
-class _Package(types.ModuleType):
-    """The package, whose functions `capture` and `search` share their names with two rooms.
-
-    Importing a room would put it where the function belongs, so the public names
-    are properties. They are looked up when they are used: `import shardwright`
-    does not import torch.
-    """
-
-
-def _public(name: str) -> property:
-    def get(_package: types.ModuleType) -> Any:
-        return getattr(importlib.import_module(_HOMES.get(name, "shardwright.api")), name)
-
-    def ignore(_package: types.ModuleType, _room: Any) -> None:
-        """The import system's note of a room of this name; `sys.modules` has it anyway."""
-
-    return property(get, ignore)
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used: `import shardwright` does not import torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES.get(name, "shardwright.api")), name)
+    globals()[name] = value
+    return value
 
 
-for _name in __all__:
-    setattr(_Package, _name, _public(_name))
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
