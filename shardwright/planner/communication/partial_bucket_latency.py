@@ -9,16 +9,15 @@ filled up.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from shardwright.ir.buckets import ALONE_BYTES
-from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan, Transfer
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.memory import BucketSizes
 from shardwright.planner.tables.objective import Measure
 from shardwright.simulate.time.comm_buckets import flights_of, sums_of
+from shardwright.simulate.time.stragglers import with_more
 
 
 def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Plan:
@@ -29,18 +28,6 @@ def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Pla
         for t in message:
             more[id(t)] += missing / len(message)
     return with_more(plan, more)
-
-
-def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:
-    """`plan` whose transfers take so many seconds more, by their `id`, and so its step."""
-    if not more:
-        return plan
-    transfers = tuple(
-        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if id(t) in more else t
-        for t in plan.transfers
-    )
-    step = Seconds(plan.step_seconds + sum(more.values()))
-    return replace(plan, transfers=transfers, step_seconds=step)
 
 
 def _filled(message: Sequence[Transfer], limit: int) -> float:

@@ -13,7 +13,7 @@ missing of it (`with_whole_waits`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import exp
 
@@ -24,7 +24,6 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import SKEWED_SECONDS, Machine
-from shardwright.planner.communication.partial_bucket_latency import with_more
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.costs.workload import OperatorClass, workload
@@ -99,6 +98,18 @@ def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
         since = wait.slack + _after(machine, apart - lost)
         more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
     return with_more(plan, more)
+
+
+def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:
+    """`plan` whose transfers take so many seconds more, by their `id`, and so its step."""
+    if not more:
+        return plan
+    transfers = tuple(
+        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if id(t) in more else t
+        for t in plan.transfers
+    )
+    step = Seconds(plan.step_seconds + sum(more.values()))
+    return replace(plan, transfers=transfers, step_seconds=step)
 
 
 def _after(machine: Machine, apart: float) -> float:
