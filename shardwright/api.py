@@ -11,12 +11,13 @@ from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.numerics import Habits
+from shardwright.ir.optimizers import known_optimizer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine, machine_of
 from shardwright.planner.arguments import check_arguments
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress, search
-from shardwright.planner.tables.memory import known_optimizer, state_bytes
+from shardwright.planner.tables.memory import state_bytes
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify.verify import Report, verify
 from shardwright.tracing.arguments import (

@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.numerics import CHOICES
+from shardwright.ir.optimizers import OptimizerError, known_optimizer
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import parse_figures
-from shardwright.planner.tables.memory import OptimizerError, known_optimizer
 from shardwright.train.targets.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,6 +12,7 @@ from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.frontier import Frontier, Plans, parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.optimizers import known_optimizer
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine, machine_of
@@ -28,7 +29,6 @@ from shardwright.planner.plans.off_frontier import Overtaken
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import Sources
-from shardwright.planner.tables.memory import known_optimizer
 from shardwright.program.lower.pipeline import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import thin

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.planner.tables.memory import OptimizerError
+from shardwright.ir.optimizers import OptimizerError
 from shardwright.tracing.call import CaptureError
 from shardwright.train.job import Job, JobError
 from shardwright.train.loop import start

@@ -18,13 +18,14 @@ import numpy as np
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
 from shardwright.machine.topology import links
 from shardwright.planner.pipeline.cuts import Cuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.planner.pipeline.stage_costs import Offer, Running, StageCosts
 from shardwright.planner.pipeline.stage_memory import stage_memory
-from shardwright.planner.tables.memory import fixed_bytes, state_tensors
+from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, steps_seconds
 from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
@@ -85,7 +86,7 @@ class Pipelines:
         # Of the weights beside one copy: predicted ones while a pass runs.
         self.copies = 0.0
         if schedule.startswith(ASYNC):
-            self.copies = 1 / (2 + state_tensors(writer.optimizer))
+            self.copies = 1 / (2 + optimizer_spec(writer.optimizer).state_tensors)
         self.points = offer.points
         self.places = cuts.places(self.stages)
 

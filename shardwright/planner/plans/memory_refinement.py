@@ -13,9 +13,9 @@ from typing import final
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.tables.memory import state_tensors
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
@@ -41,7 +41,7 @@ class Memories:
         gpu = machine.backend != "gloo"
         self._book = Footprints(on_cpu=not gpu)
         self._trainer = Trainer(
-            states=state_tensors(optimizer),
+            states=optimizer_spec(optimizer).state_tensors,
             update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
             granularity=_BLOCK if gpu else 1,
             on_cpu=not gpu,

@@ -18,63 +18,8 @@ from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_share, routed_bytes
-
-# Tensors of the parameter's size and dtype that the optimizer keeps for each.
-STATE_TENSORS = {
-    "sgd": 0,
-    "momentum": 1,
-    "sgd_momentum": 1,
-    "adam": 2,
-    "adamw": 2,
-    "nadam": 2,
-    "radam": 2,
-    "adamax": 2,
-    "adagrad": 1,
-    "rmsprop": 1,
-}
-
-
-class OptimizerError(ValueError):
-    """An optimizer whose memory is not known."""
-
-
-def state_tensors(optimizer: str) -> int:
-    """How many tensors of its size `optimizer` keeps for a parameter.
-
-    >>> state_tensors("AdamW")
-    2
-    """
-    try:
-        return STATE_TENSORS[optimizer.lower()]
-    except KeyError:
-        known = ", ".join(STATE_TENSORS)
-        raise OptimizerError(
-            f"optimizer {optimizer!r} is not known; use one of {known}, to plan with the one whose"
-            " state is most like it"
-        ) from None
-
-
-def known_optimizer(given: object) -> str:
-    """The name of an optimizer that is given by its name, as a class or as one that was made.
-
-    Raises `OptimizerError` for one whose memory and update are not known.
-    """
-    if isinstance(given, str):
-        name = given.lower()
-    elif isinstance(given, type):
-        name = given.__name__.lower()
-    elif isinstance(defaults := getattr(given, "defaults", None), dict):
-        name = type(given).__name__.lower()
-        if name == "sgd" and defaults.get("momentum"):
-            name = "sgd_momentum"
-    else:
-        raise OptimizerError(
-            f"optimizer is a {type(given).__name__}; give a name as in optimizer='adamw', a class"
-            " of torch.optim, or an optimizer"
-        )
-    state_tensors(name)
-    return name
 
 
 @dataclass(frozen=True)
@@ -227,7 +172,7 @@ def state_parts(graph: Graph, name: str, held: int, optimizer: str) -> dict[str,
     {'parameters': 32, 'gradients': 32, 'optimizer_state': 64}
     """
     tensor = graph.tensor[name]
-    states = state_tensors(optimizer)
+    states = optimizer_spec(optimizer).state_tensors
     wide, narrow = stored_bytes(graph, name), tensor.bytes
     cast = narrow if wide > narrow else 0
     whole = wide * (2 + states if tensor.requires_grad else 1) + cast
@@ -253,6 +198,6 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
         trained = tensor.requires_grad and any(
             graph.tensor[name].requires_grad for op in readers for name in op.outputs
         )
-        total += stored * (2 + state_tensors(optimizer) if trained else 1)
+        total += stored * (2 + optimizer_spec(optimizer).state_tensors if trained else 1)
         total += tensor.bytes if readers and stored > tensor.bytes else 0  # the cast
     return Bytes(total)

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import Exchanges, exchanged, exchanges
@@ -37,7 +38,6 @@ from shardwright.planner.tables.memory import (
     bucket_sizes,
     fixed_bytes,
     kept_bytes,
-    state_tensors,
     workspace_bytes,
 )
 from shardwright.planner.tables.mesh_invariants import Meshless
@@ -83,7 +83,7 @@ class CostModel:
         self.mesh = mesh
         self._allowed = allowed
         self.micro_batches = micro_batches
-        self._optimizer, self._states = optimizer, state_tensors(optimizer)
+        self._optimizer, self._states = optimizer, optimizer_spec(optimizer).state_tensors
         self.meshless = meshless or Meshless(graph, analysis, machine)
         self._retention = self.meshless.retention
         self.measure = measure or Duration(machine, mesh)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.to_float64 import widen
 from shardwright.program.decisions import Decisions, everything_whole
@@ -47,18 +48,6 @@ from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.graph_builder import Captured
 
 _WORKER = "shardwright.runtime.verify.worker"
-_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
-    "sgd": ("SGD", {"lr": 1e-2}),
-    "momentum": ("SGD", {"lr": 1e-2, "momentum": 0.9}),
-    "sgd_momentum": ("SGD", {"lr": 1e-2, "momentum": 0.9}),
-    "adam": ("Adam", {"lr": 1e-3}),
-    "adamw": ("AdamW", {"lr": 1e-3}),
-    "nadam": ("NAdam", {"lr": 1e-3}),
-    "radam": ("RAdam", {"lr": 1e-3}),
-    "adamax": ("Adamax", {"lr": 1e-3}),
-    "adagrad": ("Adagrad", {"lr": 1e-2}),
-    "rmsprop": ("RMSprop", {"lr": 1e-3}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +194,8 @@ def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
 
 def optimizer_of(name: str) -> Optimizer:
     """The optimizer of that name, to take one step over parameters."""
-    kind, options = _OPTIMIZERS[name.lower()]
-    return partial(getattr(torch.optim, kind), **options)
+    spec = optimizer_spec(name)
+    return partial(getattr(torch.optim, spec.torch_class), **spec.options)
 
 
 def _compare(

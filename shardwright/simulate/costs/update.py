@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from shardwright.ir.optimizers import optimizer_spec
 from shardwright.machine.model import Device
-from shardwright.planner.tables.memory import state_tensors
 from shardwright.simulate.costs.compute import reached_at
 from shardwright.simulate.costs.workload import Floats, Ints
-
-
-class Update(NamedTuple):
-    """What torch runs, parameter by parameter: operators, and reads and writes of its elements."""
-
-    calls: int
-    passes: int
-
-
-# Counted with torch 2.13, after the first step; a test counts again.
-UPDATES = {
-    "sgd": Update(1, 3),
-    "momentum": Update(3, 8),
-    "sgd_momentum": Update(3, 8),
-    "adam": Update(7, 19),
-    "adamw": Update(8, 21),
-    "nadam": Update(8, 23),
-    "radam": Update(12, 29),
-    "adamax": Update(6, 17),
-    "adagrad": Update(4, 12),
-    "rmsprop": Update(5, 14),
-}
 
 
 def update_seconds(held: Ints, optimizer: str, device: Device, ranks: int) -> Floats:
@@ -41,13 +17,13 @@ def update_seconds(held: Ints, optimizer: str, device: Device, ranks: int) -> Fl
     the update is taken for one kernel that reads weight, gradient and state once, and writes weight
     and state. Parameters of a single rank are plain tensors, whose operators only are launched.
     """
+    spec = optimizer_spec(optimizer)
     if device.dispatch_seconds is None:
-        moved = (3 + 2 * state_tensors(optimizer)) * held
+        moved = (3 + 2 * spec.state_tensors) * held
         return device.launch_seconds + moved / (device.bytes_per_s * device.efficiency.streaming)
-    calls, passes = UPDATES[optimizer.lower()]
-    moved = passes * held
-    reached = reached_at(device.efficiency.in_place, moved // calls)
+    moved = spec.passes * held
+    reached = reached_at(device.efficiency.in_place, moved // spec.calls)
     each = device.dispatch_seconds if ranks > 1 else device.launch_seconds
     once = device.parameter_seconds if ranks > 1 else 0.0
-    found: Floats = once + calls * each + moved / (device.bytes_per_s * reached)
+    found: Floats = once + spec.calls * each + moved / (device.bytes_per_s * reached)
     return np.asarray(found)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shardwright.planner.tables.memory import known_optimizer
+from shardwright.ir.optimizers import known_optimizer
 from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.job import Job, JobError
 from shardwright.train.targets.hf_config import config_job, unknown_setting

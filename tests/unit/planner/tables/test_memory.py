@@ -1,15 +1,7 @@
 import numpy as np
-import pytest
 
 from shardwright.ir.graph import LeafKind
-from shardwright.planner.tables.memory import (
-    OptimizerError,
-    fixed_bytes,
-    kept_bytes,
-    retention,
-    state_tensors,
-    workspace_bytes,
-)
+from shardwright.planner.tables.memory import fixed_bytes, kept_bytes, retention, workspace_bytes
 from shardwright.simulate.costs.workload import workload
 from tests.unit.planner.tables.examples import MM, RELU, build, linear_layer, op, rule
 
@@ -22,19 +14,6 @@ def layer(*ops, aliases=None):
     """The layer y = x @ w followed by `ops`."""
     graph, _ = build(LEAVES, [op("y", "mm", ["x", "w"], MM), *ops], aliases=aliases)
     return retention(graph)
-
-
-@pytest.mark.parametrize(
-    "optimizer, tensors",
-    [("sgd", 0), ("momentum", 1), ("sgd_momentum", 1), ("Adam", 2), ("adamw", 2), ("rmsprop", 1)],
-)
-def test_the_state_of_an_optimizer_is_known(optimizer, tensors):
-    assert state_tensors(optimizer) == tensors
-
-
-def test_an_unknown_optimizer_is_refused_with_those_that_are_known():
-    with pytest.raises(OptimizerError, match=r"optimizer 'lion' is not known; use one of sgd, mom"):
-        state_tensors("lion")
 
 
 def test_a_result_that_its_operator_saves_stays_with_it():

@@ -8,10 +8,10 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.optimizers import OptimizerError
 from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode
-from shardwright.planner.tables.memory import OptimizerError
 from shardwright.planner.tables.mesh_invariants import Meshless
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
