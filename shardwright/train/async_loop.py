@@ -20,7 +20,8 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.plan_transfer import Shapes
 from shardwright.runtime.sharded_ops.experts import Skew, skews
 from shardwright.train.checkpoint.state import Run
-from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.data.batch import Batch, JobError
+from shardwright.train.job import Job
 from shardwright.train.step import NonFiniteLossError, Stepped
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardwright.ir.plan import Plan
 from shardwright.runtime.comm.spin_wait import wait_for
-from shardwright.train.job import Batch, JobError
+from shardwright.train.data.batch import Batch, JobError
 
 _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it
 

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.numerics import Habits
+from shardwright.train.data.batch import Batch, Call, JobError, call_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,13 +43,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "name": ((str,), "a text"),
 }
 
-Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 Data = Any  # batches, a function that gives them, or a torch Dataset of samples
-
-
-class JobError(ValueError):
-    """A job that cannot be planned or trained as its author declared it."""
 
 
 @dataclass(frozen=True)
@@ -230,15 +225,3 @@ def _is_data(data: object) -> bool:
     if isinstance(data, str | bytes):
         return False
     return callable(data) or isinstance(data, Iterable) or hasattr(data, "__getitem__")
-
-
-def call_of(name: str, batch: Batch) -> Call:
-    """Positional and keyword arguments of a batch; `name` is what gave it."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple):
-        return batch, {}
-    raise JobError(
-        f"{name} gives a {type(batch).__name__}; give a mapping of keyword arguments, or a tuple"
-        " of positional ones"
-    )

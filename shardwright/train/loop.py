@@ -23,9 +23,10 @@ from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.checkpoint.state import Run, Steppable, Trainable
 from shardwright.train.consensus import Agreement
+from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
 from shardwright.train.data.shapes import fitted
-from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.job import Job
 from shardwright.train.step import Stepped, Stepper, Steps
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from shardwright.runtime.parameters.clipping import Clipping, scale
 from shardwright.train.checkpoint.state import Run, Steppable
-from shardwright.train.job import Batch, JobError
+from shardwright.train.data.batch import Batch, JobError
 
 _IGNORED = -100  # the label that torch's losses leave out by default
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from shardwright.train.job import JobError
+from shardwright.train.data.batch import JobError
 from shardwright.train.loop import EvaluationRecord, StepRecord
 
 

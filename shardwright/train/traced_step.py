@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.runtime.parameters.peak_memory import quiet
 from shardwright.train.checkpoint.state import Run
-from shardwright.train.job import Batch, JobError
+from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.step import Stepped, Steps
 
 NTH = 3  # step that is traced: the first is slow, and the memory of the second is counted

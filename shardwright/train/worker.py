@@ -40,8 +40,9 @@ from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.checkpoint.state import Run, Steppable
 from shardwright.train.consensus import Agreement, check_alike
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
-from shardwright.train.job import Job, JobError
+from shardwright.train.job import Job
 from shardwright.train.json_codec import ValueFormatError
 from shardwright.train.loop import (
     EvaluationRecord,

@@ -15,7 +15,7 @@ import shardwright as sw
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.checkpoint.folder import CheckpointFolder
 from shardwright.train.consensus import Agreement, check_alike, digest
-from shardwright.train.job import JobError
+from shardwright.train.data.batch import JobError
 from shardwright.train.launch import Saving, launch
 from tests.ranks.harness import run_ranks
 

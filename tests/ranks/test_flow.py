@@ -18,8 +18,9 @@ from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import whole_state
 from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.consensus import Agreement
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
-from shardwright.train.job import Job, JobError
+from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, StepRecord, start, train
 from shardwright.train.step import NonFiniteLossError
 from tests.ranks.harness import run_ranks

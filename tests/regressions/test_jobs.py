@@ -12,7 +12,8 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.optimizers import OptimizerError
 from shardwright.tracing.call import CaptureError
-from shardwright.train.job import Job, JobError
+from shardwright.train.data.batch import JobError
+from shardwright.train.job import Job
 from shardwright.train.loop import start
 from shardwright.train.targets.target import build_model, optimizer_name
 

@@ -21,7 +21,7 @@ from shardwright.planner.arguments import GraphError, MethodError
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.user_rules import RuleError
 from shardwright.tracing.call import CaptureError
-from shardwright.train.job import JobError
+from shardwright.train.data.batch import JobError
 
 
 class Model(nn.Module):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import random_states, set_random_states
-from shardwright.train.job import JobError
 
 
 @final

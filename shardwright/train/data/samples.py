@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import random_states, seed_all, set_random_states
-from shardwright.train.job import JobError
 
 Collate = Callable[[list[Any]], Any]
 

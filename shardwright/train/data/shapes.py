@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shardwright.runtime.plan_transfer import Shapes, shapes_of
 from shardwright.tracing.call import flatten
-from shardwright.train.job import Batch, JobError, call_of
+from shardwright.train.data.batch import Batch, JobError, call_of
 
 
 def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) -> Batch:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.train.job import Batch, Job, JobError
+from shardwright.train.data.batch import Batch, JobError
+from shardwright.train.job import Job
 from shardwright.train.targets.target_text import ConfigTarget, TargetError, whole
 
 _STEPS = 20  # of training on made-up batches, enough to see the speed

@@ -20,7 +20,8 @@ from torch import nn
 
 from shardwright.ir.optimizers import known_optimizer
 from shardwright.train.checkpoint.export import load_weights
-from shardwright.train.job import Job, JobError
+from shardwright.train.data.batch import JobError
+from shardwright.train.job import Job
 from shardwright.train.targets.hf_config import config_job, unknown_setting
 from shardwright.train.targets.target_text import (
     ConfigTarget,

@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from shardwright.runtime.plan_transfer import shapes_of
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.shapes import fitted
-from shardwright.train.job import Job, JobError
+from shardwright.train.job import Job
 
 BATCH = {"x": torch.zeros(4, 2)}
 

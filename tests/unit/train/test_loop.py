@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from shardwright.train.job import Job, JobError
+from shardwright.train.data.batch import JobError
+from shardwright.train.job import Job
 from shardwright.train.loop import StepRecord, count_units, reporter, start, train
 from shardwright.train.step import NonFiniteLossError, weights
 

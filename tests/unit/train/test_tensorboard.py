@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from shardwright.train import tensorboard
-from shardwright.train.job import JobError
+from shardwright.train.data.batch import JobError
 from shardwright.train.loop import EvaluationRecord, StepRecord
 from shardwright.train.tensorboard import Board
 

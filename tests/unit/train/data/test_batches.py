@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from shardwright.train.data.batch import JobError
 from shardwright.train.data.batches import Batches
 from shardwright.train.data.randomness import random_states, seed_all, set_random_states
-from shardwright.train.job import JobError
 from shardwright.train.json_codec import dump, from_json
 
 
