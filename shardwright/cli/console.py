@@ -1,4 +1,4 @@
-"""What commands print: text or one JSON object on stdout, progress on stderr."""
+"""Output of commands: text or one JSON object on stdout, progress on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's mistakes: one line on stderr and exit status 2. What is a bug keeps its traceback."""
+"""User errors: one line on stderr and exit status 2; bugs keep their traceback."""
 
 from __future__ import annotations
 

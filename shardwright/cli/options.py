@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options shared by several commands, and the parsing of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run printed at its end: losses, and what was predicted beside what was measured."""
+"""The summary of a run: losses, and predicted beside measured figures."""
 
 from __future__ import annotations
 

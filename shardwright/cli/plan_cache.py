@@ -1,4 +1,4 @@
-"""Plans kept beside a run's checkpoints: starting again on known devices searches nothing."""
+"""Caches plans beside a run's checkpoints, so that a restart searches nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From TARGET and MACHINE to a frontier and a choice: what `plan`, `frontier` and `run` share."""
+"""From TARGET and MACHINE to a frontier and a choice: shared by `plan`, `frontier` and `run`."""
 
 from __future__ import annotations
 

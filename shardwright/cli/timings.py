@@ -1,4 +1,4 @@
-"""Operators of this host timed at the sizes that plans have, and plans made again with that."""
+"""Times operators of this host at the sizes of plans, and plans again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as Chrome traces: simulated, and measured as further processes of the same file."""
+"""Writes Chrome traces of steps, simulated and measured."""
 
 from __future__ import annotations
 

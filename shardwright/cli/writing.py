@@ -1,4 +1,4 @@
-"""Files that commands write: a path that does not work is the user's mistake, told before work."""
+"""Output files of commands: a path that cannot be written is a user error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there when they are written, and of a size to be read."""
+"""Atomic file writes, and reads up to a size."""
 
 from __future__ import annotations
 

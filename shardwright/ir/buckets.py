@@ -1,4 +1,4 @@
-"""What travels together: gradients that are summed, copies of sharded parameters; by their sizes.
+"""Sizes of communication buckets: gradients that are summed, sharded parameters that are gathered.
 
 The lowered program does so, the timeline shows it, and prices assume it.
 """

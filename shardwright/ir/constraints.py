@@ -1,4 +1,4 @@
-"""What a plan must or must not do, said by module path: pins, prohibitions, meshes and caps.
+"""Constraints of the user on a plan, by module path: pins, prohibitions, meshes and limits.
 
 A constraint is plain data. Its text has one form everywhere: `pin GLOB=AXIS:WORD`,
 `forbid GLOB=AXIS:WORD`, `mesh dp=4 tp=2`, `cap tp=4`. A WORD is what `explain` prints:

@@ -1,4 +1,4 @@
-"""Single numbers of a step for whose sums over devices no rank waits.
+"""Scalars whose all-reduce may be deferred to the end of the step.
 
 `program/lower/scalar_reductions.py` puts these sums where they are under way while operators run;
 what is found here, of a graph, is what it finds of a program.

@@ -1,4 +1,4 @@
-"""The Pareto frontier of plans, fastest first, and the questions asked of it."""
+"""The Pareto frontier of plans, fastest first, and queries on it."""
 
 from __future__ import annotations
 

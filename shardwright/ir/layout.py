@@ -1,4 +1,4 @@
-"""Meshes, placements and layouts: how one tensor lies on the devices.
+"""Meshes, placements and layouts of tensors on devices.
 
 A tensor dimension is a product of *atoms*, major first: GPT-2's fused QKV
 output of 2304 is `(3, 12, 64)`. `Atoms` holds the atom sizes of every

@@ -1,4 +1,4 @@
-"""The memory of one rank at the moment of a step when it is most, by what it is for."""
+"""Peak memory of one rank, by purpose."""
 
 from __future__ import annotations
 

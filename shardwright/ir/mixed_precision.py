@@ -1,4 +1,4 @@
-"""Parameters that are kept in float32 and computed with in bfloat16: `precision="bf16"`.
+"""Parameters kept in float32 and used in bfloat16: `precision="bf16"`.
 
 The recipe is that of Micikevicius et al. (Mixed Precision Training, ICLR 2018), with
 bfloat16 in the place of float16, so without a scale of the loss. In the graph such a

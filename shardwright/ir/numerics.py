@@ -1,4 +1,4 @@
-"""What a training step may give up of being exactly that of one device: the user's choice.
+"""Numerics options: how far a parallel step may differ from the single-device step.
 
 The choice is made when a model is captured, is part of the graph's fingerprint
 and travels with the plan, so that a plan runs as it was planned.

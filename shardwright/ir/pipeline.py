@@ -1,4 +1,4 @@
-"""How a step runs through pipeline stages: the cuts, the schedule, and who has which stage.
+"""Pipeline options of a plan: the cuts, the schedule and the placement of stages.
 
 Schedules have the names of `torch.distributed.pipelining`:
 

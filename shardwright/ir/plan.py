@@ -1,4 +1,4 @@
-"""A plan: one way to train one graph in parallel, with what it is expected to cost.
+"""A plan: one way to train one graph in parallel, with its predicted cost.
 
 How plans are written to files is `plan_text`'s matter.
 """

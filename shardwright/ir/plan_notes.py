@@ -1,4 +1,4 @@
-"""What a reader of a plan should know of some of its operators: rules nobody wrote, parts, wholes.
+"""Notes on operators of a plan: rules found by experiment, joint splits, opaque modules.
 
 One remark covers the operators of one kind; what they cost depends on the plan and is counted here.
 """

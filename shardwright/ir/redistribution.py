@@ -1,4 +1,4 @@
-"""From one layout to another as a sequence of steps, each along one mesh axis.
+"""Decomposes a redistribution between two layouts into steps along one mesh axis each.
 
 The steps are planned here once: the cost model prices exactly what the lowered
 program runs.

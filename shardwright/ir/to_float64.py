@@ -1,4 +1,4 @@
-"""The same graph in double precision, so that errors of a rewrite stand out from rounding."""
+"""Converts a graph to float64, so that errors of a rewrite exceed rounding."""
 
 from __future__ import annotations
 

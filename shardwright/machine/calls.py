@@ -1,4 +1,4 @@
-"""Calls of operators at the sizes that one device has, and what they were measured to take."""
+"""Operator calls at the sizes of one device, and their measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What part of a device's figures operators reach, by how much work they do."""
+"""Efficiency curves: the share of a device's peak that operators reach, by the amount of work."""
 
 from __future__ import annotations
 

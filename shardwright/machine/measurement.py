@@ -1,4 +1,4 @@
-"""When a machine was measured, and how far its figures can be believed."""
+"""The time and quality of a machine's measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a measurement went, as a table of a machine file."""
+"""The quality of a measurement as a table of a machine file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hardware a plan is made for: equal devices, and the levels of links that join them.
+"""The hardware that a plan is made for: equal devices and the levels of links between them.
 
 Figures only; what they mean for a tiling is the cost model's matter. Text and
 units are read and written by `machine_text`, known hardware is in `presets`.

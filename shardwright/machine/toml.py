@@ -1,4 +1,4 @@
-"""Machines as TOML that a person can read and edit: every figure carries its unit."""
+"""Machines as TOML files, in which every figure has its unit."""
 
 from __future__ import annotations
 

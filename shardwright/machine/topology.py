@@ -1,4 +1,4 @@
-"""Which links a mesh axis runs over, and what they give each of its groups.
+"""The links that a mesh axis uses, and the bandwidth that each of its groups gets.
 
 Ranks are numbered row-major over the mesh and devices innermost level first, so
 the innermost axis joins neighbours on the fastest links. All groups of an axis

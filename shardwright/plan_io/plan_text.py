@@ -1,4 +1,4 @@
-"""Plan files: a plan as JSON with one row of a table per line, and back.
+"""Reads and writes plans as JSON with one table row per line.
 
 Reading checks every field and runs nothing. Fields that older versions did not write may be
 missing: `shares` (module or null, part of the memory, bytes) are then not known.

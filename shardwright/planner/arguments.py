@@ -1,4 +1,4 @@
-"""What is asked of a search, checked before there is a graph: nothing here needs torch.
+"""Checks the arguments of a search that are known before capture.
 
 Commands and `shardwright.plan` check here first, so that a mistake shows before torch is imported
 and before a model is captured.

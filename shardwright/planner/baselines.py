@@ -1,4 +1,4 @@
-"""The well-known plans, written as tilings: data parallel, fully sharded, Megatron-style.
+"""Baseline plans as tilings: data parallel, fully sharded, Megatron-style.
 
 They are costed by the same model, shown beside the frontier, and part of it:
 the chosen plan is never worse than the best of them.

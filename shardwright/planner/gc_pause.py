@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, out of the way of planning.
+"""Pauses Python's cyclic garbage collector while planning.
 
 A search makes many objects and no cycles. Beside a captured model every pass of the collector looks
 at millions of objects of torch: all passes together take a tenth of a search, half of the walks

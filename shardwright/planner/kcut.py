@@ -1,4 +1,4 @@
-"""The tiling that communicates least by SoyBean's measure, one cut at a time or all at once.
+"""SoyBean's k-cut: the tiling with least communication, one cut at a time or all at once.
 
 Paper: SoyBean (arXiv 1805.04170), one-cut and k-cut. A one-cut says of every operator and parameter
 how it is cut into p parts so that the fewest bytes cross the cut (`planner/tables/soybean.py`); a

@@ -1,4 +1,4 @@
-"""The k-cut as an answer to `search`: its plan, in seconds and bytes, beside the baselines."""
+"""The k-cut as a result of `search`: its plan, beside the baselines."""
 
 from __future__ import annotations
 

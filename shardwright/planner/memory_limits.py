@@ -1,4 +1,4 @@
-"""Memory limits that no plan can keep: what training holds at least, spread evenly over devices."""
+"""Checks a memory limit against what all plans need, before the search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds of a search: one mesh and number of micro-batches after the other.
+"""The main loop of a search: one mesh and number of micro-batches after the other.
 
 Each gives points that may become plans, a bound on what there can be, and the
 well-known plans.

@@ -1,4 +1,4 @@
-"""Which meshes a number of devices can be seen as."""
+"""Enumerates the meshes of a number of devices."""
 
 from __future__ import annotations
 

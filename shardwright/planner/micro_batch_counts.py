@@ -1,4 +1,4 @@
-"""Which numbers of micro-batches a search tries, and when a question is worth trying more than one.
+"""Candidate numbers of micro-batches, and when more than one is worth trying.
 
 The search's other choices are made anew for each number: a choice of the outer loop, like the mesh.
 """

@@ -1,4 +1,4 @@
-"""Which meshes and which finished plans the user's constraints permit.
+"""The meshes and finished plans that the user's constraints permit.
 
 The well-known plans are shown as they are, so they are judged after the fact; what is searched has
 its choices left out beforehand (`constrain.py`).

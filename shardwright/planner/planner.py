@@ -1,4 +1,4 @@
-"""The search over meshes: spaces, frontiers, baselines, and the plans made of them."""
+"""The search over meshes: spaces, frontiers, baselines and their plans."""
 
 from __future__ import annotations
 

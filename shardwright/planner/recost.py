@@ -1,4 +1,4 @@
-"""A plan costed again: one that somebody edited, or on another machine.
+"""Recosts a plan that was edited, or for another machine.
 
 Everything that a plan decides is pinned, and the space with nothing left to
 decide is priced like any other, so that a plan of the search costs what the

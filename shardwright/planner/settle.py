@@ -1,4 +1,4 @@
-"""What the timeline makes of additive times and of bounds on them.
+"""Bounds on the difference between additive costs and the simulated timeline.
 
 The search adds up; sums of gradients that hide behind the backward pass, and sharded parameters
 and their gradients on their way, make a step shorter than that. Of the additive seconds A, with H

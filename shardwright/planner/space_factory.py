@@ -1,4 +1,4 @@
-"""Where the spaces of a search come from: one for every mesh and number of micro-batches."""
+"""Builds the search space for each mesh and number of micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this host has for training in parallel, what fails and what is missing.
+"""Checks what this host offers for parallel training, what fails and what is missing.
 
 Nothing is changed or installed; ranks are started once, to see that they meet.
 """

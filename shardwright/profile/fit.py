@@ -1,4 +1,4 @@
-"""From samples to the figures of a machine, and how well those explain the samples.
+"""Fits the figures of a machine to samples, with the quality of the fit.
 
 Pure arithmetic on what `probes` and `link_probes` timed. The formulas are those of the cost model
 (`simulate/costs/compute.py`, `simulate/costs/collectives.py`), solved for the machine.

@@ -1,4 +1,4 @@
-"""What other programs take of this host's cores while we measure."""
+"""CPU time that other processes take on this host during a measurement."""
 
 from __future__ import annotations
 

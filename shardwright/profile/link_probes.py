@@ -1,4 +1,4 @@
-"""Collectives that are timed to know the links, over sizes and levels, and what of them hides.
+"""Timed collectives over sizes and levels, and how much of them overlaps with compute.
 
 Redistributions run as programs run them (`collectives`). Along each level of
 a mesh (hosts, devices of a host) all groups communicate at once. On CPUs ranks compute in between,

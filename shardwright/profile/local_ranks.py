@@ -1,4 +1,4 @@
-"""Processes of this host that measure something together, started and ended here."""
+"""Starts and ends processes of this host that measure together."""
 
 from __future__ import annotations
 

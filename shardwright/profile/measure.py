@@ -1,4 +1,4 @@
-"""The machine at hand, measured: what the cost model needs to know of it.
+"""Measures the host's devices and links for the cost model.
 
 Every rank measures at the same time, so that shared memory and cores are
 shared as they will be in training, and the figures of the slowest rank count.

@@ -1,4 +1,4 @@
-"""`Machine` with `measure`, which needs the ranks that it measures."""
+"""The public `Machine`, with `measure`."""
 
 from __future__ import annotations
 

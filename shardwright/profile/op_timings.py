@@ -1,4 +1,4 @@
-"""Single operators timed on the ranks at the sizes that plans have, all ranks at once.
+"""Times single operators at the sizes of plans, on all ranks at once.
 
 As every rank runs the same call at the same time, cores and memory are shared as in training.
 """

@@ -1,4 +1,4 @@
-"""Operators that are timed to know a device: of every class of the cost model, over sizes.
+"""Timed operators of every class of the cost model, over sizes.
 
 They run as programs run them: through autograd, with fresh results.
 """

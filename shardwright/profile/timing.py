@@ -1,4 +1,4 @@
-"""How long things take on the ranks, measured on all of them together and in spite of noise.
+"""Times operations on all ranks together, robustly against noise.
 
 Everything to be timed is timed in several rounds, so that what disturbs a while disturbs one round
 of many things and not all of one. Rounds in which other programs took much of the cores are

@@ -1,4 +1,4 @@
-"""Timings of single operators, remembered between runs in a database of the user's.
+"""Caches timings of single operators in a database of the user's.
 
 A row holds for one call (operator, local sizes, dtypes, arguments) on one kind of device, so many
 ranks of so many threads beside each other, one version of torch. A database that cannot be read is

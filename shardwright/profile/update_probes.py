@@ -1,4 +1,4 @@
-"""What trained parameters cost beside their arithmetic: on their way in, back, and updated.
+"""Times loading, gradient reduction and update of trained parameters beyond their arithmetic.
 
 They are DTensors, and what an operator on one of those takes before it computes anything is many
 times the launch of a kernel. Their way in and back takes Python, which finds the caches of a CPU

@@ -1,4 +1,4 @@
-"""What a plan decides, on its way to the programs of the ranks."""
+"""The decisions of a plan, as lowering needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank runs: a program of local operators and redistributions.
+"""The program of one rank: local operators and redistributions.
 
 A `Program` is not a `Graph`: shapes are local, and communication is explicit.
 It prints as text, and knows no torch.

@@ -1,4 +1,4 @@
-"""Which values of a graph cross which cuts between its operators."""
+"""Liveness: the values of a graph that cross cuts between its operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to a program before it runs: the same numbers, at less cost.
+"""Optimisation passes over a program: equal results at lower cost.
 
 Who runs a program and who foretells its memory take it from here, so that it is the same one.
 """

@@ -1,4 +1,4 @@
-"""What a plan decides, read out of it for the graph that it is used with."""
+"""Decodes the decisions of a plan for the graph that it is used with."""
 
 from __future__ import annotations
 

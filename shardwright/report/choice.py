@@ -1,4 +1,4 @@
-"""Why a plan was chosen, in numbers: against its neighbours on the frontier and the baselines.
+"""Explains the choice of a plan against its frontier neighbours and the baselines.
 
 Nothing here is decided; every sentence is a difference of two plans' costs.
 """

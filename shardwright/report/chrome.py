@@ -1,4 +1,4 @@
-"""Steps as bars for the report, one row per stream: simulated, or read from a Chrome trace."""
+"""Timelines of steps as bars, simulated or read from a Chrome trace."""
 
 from __future__ import annotations
 

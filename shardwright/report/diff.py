@@ -1,4 +1,4 @@
-"""Two plans compared: what changed, in the user's modules, and what it costs.
+"""Compares two plans module by module.
 
 Differences are "second minus first". The modules of both plans form one tree;
 those in which nothing changed are left out, repeats are folded.

@@ -1,4 +1,4 @@
-"""A difference of two plans as a table of totals, a tree of modules, and JSON."""
+"""Renders a comparison of two plans as a table, a tree of modules and JSON."""
 
 from __future__ import annotations
 

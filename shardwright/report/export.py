@@ -1,4 +1,4 @@
-"""Plans in the shapes that other tools read: torch's, Hugging Face's, torchtitan's.
+"""Exports plans to the formats of torch, Hugging Face and torchtitan.
 
 Every text says what the plan does beside it; what a form cannot say raises
 `NotExpressibleError`.

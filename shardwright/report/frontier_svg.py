@@ -1,4 +1,4 @@
-"""A frontier as a small picture for notebooks: SVG, which every notebook shows without a library.
+"""A frontier as a small SVG picture for notebooks.
 
 `report` has the large, interactive one.
 """

@@ -1,4 +1,4 @@
-"""The report: plans as one self-contained HTML page that opens without a network.
+"""The report: plans as one self-contained HTML page.
 
 Here the plans become data; template, style and script are the files in `web`,
 the charts are drawn by plotly.js, which the page carries inside.

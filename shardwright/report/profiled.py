@@ -1,4 +1,4 @@
-"""A step that torch's profiler recorded, as one process of a Chrome trace.
+"""Reads a step that torch's profiler recorded, as one process of a Chrome trace.
 
 Its threads and streams become rows, its times begin with the step.
 """

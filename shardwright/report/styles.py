@@ -1,4 +1,4 @@
-"""A plan in the styles of `torch.distributed.tensor.parallel`, where they can say it.
+"""A plan in the styles of `torch.distributed.tensor.parallel`, where they can express it.
 
 Those tools split the parameters of single modules along one mesh axis and let
 all other operators run on what each rank has. So the plan's modules become

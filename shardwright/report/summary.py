@@ -1,4 +1,4 @@
-"""One plan in one line: what every mesh axis splits, and which parameters are sharded."""
+"""Summarises a plan in one line: the split of every mesh axis and of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Writes steps as a Chrome trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Trace Event Format: one process for each group of ranks that was simulated and
 for each rank that was measured, one thread for each of its streams, complete

@@ -1,4 +1,4 @@
-"""A plan drawn on a terminal: `explain` as a tree whose colours are the mesh axes."""
+"""Draws a plan on a terminal as a tree coloured by mesh axis."""
 
 from __future__ import annotations
 

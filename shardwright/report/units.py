@@ -1,4 +1,4 @@
-"""Seconds and bytes as people read them: ms, MiB, GiB."""
+"""Formats seconds and bytes: ms, MiB, GiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a whole graph: look each operator up, unify, refine."""
+"""Analyses a whole graph: looks up each operator's rule, unifies and refines dimensions."""
 
 from __future__ import annotations
 

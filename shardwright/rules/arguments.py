@@ -1,4 +1,4 @@
-"""Sizes baked into an operator's arguments, made local.
+"""Makes sizes in an operator's arguments local.
 
 `view(x, [4, 32, 768])` must say `[2, 32, 384]` on a rank that holds such a tile.
 """

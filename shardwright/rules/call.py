@@ -1,4 +1,4 @@
-"""One operator call with its shapes at hand, for the functions that write its rule."""
+"""One operator call with its shapes, for the functions that build its rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-batches: data parallelism along an axis of time instead of devices.
+"""Micro-batches: data parallelism along time instead of devices.
 
 A step that takes its batch in pieces, one after the other, and adds up the
 gradients is data parallel along one more mesh axis, `mb`, the outermost. On it

@@ -1,4 +1,4 @@
-"""A graph and its analysis at the sizes of one micro-batch, for everything that only asks sizes.
+"""A graph and its analysis at the sizes of one micro-batch.
 
 Costs do not depend on values. What one micro-batch costs is what the graph
 costs in which the batch is as long as the longest piece.

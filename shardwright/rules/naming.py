@@ -1,4 +1,4 @@
-"""Words for the dimensions of a model: batch, sequence, heads, features …
+"""Names the dimensions of a model: batch, sequence, heads, features.
 
 Unification knows which dimensions are the same but not what people call them.
 The words are read off the operators that a dimension takes part in, the most

@@ -1,4 +1,4 @@
-"""Index notation of one operator call, before its dimensions are refined into atoms.
+"""Index notation of one operator call, before dimensions are refined into atoms.
 
 A `Notation` names the index of every dimension of every operand and result.
 `parse` writes one from text, in the manner of einops: `... k, n k, +n -> ... n`.

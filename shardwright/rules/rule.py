@@ -1,4 +1,4 @@
-"""An operator in index notation, and what splitting one of its factors does.
+"""An operator in index notation, and the effect of splitting each of its factors.
 
 `m k, n k -> m n` says that a linear layer relates three factors. Splitting `m`
 or `n` leaves the output sharded, splitting `k` leaves partial sums. The same

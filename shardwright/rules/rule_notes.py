@@ -1,4 +1,4 @@
-"""Which operators of a graph a plan should remark upon.
+"""Selects the operators that a plan's notes mention: those without a written rule.
 
 Those whose rule is not in the tables, and those that every device computes whole.
 """

@@ -1,4 +1,4 @@
-"""Dimensions by unification: which dimensions of a graph are the same, and of what atoms.
+"""Unifies dimensions over a graph and refines them into atoms.
 
 Every operator's notation says that dimensions of its operands and results are
 equal, or products of each other. Solving these equations over the whole graph,

@@ -1,4 +1,4 @@
-"""Rules that the user states for operators of their own.
+"""Rules that users state for their own operators.
 
 A statement holds for the process. It travels with the captured graph, so a
 plan and the ranks that run it need not state it again.

@@ -1,4 +1,4 @@
-"""A rank's part of a batch: what the program reads of a global batch, cut out of it.
+"""Cuts a rank's part out of a global batch.
 
 And of that what each micro-batch reads.
 """

@@ -1,4 +1,4 @@
-"""Programs through `torch.compile`: in pieces, between what is sent and waited for.
+"""Compiles programs with `torch.compile`, cut at communication.
 
 A graph that is compiled whole sends every parameter and sums every gradient by itself, and its
 backward pass gives all gradients at its end. So buckets of parameters and of gradients stay as they

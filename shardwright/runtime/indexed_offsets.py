@@ -1,4 +1,4 @@
-"""Instructions of programs that differ only in where tiles start, as one module for all of them.
+"""Shares one module between instructions that differ only in the offset of their tile.
 
 Which of the programs runs is told by a tensor that all their modules share, so
 that one compiled program serves them all.

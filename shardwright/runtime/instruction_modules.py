@@ -1,4 +1,4 @@
-"""The modules of a program's instructions that are no plain operators."""
+"""Modules for the instructions of a program that are no plain operators."""
 
 from __future__ import annotations
 

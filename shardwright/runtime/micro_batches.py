@@ -1,4 +1,4 @@
-"""A step in micro-batches: forward and backward of one after the other, gradients added up.
+"""Runs a step in micro-batches and accumulates their gradients.
 
 Each micro-batch's backward runs right after its forward, so that only one
 keeps activations. Autograd sees a single function whose gradients are known

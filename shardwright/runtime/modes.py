@@ -1,4 +1,4 @@
-"""The graph of each mode of a model, train or eval: captured when the mode is first used.
+"""The graph of each mode of a model, train or eval, captured on first use.
 
 A graph does what the model does in the mode in which it was captured: batch norm, dropout, and
 `if self.training` are decided. A parallel module keeps the model's structure without weights,

@@ -1,4 +1,4 @@
-"""A sub-module that capture could not follow, run as it is, on every rank alike."""
+"""Runs a sub-module that capture kept whole, on every rank alike."""
 
 from __future__ import annotations
 

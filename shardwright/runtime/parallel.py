@@ -1,4 +1,4 @@
-"""`parallelize`: a module and a plan become a drop-in module that runs its part of the plan."""
+"""`parallelize`: turns a module and a plan into a drop-in module that runs its part of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parallel module holds: its tiles of parameters, and buffers, under the model's names."""
+"""The parameters and buffers of a parallel module, under the model's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for other graphs of a planned model: batches of other shapes, and the evaluation of it.
+"""Transfers a plan to other graphs of the model: other batch shapes, and evaluation.
 
 Such a graph has an operator for most of the planned ones. These are split as the
 plan says, and where that would leave a device without work they are computed

@@ -1,4 +1,4 @@
-"""Local ranks: one of our modules on N processes of this machine, started by torchrun."""
+"""Runs a module of the package on local ranks, started by torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One module for batches of several shapes, in training and evaluation: the same parameters in all.
+"""One module for several batch shapes and modes, with shared parameters.
 
 A captured graph has the shapes of its batch, and does what the model does while it trains. A last,
 smaller batch, or sequences of another length, are captured again and run by the same plan

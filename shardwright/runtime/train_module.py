@@ -1,4 +1,4 @@
-"""What every module that runs a plan offers, however it runs it: steps, and what lasts of them."""
+"""The interface of every module that runs a plan: training steps and their persistent state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights the two passes of a mini-batch see in an asynchronous pipeline."""
+"""The weight versions that the two passes of a mini-batch see in an asynchronous pipeline."""
 
 from __future__ import annotations
 

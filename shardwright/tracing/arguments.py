@@ -1,4 +1,4 @@
-"""The arguments of a planned call, by the names of the module's own signature, and later calls.
+"""Binds arguments of the planned call, and of later calls, to the module's signature.
 
 A captured graph has the shapes and dtypes of its tensor arguments in it, and the values of all
 others. A call that differs in one of them would be another graph, so it is an error that names

@@ -1,4 +1,4 @@
-"""One call of a model, flat: paths of its tensor arguments and of what it returns."""
+"""Flattens one call of a model: paths of its tensor arguments and of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture: the one entry to this room."""
+"""The entry point of tracing: `capture_call`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing inside a model, left out while the model is captured.
+"""Disables activation checkpointing inside a model while it is captured.
 
 Which values are recomputed in the backward pass is the choice of a plan, and it
 does not change a result. So `torch.utils.checkpoint.checkpoint` runs its

@@ -1,4 +1,4 @@
-"""From an exported program to the `Graph`: names, sources, dead code, autograd facts."""
+"""Builds the `Graph` from an exported program: names, sources, live code, autograd facts."""
 
 from __future__ import annotations
 

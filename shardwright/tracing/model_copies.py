@@ -1,4 +1,4 @@
-"""Copies of a model to call aside, for what one trace cannot tell."""
+"""Copies of a model for calls beside the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that a module returned, taken apart into tensors and what is around them, and put back.
+"""Flattens what a module returned into tensors and a structure, and rebuilds it.
 
 Containers, dataclasses and plain objects that hold tensors (a cache of keys and values, say) come
 back as objects of their own classes; what is no tensor comes back as it was when the module was

@@ -1,4 +1,4 @@
-"""A module that is called otherwise for a while."""
+"""Replaces the `forward` of a module for the duration of a context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python state of a model: what its modules hold that is neither parameter nor buffer.
+"""Python state of a model: attributes of its modules that are neither parameters nor buffers.
 
 A graph has such values as constants. A `Snapshot` knows them before a call, tells what a call
 changed, and puts them back.

@@ -1,4 +1,4 @@
-"""Names that depend on the computation alone.
+"""Renames values so that their names depend on the computation alone.
 
 Export numbers operators while it traces, dead ones included, and traces a
 little differently on every kind of device. Numbered again, in order and by

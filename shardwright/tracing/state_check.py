@@ -1,4 +1,4 @@
-"""Whether a second call of a model computes what the first does, where its Python state changed.
+"""Checks that a second call of a model computes the same, where its Python state changed.
 
 A graph is one call. A model that counts its calls, keeps an average in an attribute or appends
 to a list computes something else in each: it is refused, with the line. A cache that the second

@@ -1,4 +1,4 @@
-"""Arguments and results of a module, taken apart into tensors and what is around them."""
+"""Flattens arguments and results of a module into tensors and a structure."""
 
 from __future__ import annotations
 

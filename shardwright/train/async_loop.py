@@ -1,4 +1,4 @@
-"""Training in an asynchronous pipeline: steps follow each other without a break.
+"""The training loop of an asynchronous pipeline.
 
 A step that has begun is finished a few steps later, on each stage at its own
 time. Where the weights are looked at, for a checkpoint, an evaluation or at the

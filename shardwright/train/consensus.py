@@ -1,4 +1,4 @@
-"""What ranks have to agree on: whether to stop, which batch comes next, what they are made of."""
+"""Agreement between ranks: on stopping, on the next batch, on versions."""
 
 from __future__ import annotations
 

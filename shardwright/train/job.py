@@ -1,4 +1,4 @@
-"""What the command line plans, trains and verifies: a model with its batch, optimizer and data.
+"""`Job`: the model, batch, optimizer and data that commands plan, train and verify.
 
 Knows neither plans nor ranks. torch is only named in annotations, so that a
 `Job` can be declared without waiting for it.

@@ -1,4 +1,4 @@
-"""Plain values as JSON text and back, exactly: numbers, texts, lists, tuples, dicts, small tensors.
+"""Encodes plain values as JSON and back, exactly.
 
 Checkpoints keep schedules, hyperparameters and data positions this way, so
 that reading one never runs code.

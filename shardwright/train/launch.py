@@ -1,4 +1,4 @@
-"""Start the ranks of a training run with torchrun, and never outlive or outwait them."""
+"""Starts the ranks of a run with torchrun and ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop of one rank: the same steps everywhere, one voice on rank 0.
+"""The training loop of one rank; rank 0 reports.
 
 Every rank draws the same global batches; what a rank takes of them is the
 parallel module's matter.

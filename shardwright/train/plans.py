@@ -1,4 +1,4 @@
-"""The plan for as many devices as there are: one file, or a folder with one for each number."""
+"""Selects the plan for the available devices from a file or a folder."""
 
 from __future__ import annotations
 

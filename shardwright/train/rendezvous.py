@@ -1,4 +1,4 @@
-"""How the ranks that torchrun has started find each other."""
+"""Rendezvous of the ranks that torchrun started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How unevenly rows were routed to experts in a run, measured where they were."""
+"""Measures the imbalance of expert routing in a run."""
 
 from __future__ import annotations
 

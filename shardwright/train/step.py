@@ -1,4 +1,4 @@
-"""One optimizer step of a job: accumulate gradients, clip them, update; alike under every plan."""
+"""One optimizer step of a job: accumulation, clipping, update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard, for those who have it installed."""
+"""Writes metrics to TensorBoard, if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of a run under torch's profiler, written as a Chrome trace."""
+"""Profiles one step of a run with torch's profiler, as a Chrome trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that does not go on says which rank holds it up, and where the others wait for it.
+"""Reports which rank holds up a run, and where the others wait for it.
 
 A collective that one rank does not enter waits without a word until its
 timeout, and then names no one. Here a thread on every rank sees that no step was

@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: join the others, build the parallel module, train.
+"""The program of every rank of a run: join, build the parallel module, train.
 
 `python -m shardwright.train.worker --target … --plan … --steps … --losses …`
 """

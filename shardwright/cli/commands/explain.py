@@ -1,4 +1,4 @@
-"""`shardwright explain`: a plan file in words."""
+"""`shardwright explain`: describes a plan file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parameters on their way save, and take, by travelling together.
+"""The cost that parameters save, and add, by being communicated in buckets.
 
 Gradients that are only summed share a buffer, and so do copies that are gathered and the gradients
 that are scattered again (`program/lower/buckets.py`, `program/lower/gathers.py`). Each pays of its

@@ -1,4 +1,4 @@
-"""Rows that travel to the devices which hold their experts, and back (`Route`).
+"""All-to-all of tokens to the devices that hold their experts, and back (`Route`).
 
 Along each axis that routes, an operator runs two all_to_alls forward and the reverse of both
 backward. The busiest device is sent what `Machine.expert_skew` says, and all wait for it. Which

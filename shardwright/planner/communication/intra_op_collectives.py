@@ -1,4 +1,4 @@
-"""What devices tell each other while they compute one operator together.
+"""Collectives inside one operator, e.g. in vocabulary-parallel cross entropy.
 
 Where terms are brought together (`Rule.agreed`) those are reductions. Where factors are cut at
 once (`Rule.together`) devices swap halves of their queries, and pass keys and values around while

@@ -1,4 +1,4 @@
-"""The launches that a finished plan really has, where its buckets are not full.
+"""Launch latency of the buckets that a finished plan leaves partly filled.
 
 In tables every parameter pays of its bucket's launch the part that it would fill of a full one
 (`planner/communication/bucketing.py`). A parameter that is gathered while all others are whole has

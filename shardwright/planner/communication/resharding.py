@@ -1,4 +1,4 @@
-"""What it takes to read values in another layout than they lie in, and to bring gradients back.
+"""Costs of reading values in another layout than they have, and of the gradients' way back.
 
 Over codes of layouts (`codes.py`), all pairs of a source and a wanted layout at once.
 """

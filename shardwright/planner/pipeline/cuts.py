@@ -1,4 +1,4 @@
-"""Where a graph may be cut into pipeline stages, and what that parts."""
+"""Candidate cuts of a graph into pipeline stages, and the values that cross them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain cut into stages so that a pipeline through them is fastest.
+"""Cuts a chain into stages so that a pipeline through them is fastest.
 
 A step of M micro-batches takes as long as M of them in the slowest stage and
 one in each of the others: (M - 1)/M · max + 1/M · sum of what the stages take.

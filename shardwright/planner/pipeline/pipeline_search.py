@@ -1,4 +1,4 @@
-"""Which pipelines a search tries: how many stages, which meshes, how many micro-batches.
+"""Candidate pipelines: numbers of stages, meshes and numbers of micro-batches.
 
 Numbers of stages that are asked for are all tried, on meshes from what was best outwards, while
 these give anything new. Else the search climbs: from a middling number of stages it goes to more or

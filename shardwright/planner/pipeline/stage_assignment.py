@@ -1,4 +1,4 @@
-"""Pipeline plans on one mesh of a group of devices, made of the points found on it.
+"""Pipeline plans on one mesh of a group of devices, built from the points found on it.
 
 The points of a search on the mesh of one group decide everything but the
 stages. A stage takes the point that is fastest within the memory that is left

@@ -1,4 +1,4 @@
-"""What intervals of a graph cost as pipeline stages, under each of some points of one space.
+"""Costs of graph intervals as pipeline stages, at selected points of one space.
 
 A point decides everything, on the mesh of one group of devices. Its terms, the
 costs of nodes and edges, belong to the operator that causes them, so the cost

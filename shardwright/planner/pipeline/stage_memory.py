@@ -1,4 +1,4 @@
-"""What a group of a pipeline holds when it holds most, module by module, as tables add up.
+"""Memory of a pipeline stage by module and purpose.
 
 The same sums as in `StageCosts.bytes`, but each term with the module that it belongs to.
 """

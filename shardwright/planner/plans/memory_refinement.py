@@ -1,4 +1,4 @@
-"""The memory of finished plans, settled by the lifetimes of their tensors.
+"""Refines the memory of finished plans by simulating the lifetimes of their tensors.
 
 Tables add up, and so they count what is never alive together. A plan that is
 looked at is lowered for its first rank, and for its last where ranks may differ,

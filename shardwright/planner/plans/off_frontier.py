@@ -1,4 +1,4 @@
-"""Plans off the frontier that fit into a memory limit where its faster ones do not.
+"""Plans off the additive frontier that fit a memory limit which faster frontier plans exceed.
 
 The frontier keeps what nothing beats in time and in memory that *adds up*. What a plan really needs
 is settled by a walk (`memories.py`), and is another share of that on every mesh. So a plan may be

@@ -1,4 +1,4 @@
-"""Points of a search become plans: every operator's tiling, every parameter's storage, in names.
+"""Builds plans from points of a search: every operator's tiling, every parameter's storage.
 
 A space of a shortened graph is searched; the plan names the operators of the whole graph.
 """

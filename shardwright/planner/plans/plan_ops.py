@@ -1,4 +1,4 @@
-"""What single operators do in plans: the operator itself, and what has to be brought to it.
+"""Operators of plans: the operator itself and the redistributions of its operands.
 
 Equal choices come again in other plans, so each is put into words once.
 """

@@ -1,4 +1,4 @@
-"""The nodes and edges of a space, from the operators and parameters of a graph."""
+"""Assembles the nodes and edges of a search space from a graph's operators and parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a graph that may be recomputed: run once more in the backward pass, keeping nothing.
+"""Segments of a graph that may be recomputed in the backward pass (activation checkpointing).
 
 What goes into a piece is kept, what autograd saves inside is made again when the backward pass
 arrives. Every copy of a repeated layer is a piece; what lies between repeats is cut where fewest

@@ -1,4 +1,4 @@
-"""Operators that follow another without a choice of their own, and what a cluster costs.
+"""Clusters operators that have no choice of their own with the operator that decides them.
 
 An operator follows where all that it reads comes from one cluster and whatever
 that cluster does, some tiling takes it as it lies: views, pointwise operators

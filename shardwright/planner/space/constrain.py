@@ -1,4 +1,4 @@
-"""Constraints of the user on one graph: which choices of which operators and parameters are left.
+"""Applies the user's constraints to one graph: the remaining choices of operators and parameters.
 
 A pin binds what can do as it says: of an attention's modules `tp:heads` binds the operators that
 have heads, and leaves the others free. A choice that is ruled out is not in the space at all, so

@@ -1,4 +1,4 @@
-"""Repeats of a graph found again in its search problem, which is then folded.
+"""Maps repeats of a graph to its search problem, which is then folded.
 
 It knows nodes, edges and the operators that nodes belong to, and no costs.
 """

@@ -1,4 +1,4 @@
-"""What plans need at most beside what adds up: workspaces, and pieces while they are recomputed.
+"""Transient memory of plans: workspaces, and segments while they are recomputed.
 
 These are maxima over a plan, not sums, so the search does not see them; they are added to the
 points that it finds. A piece that is recomputed holds all that it would have kept while its

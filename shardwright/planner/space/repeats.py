@@ -1,4 +1,4 @@
-"""Repeated layers of a graph, found and left out: what is searched is a short graph.
+"""Finds repeated layers of a graph; a shortened graph is searched instead.
 
 Paper: TAPAS (arXiv 2302.00247), folding of repeated substructures.
 Deviation: nothing is forced to be equal. The short graph has the first, the second and the last

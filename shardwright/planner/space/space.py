@@ -1,4 +1,4 @@
-"""The space of plans on one mesh, as a search problem: what every operator and parameter may do.
+"""The search space of plans on one mesh: the options of every operator and parameter.
 
 A node is a cluster of operators (`clusters.py`) with the options of its leader,
 or a parameter with its possible storage layouts; an edge is a value that one

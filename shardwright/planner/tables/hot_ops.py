@@ -1,4 +1,4 @@
-"""The calls that take most of what plans compute."""
+"""The calls that take most of the compute time of plans."""
 
 from __future__ import annotations
 

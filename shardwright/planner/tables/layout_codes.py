@@ -1,4 +1,4 @@
-"""Layouts as whole numbers, so that thousands of them are handled as one array.
+"""Layouts as integer codes, so that thousands are handled as one array.
 
 A search asks about hundreds of thousands of layouts, and objects are slow. The
 code of a layout has one digit per mesh axis, outermost axis last: 0 is

@@ -1,4 +1,4 @@
-"""What the costs of a graph depend on that is the same on every mesh."""
+"""The inputs of a graph's costs that are equal on every mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tilings cost on a machine, as tables over the options of a graph's operators.
+"""Costs of tilings on a machine, as tables over the options of a graph's operators.
 
 Tables add up: seconds and bytes of a plan are the sums over operators,
 parameters and edges of the entries that it chose. Prices depend on shapes,

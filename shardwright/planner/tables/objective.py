@@ -1,4 +1,4 @@
-"""What the first number of a cost table measures: a step's seconds, or anything else that adds up.
+"""What the first column of a cost table measures: seconds of a step, or another additive quantity.
 
 Whatever it is, the search makes its sum least. Bytes of memory are no measure: they are always
 there, as the second number.

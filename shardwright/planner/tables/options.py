@@ -1,4 +1,4 @@
-"""Everything one operator may do on a mesh: its feasible tilings, and what they mean, as arrays.
+"""The options of one operator on a mesh, as arrays: its feasible tilings and their layouts.
 
 Operators whose rules differ only in the names of their factors share the very
 same options: repeated layers are worked out once.

@@ -1,4 +1,4 @@
-"""Where to cut a graph into stages of about equal work that hand little to each other.
+"""Cuts a graph into stages of about equal work with small interfaces.
 
 First the smallest possible work of the busiest stage is found, by bisection over
 a greedy filling; then, among all cuts whose busiest stage has at most `slack`

@@ -1,4 +1,4 @@
-"""Parameters loaded, and their gradients summed, several at a time.
+"""Buckets parameter gathers and gradient sums.
 
 What each parameter costs beside its arithmetic is paid once per bucket: a node
 of the autograd graph, the latency of a collective. Buckets are Li et al.'s

@@ -1,4 +1,4 @@
-"""Instructions that are recomputed together, brought together."""
+"""Groups the instructions of a recomputed segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of sharded parameters gathered several at a time, and one bucket ahead.
+"""Bucketed all-gathers of sharded parameters, prefetched one bucket ahead.
 
 A gather of each parameter alone pays a collective's latency for each, and
 what needs the copy waits for it. Here parameters that are read one after the other

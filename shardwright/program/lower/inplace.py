@@ -1,4 +1,4 @@
-"""Results written over operands that nobody needs any more.
+"""Writes results over operands that have no further reader.
 
 Capture makes every operator functional, `ReLU(inplace=True)` too. Where the
 operand dies and autograd keeps no copy of it, the operator's in-place form

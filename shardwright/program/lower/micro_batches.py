@@ -1,4 +1,4 @@
-"""Lowering a step that takes its batch in micro-batches: one program for each, on each rank.
+"""Lowers a step in micro-batches: one program for each, on each rank.
 
 A micro-batch is a place on the outermost axis of the mesh (`rules/micro_batches.py`),
 and its program what any rank of that mesh would run. Its outputs are terms of

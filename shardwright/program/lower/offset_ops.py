@@ -1,4 +1,4 @@
-"""Operators whose tile has to know where it lies: the same call would compute something else.
+"""Operators whose result depends on the offset of their tile in the whole tensor.
 
 A look-up in part of a table gives nothing for rows that others hold; a query
 sees the keys up to its own place in the sequence; a cross entropy over part of

@@ -1,4 +1,4 @@
-"""Lowering a pipeline: what one rank runs of each stage, and what neighbouring stages exchange.
+"""Lowers a pipeline: the stage programs of one rank and the messages between stages.
 
 A stage is a part of the graph on the mesh of one group of devices. All groups
 have the same mesh, so a device sends its tiles to the device at the same place

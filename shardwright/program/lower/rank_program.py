@@ -1,4 +1,4 @@
-"""Lowering: the graph, a tiling per operator and a rank become that rank's program.
+"""Lowers the graph, a tiling per operator and a rank to that rank's program.
 
 Every operand is read in the layout its operator's tiling wants. Where that
 differs from the layout it was produced in, or where its gradient comes back in

@@ -1,4 +1,4 @@
-"""Where a mixture's rows go: which devices hold which experts, along every axis that cuts them."""
+"""Routing of a mixture's rows: the devices that hold each expert, along every sharded axis."""
 
 from __future__ import annotations
 

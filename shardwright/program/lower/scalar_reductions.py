@@ -1,4 +1,4 @@
-"""Sums of single numbers, where no rank has to wait for them.
+"""Defers all-reduces of scalars so that no rank waits for them.
 
 A loss that is a mean over what all devices have is divided by a sum too, that of its weights, and
 both stand between the forward and the backward pass, where every rank would wait for the

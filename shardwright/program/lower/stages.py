@@ -1,4 +1,4 @@
-"""Pipeline stages: a graph cut, in operator order, into graphs that run one after the other.
+"""Cuts a graph, in operator order, into pipeline stages.
 
 Stage k hands values to stage k+1 and to no other: what a later stage reads is
 relayed. A parameter lives on the stage of its first reader; a later reader (a

@@ -1,4 +1,4 @@
-"""What one device has of tensors, and how it moves that, worked out once for all that are alike."""
+"""Caches a device's tiles of tensors and its redistributions, computed once for equal layouts."""
 
 from __future__ import annotations
 

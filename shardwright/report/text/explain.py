@@ -1,4 +1,4 @@
-"""A plan as text: who is sharded how, in the user's module names, and what it costs.
+"""Explains a plan as text: the sharding and cost of every module, in the user's names.
 
 Modules form a tree whose rows include their submodules; neighbours of a
 `ModuleList` that read the same are folded into one row.

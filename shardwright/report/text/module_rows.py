@@ -1,4 +1,4 @@
-"""The modules of a plan as a tree, and how neighbours that read the same become one row of it.
+"""The modules of a plan as a tree, in which equal neighbours become one row.
 
 What a row says is the caller's matter: `explain` describes one plan, `diff` two.
 """

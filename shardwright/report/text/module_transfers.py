@@ -1,4 +1,4 @@
-"""What the redistributions of a module move, together as a reader wants them.
+"""The redistributions of a module, grouped for readers.
 
 Transfers of one phase that run the same collectives for the same source line
 are one move, which names all values that it takes along.

@@ -1,4 +1,4 @@
-"""Rules of the operators that do the arithmetic: products, convolutions, attention, look-ups."""
+"""Rules of products, convolutions, attention and embedding look-ups."""
 
 from __future__ import annotations
 

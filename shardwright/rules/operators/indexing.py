@@ -1,4 +1,4 @@
-"""Rules of look-ups at places that only the data knows: index, gather, scatter, top-k.
+"""Rules of data-dependent indexing: index, gather, scatter, top-k.
 
 What is looked up in must be whole along the indexed dimensions; where the
 look-ups are made may be split, and so may everything that is carried along.

@@ -1,4 +1,4 @@
-"""Rules of elementwise operators that partial sums may pass, and of those that make tensors."""
+"""Rules of elementwise operators that partial sums may pass, and of factories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of reductions, norms and losses, and of what mixes along a dimension."""
+"""Rules of reductions, norms, losses and operators that mix along a dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators that have a written rule, in index notation.
+"""The table of written rules, in index notation.
 
 To add one: a line in `TEXT` if the notation says it all, a name in one of the
 lists of elementwise operators, or a function and a line in `BUILDERS` if its

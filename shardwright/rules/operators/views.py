@@ -1,4 +1,4 @@
-"""Rules of operators that only rearrange: views, slices, concatenations."""
+"""Rules of operators that rearrange: views, slices, concatenations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smaller learning rates where gradients come late, at the beginning of training.
+"""PipeMare's smaller learning rates for stale gradients at the beginning of training.
 
 Paper: PipeMare (arXiv 1910.05124), its first technique: a stage whose gradients are τ updates late
 trains with η / τ^p, where p falls from 1 to 0 over the first updates, after which weights change

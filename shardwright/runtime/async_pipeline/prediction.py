@@ -1,4 +1,4 @@
-"""What weights will be a few updates from now, from what the optimizer already keeps.
+"""Predicts weights a few updates ahead from optimizer state (SpecTrain).
 
 Every optimizer here updates `W ← W − lr · d`; `Direction` is d as its state says
 it is at the moment:

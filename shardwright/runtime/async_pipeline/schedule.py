@@ -1,4 +1,4 @@
-"""The order in which the stages of an asynchronous pipeline work, and how stale their weights are.
+"""The order of work in an asynchronous pipeline, and the staleness of its weights.
 
 A continuous 1F1B that never flushes (PipeDream, arXiv 1806.03377). N stages, k
 from 0, a mini-batch m every two ticks:

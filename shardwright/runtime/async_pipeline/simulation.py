@@ -1,4 +1,4 @@
-"""An asynchronous pipeline in one process: the same staleness, the same numbers, no ranks.
+"""An asynchronous pipeline in one process: equal staleness and numbers, without ranks.
 
 Stages are called one after the other, each mini-batch by mini-batch in the
 order of `async_schedule`. What a stage computes depends on that order alone, so

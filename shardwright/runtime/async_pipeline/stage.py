@@ -1,4 +1,4 @@
-"""The work of one stage of an asynchronous pipeline, wherever its neighbours are.
+"""The work of one stage of an asynchronous pipeline.
 
 The simulation and the ranks run this same code; they differ in the `Link` to
 the neighbours alone. No weights are kept for the backward pass unless they are

@@ -1,4 +1,4 @@
-"""Weights that a backward pass finds exchanged for others.
+"""Swaps the weights that a backward pass reads, with saved-tensor hooks.
 
 Where autograd would save a weight, it saves which one it is: what lies in the
 memory of a weight is a view of it. When the backward pass runs, the view is

@@ -1,4 +1,4 @@
-"""Attention block by block: whatever order keys come in, and never all scores at once.
+"""Blockwise attention: keys in any order, without materialising all scores.
 
 Each block of scores S = scale · Q Kᵀ + mask adds exp(S − m) V and Σ exp(S − m) to what is known,
 with m the largest of each row so far; when m grows, what is known shrinks (Milakov and

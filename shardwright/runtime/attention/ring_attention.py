@@ -1,4 +1,4 @@
-"""Attention that devices share: keys and values that go around a ring, queries in halves.
+"""Ring attention: keys and values circulate between devices, queries stay, in zigzag halves.
 
 A ring holds two blocks of keys and values at a time: while one is computed with, the next is on
 its way (Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023).

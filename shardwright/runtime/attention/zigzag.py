@@ -1,4 +1,4 @@
-"""Early and late halves of tiles, swapped so that causal work is even.
+"""Zigzag layout: early and late halves of tiles are swapped so that causal work is balanced.
 
 Under a causal mask a device with late queries alone would have most of the work; of 2n halves
 device i computes i and 2n − 1 − i, which is equally much everywhere. Tiles lie in one run

@@ -1,4 +1,4 @@
-"""Gloo's threads, which send and receive: they take turns.
+"""Makes Gloo's send and receive threads take turns.
 
 The thread that listens to a connection asks for its lock again and again while another one has it
 and is about to send. Where it wakes up on that one's core it takes the core, and asks in vain

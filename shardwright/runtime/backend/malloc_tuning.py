@@ -1,4 +1,4 @@
-"""The heap of a rank that computes on a CPU: what one step frees, the next has again."""
+"""Keeps freed memory in the process on CPU ranks, so that the next step reuses it."""
 
 from __future__ import annotations
 

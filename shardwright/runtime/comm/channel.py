@@ -1,4 +1,4 @@
-"""Messages between neighbouring stages on ranks: point to point, always one receive ahead.
+"""Point-to-point messages between neighbouring stages, with one receive posted ahead.
 
 Each boundary has two channels, values one way and gradients the other, each with
 a process group of its own, so that neither can hold up the other. A message is

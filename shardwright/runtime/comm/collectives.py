@@ -1,4 +1,4 @@
-"""One step of a redistribution on a plain tile, straight through the process group.
+"""Runs one step of a redistribution on a local tile with the process group's collectives.
 
 A DTensor's way costs a millisecond of dispatch on a CPU, as much as the message of a small
 tensor. Tiles are cut as `torch.chunk` cuts them, so the last ones may be shorter, or empty.

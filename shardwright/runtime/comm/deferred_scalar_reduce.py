@@ -1,4 +1,4 @@
-"""Sums of single numbers that are under way while others compute.
+"""Asynchronous all-reduces of scalars, in flight while operators run.
 
 The gradient of a loss does not depend on the loss. Where nobody sees it in between, it is summed
 while the backward pass runs, and no rank waits between the two for the slowest: it rides with a

@@ -1,4 +1,4 @@
-"""Where the first rank to fail says why, for those that only notice that something broke.
+"""Records the error of the first rank that fails, for the ranks that only see a broken connection.
 
 Neighbouring stages tell each other (`channel`). Ranks that share a stage wait
 for each other inside of collectives, where no message reaches them: these break

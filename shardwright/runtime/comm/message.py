@@ -1,4 +1,4 @@
-"""What stages hand on, as one tensor: values of all shapes and dtypes, bit for bit.
+"""Packs the values that a stage sends, of any shape and dtype, into one tensor.
 
 `torch.distributed.pipelining` wants tensors of one shape in every micro-batch,
 each with a gradient of its own shape. Micro-batches differ in size and not all

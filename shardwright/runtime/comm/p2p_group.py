@@ -1,4 +1,4 @@
-"""The devices along a mesh axis, who send each other tensors while they compute together."""
+"""Point-to-point exchange along a mesh axis inside one operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redistribution on the ranks, differentiable: the gradient takes its own way back.
+"""Differentiable redistribution on the ranks, with a separate backward redistribution.
 
 Collectives run one mesh axis at a time, straight through the process group (`collectives`), or as
 DTensor's where a compiler or autograd is to see them; cutting, masking and embedding a tile need

@@ -1,4 +1,4 @@
-"""How a rank leaves the others at its end."""
+"""Ends a rank without disturbing the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for collectives that are on their way: in a frame that says for which, and awake.
+"""Waits for asynchronous collectives; on CPU it spins instead of sleeping.
 
 Gloo's threads send and receive, and the thread that waits for them sleeps. A core of a virtual
 machine on which all sleep goes back to the host; until it is at work again takes as long as many

@@ -1,4 +1,4 @@
-"""Sharded parameters on their way to all devices, in buckets, and their gradients on the way back.
+"""Bucketed all-gather of sharded parameters and reduce-scatter of their gradients (FSDP).
 
 A message's buffer holds, rank by rank, the rank's tiles one after the other,
 each padded to the size of the largest. A bucket is one message, but for large copies on CPUs

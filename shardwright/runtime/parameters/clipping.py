@@ -1,4 +1,4 @@
-"""The norm of all gradients of a run, whatever meshes and layouts they lie in, and clipping by it.
+"""Gradient norm over all meshes and layouts of a run, and clipping by it.
 
 `torch.nn.utils.clip_grad_norm_` stacks the norms of DTensors, which must lie on
 one mesh, and knows nothing of parameters that live on other ranks, as stages of

@@ -1,4 +1,4 @@
-"""Where a DTensor lies, to make others that lie there: gradients, like their parameters."""
+"""The placement of a DTensor, to create others with the same placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a value that is no number came from: the first operator of the model that made one.
+"""Finds the first operator of the model that produced a non-finite value.
 
 The program of the step is run again, operator by operator. −∞ is let through:
 attention masks hold it on purpose.

@@ -1,4 +1,4 @@
-"""Two things that PyTorch's optimizers do wrong, or not at all, with sharded parameters.
+"""Corrects two behaviours of PyTorch's optimizers with sharded parameters.
 
 * `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
   2.13; parameters of FSDP meet the same). While it steps, norms are summed as soon as they are

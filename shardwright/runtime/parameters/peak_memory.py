@@ -1,4 +1,4 @@
-"""The most memory that tensors take during a step, counted and not estimated.
+"""Counts the peak memory of tensors during a step.
 
 On a GPU torch's allocator counts. On the CPU nobody does, so one step runs
 under `torch.profiler`, which reports every allocation and release of tensor

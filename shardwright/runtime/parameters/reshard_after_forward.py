@@ -1,4 +1,4 @@
-"""Copies of sharded parameters that are not kept for the backward pass but gathered again there.
+"""Frees gathered copies of sharded parameters after forward and gathers them again for backward.
 
 What autograd would keep of a gathered copy is replaced by the way to make it
 anew (`torch.autograd.graph.saved_tensors_hooks`), for one operator at a time:

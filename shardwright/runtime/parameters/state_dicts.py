@@ -1,4 +1,4 @@
-"""State dicts as users load them: whole tensors are cut, tiles of another place are refused.
+"""Loads state dicts: whole tensors are cut, tiles of another rank are refused.
 
 A tile that `torch.load` brings from a file comes with the device mesh of the rank that wrote it,
 and that mesh still tells the rank's coordinate.

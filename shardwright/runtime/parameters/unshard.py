@@ -1,4 +1,4 @@
-"""Parameters on their way into the program, and their gradients on the way back.
+"""Loads parameters into the program and reduces their gradients.
 
 Going through `DTensor.to_local` costs two nodes of the autograd graph for each
 parameter. Here a bucket of them is one node, and where gradients are summed

@@ -1,4 +1,4 @@
-"""One pipeline stage on one device: its parameters, its buffers and its program.
+"""One pipeline stage on one device: its parameters, buffers and program.
 
 The program takes the weights as arguments, so that it can run with others than
 those that are stored. Where several devices share a stage it is the program of

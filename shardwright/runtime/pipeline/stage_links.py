@@ -1,4 +1,4 @@
-"""The link of a stage to its neighbours on other ranks."""
+"""Links of a stage to its neighbours on other ranks."""
 
 from __future__ import annotations
 

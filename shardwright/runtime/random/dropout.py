@@ -1,4 +1,4 @@
-"""Random numbers that are a function of seed, step, operator and global element index.
+"""Random numbers as a function of seed, step, operator and global element index.
 
 One device, any plan and any resumed run draw the same numbers, whichever rank
 computes an element: they are a hash of where the element is, not of what

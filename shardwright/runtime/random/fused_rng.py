@@ -1,4 +1,4 @@
-"""Random numbers of torch's own kernels, seeded for one call at a time: `rng="fast"`.
+"""Seeds torch's own random kernels for one call at a time: `rng="fast"`.
 
 The seed is a hash of the run's seed, the step, the operator and where the tile
 lies in the whole tensor. So ranks that hold the same tile draw the same

@@ -1,4 +1,4 @@
-"""Cross entropy of logits whose classes are spread over devices, and are never brought together.
+"""Vocabulary-parallel cross entropy: logits sharded by class are never gathered.
 
 With x the logits, m their maximum and s = Σ exp(x − m), both over all classes,
 the loss of a sample is Σ q (m + log s − x) for a target distribution q times the

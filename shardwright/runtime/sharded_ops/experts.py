@@ -1,4 +1,4 @@
-"""A mixture of which this device holds some experts: rows are sent to theirs, and come back.
+"""Expert-parallel mixture of experts: rows are sent to their experts and back.
 
 No row is dropped, however many choose one expert: devices tell each other how many they will send
 before they do (Hwang et al., "Tutel", MLSys 2023, call that dropless). Along several axes rows

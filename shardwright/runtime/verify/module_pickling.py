@@ -1,4 +1,4 @@
-"""Modules and autograd functions that are kept whole, sent to the processes that `verify` starts.
+"""Pickles opaque modules and autograd functions for the processes that `verify` starts.
 
 A class is sent by name, as pickle does it. Where the other process cannot
 import it, because it lives in a script, that script is loaded as a module, as

@@ -1,4 +1,4 @@
-"""`verify`: a plan on real ranks beside the module itself, in double precision.
+"""`verify`: compares a plan on real ranks with the module itself, in double precision.
 
 The ranks are local processes that torchrun starts. Three sides are compared, dropout included:
 the module run eagerly, its captured graph on one device, and the plan on its ranks. All compute

@@ -1,4 +1,4 @@
-"""What `verify` runs in the place of what differs from one device to many by the user's choice."""
+"""Replaces operators that differ by choice between one and many devices, for `verify`."""
 
 from __future__ import annotations
 

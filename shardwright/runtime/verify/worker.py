@@ -1,4 +1,4 @@
-"""What `verify` runs on every rank; started by torchrun with the folder of the payload."""
+"""The program of every rank of `verify`; torchrun starts it with the payload's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds that one operator keeps a device busy, forward and backward (a roofline).
+"""Seconds of one operator on a device, forward and backward (a roofline).
 
 A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`, where efficiency may
 depend on the kernel's size (Williams, Waterman and Patterson, "Roofline", 2009). A contraction has

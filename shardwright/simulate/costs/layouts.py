@@ -1,4 +1,4 @@
-"""Layouts and local sizes that a tiling of one operator means on a mesh."""
+"""Layouts and local sizes of one operator under a tiling on a mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators as calls at local sizes, and what timings of some say of others.
+"""Operators as calls at local sizes, and estimates of unmeasured calls from measured ones.
 
 A timing holds at the sizes that were measured. At other sizes of the same operator it says how
 far the formula is off, and that is believed there too: else what nobody measured would look

@@ -1,4 +1,4 @@
-"""Memory that the optimizer's update takes beside parameters, gradients and state."""
+"""Memory of the optimizer's update beside parameters, gradients and state."""
 
 from __future__ import annotations
 

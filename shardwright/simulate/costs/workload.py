@@ -1,4 +1,4 @@
-"""What the cost of an operator depends on, as numbers without names."""
+"""Cost inputs of an operator as plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor memory while a program runs: blocks with owners, and the moment when most is held.
+"""Simulated allocator: blocks with owners, and the moment of peak memory.
 
 A block is the storage behind tensors that share memory. It dies when nobody
 owns it any more, as in torch. It belongs to the module whose operator made it, or to

@@ -1,4 +1,4 @@
-"""Memory of redistributions on the ranks: copies, buffers of collectives, what is left at the end.
+"""Memory of redistributions on the ranks: copies, buffers of collectives, results.
 
 It follows `runtime.collectives`: tiles are padded to equal sizes where they are gathered, and put
 in order afterwards where another dimension than the first was cut.

@@ -1,4 +1,4 @@
-"""Copies of parameters that an operator does not keep, but has made again in its backward pass."""
+"""Copies of parameters that an operator drops and its backward pass makes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls of operators do to memory, forward and backward, each watched once (`watch`).
+"""Memory of operator calls, forward and backward, each traced once.
 
 Equal calls are equal, so deep models cost no more than shallow ones. What kernels
 need inside, unseen by torch, is `kernels`' matter.

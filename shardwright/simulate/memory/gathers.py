@@ -1,4 +1,4 @@
-"""Memory of sharded parameters gathered in buckets, one ahead, and of their gradients.
+"""Memory of bucketed parameter all-gathers, prefetched one bucket ahead, and of their gradients.
 
 It follows `runtime.gathering`, step by step.
 """

@@ -1,4 +1,4 @@
-"""Memory of instructions that are no single operator of torch: draws, joint operators, modules.
+"""Memory of instructions beyond torch operators: random draws, joint operators, modules.
 
 It follows the formulas of `runtime.dropout` and `runtime.crossentropy`.
 """

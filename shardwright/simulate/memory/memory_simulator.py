@@ -1,4 +1,4 @@
-"""The memory of a program's passes: every tensor from birth to death, in eager torch's order.
+"""Simulates the memory of a program's passes: every tensor's lifetime in eager torch's order.
 
 Forward, a value lives until its last reader has run or, where autograd saves
 it, until that operator's backward pass. The backward pass goes through the

@@ -1,4 +1,4 @@
-"""Memory of a mixture on a device that holds some of its experts.
+"""Memory of a mixture of experts on a device that holds some of the experts.
 
 Which rows come only the data knows: as many as the busiest device has by the stated skew. It
 follows `runtime.experts`.

@@ -1,4 +1,4 @@
-"""One call of an operator, watched on tensors without data: what it makes, keeps and drops.
+"""Traces one operator call on tensors without data: what it allocates, saves and frees.
 
 It runs under autograd, and every storage is numbered and followed from birth
 to death, forward and backward. Nothing is computed.

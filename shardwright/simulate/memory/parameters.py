@@ -1,4 +1,4 @@
-"""Memory of parameters on their way into the program, and of their gradients on the way back.
+"""Memory of parameters that are loaded into a program, and of their gradients.
 
 It follows `runtime.loading`.
 """

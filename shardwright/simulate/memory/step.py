@@ -1,4 +1,4 @@
-"""The memory of a whole step on a rank: what lasts, the program's walk, the update."""
+"""Memory of a whole step on a rank: persistent tensors, the program, the optimizer's update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a program's walk: a block of memory, and how it is seen."""
+"""Tensors in the memory simulation: a block of memory and a view of it."""
 
 from __future__ import annotations
 

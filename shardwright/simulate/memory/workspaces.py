@@ -1,4 +1,4 @@
-"""Memory that kernels take inside, which no tensor shows: stated per operator, and measured.
+"""Workspace memory inside kernels, stated per operator and measured.
 
 Bytes beside operands, results and gradients, for the CPU kernels of torch 2.13.
 """

@@ -1,4 +1,4 @@
-"""Which transfers of a plan travel together, as the runtime has them.
+"""Groups the transfers of a plan into the buckets that the runtime uses.
 
 Gradients that are only summed share buckets (`program/lower/buckets.py`), and so do copies of
 sharded parameters and their gradients (`program/lower/gathers.py`), of which bf16 and float32 are

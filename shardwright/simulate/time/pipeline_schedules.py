@@ -1,4 +1,4 @@
-"""The passes of a pipeline in the order in which each group of devices makes them.
+"""Pipeline schedules: the order of passes on each group of devices.
 
 Papers: GPipe (arXiv 1811.06965); 1F1B, which is PipeDream-Flush (arXiv 2006.09503); interleaved
 1F1B (Megatron-LM, arXiv 2104.04473, section 2.2); ZB1P and ZB-V (arXiv 2401.10241, sections 3 and

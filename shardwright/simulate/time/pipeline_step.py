@@ -1,4 +1,4 @@
-"""The step of a pipeline as tasks: every group has a track to compute and one to communicate.
+"""The step of a pipeline as tasks on a compute and a communication stream per group.
 
 A group makes the passes of its stages in the order of the schedule, each as soon as what it
 needs has arrived: a value from the stage before, or its gradient from the one behind. What is done

@@ -1,4 +1,4 @@
-"""A planned step as tasks, in the order in which the runtime gives them to a rank's two streams.
+"""A planned step as tasks, in the order in which the runtime issues them to a rank's two streams.
 
 What an operator reads in another layout is brought there right before it, and
 the operator waits; so do gradients on their way back. What parameters need is on its way

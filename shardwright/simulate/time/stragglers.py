@@ -1,4 +1,4 @@
-"""How long ranks wait for the last one, and not for what it sends.
+"""Straggler time: the expected wait for the slowest rank, without the transfer itself.
 
 Ranks that do the same take turns at being late, and whoever waits, waits for the last (Faraj,
 Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008).

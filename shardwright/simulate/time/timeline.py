@@ -1,4 +1,4 @@
-"""When the tasks of a step run: list scheduling on streams.
+"""List scheduling of a step's tasks on streams.
 
 A track is one stream of a group of ranks that do the same. As on a GPU, what is
 put on a track runs in that order; a task starts when the one before it on its

@@ -1,4 +1,4 @@
-"""Sums of many floating-point numbers that are exact and rounded once, many at a time.
+"""Exact, correctly rounded sums of many floating-point numbers, vectorised.
 
 Every number is a whole multiple of one power of two. Its digits go into a few machine words, words
 are summed as whole numbers, and only their total is rounded. The result is that of `math.fsum`.

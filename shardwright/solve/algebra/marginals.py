@@ -1,4 +1,4 @@
-"""What the rest of a problem costs at least beside each entry of each table: (min, +) both ways.
+"""Lower bounds of the rest of a problem beside each table entry: (min, +) messages both ways.
 
 The inside of a table is what its part of the graph costs, from `minplus.forward`; the outside is
 the least that everything else costs, given the table's choices. Their sum, an entry's min-marginal,

@@ -1,4 +1,4 @@
-"""The best assignment under each of many scalar objectives at once: elimination over (min, +).
+"""Solves many scalar objectives at once by elimination over (min, +).
 
 For a weight, `time + weight * memory` is a number, a frontier shrinks to one entry, and eliminating
 a node is a (min, +) product of dense arrays `[objective, K, K]`.

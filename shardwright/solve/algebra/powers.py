@@ -1,4 +1,4 @@
-"""(min, +) powers of a table, and the ways that they stand for.
+"""(min, +) powers of a table and the paths that attain them.
 
 Entry [i, j] of the n-th power is the least sum over n steps from i to j. By repeated squaring that
 takes O(log n) products.

@@ -1,4 +1,4 @@
-"""Frontier algebra within a region: only what may still become a point inside is carried on.
+"""Frontier algebra within a region: points that cannot end inside are dropped.
 
 Paper: the elimination is TensorOpt's (arXiv 2004.10856, see `eliminate.py`); a partial sum is
 dropped once it, with the least that the rest costs under each of several objectives, leaves the

@@ -1,4 +1,4 @@
-"""Where better trade-offs could still lie: below the staircase of those that are known.
+"""The region in which better trade-offs may still lie: below the known staircase.
 
 Paper: none of the four; the search zones of bi-objective optimisation (Klamroth, Lacour and
 Vanderpooten 2015).

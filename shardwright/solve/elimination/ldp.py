@@ -1,4 +1,4 @@
-"""The exact frontier of a chain, by dynamic programming from left to right.
+"""The exact frontier of a chain by dynamic programming from left to right.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), LDP, the linear dynamic program.
 Deviation: none. `best[k]` is the frontier of all prefixes whose last node chooses k; what follows

@@ -1,4 +1,4 @@
-"""Nodes that leave each other hardly any choice become one node, before a problem is solved.
+"""Merges nodes that leave each other few choices before a problem is solved.
 
 Operators that read the same value agree on its layout, and of all pairs of their choices few are
 allowed: of the operators of a batch norm, one for each choice of either. Eliminating either of them

@@ -1,4 +1,4 @@
-"""Choices for nodes that are too entangled to eliminate.
+"""Enumerates choices of nodes that are too entangled to eliminate.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), heuristic elimination.
 Deviation: FT fixes a choice once; here it is improved by coordinate descent: everything else is

@@ -1,4 +1,4 @@
-"""Prices of many assignments at once, and the best among them.
+"""Prices many assignments at once and selects the best.
 
 It agrees with `problem.price` to the last bit: both sum exactly and round once.
 Oracle: `problem.price`.

@@ -1,4 +1,4 @@
-"""The search problem: nodes with choices, edges between them, and what an assignment costs.
+"""The search problem: nodes with choices, edges between them, and costs of assignments.
 
 It must not know where the numbers come from: time is seconds, memory is bytes, both add up over
 nodes and edges.

@@ -1,4 +1,4 @@
-"""Pieces of a problem that may be paid for in one of two ways, each piece as a whole.
+"""Segments of a problem that have one of two costs each, kept or recomputed as a whole.
 
 A piece is there twice, once with the costs of either way, and in one of the two every node is
 absent: a choice more, free of charge. A switch for each piece says in which. That keeps nodes and

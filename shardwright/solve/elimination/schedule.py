@@ -1,4 +1,4 @@
-"""The order in which a graph is eliminated, as a program that each semiring can run.
+"""The elimination order of a graph, as a program that each semiring runs.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), node, edge and branch elimination; in general bucket
 elimination (Dechter 1999). Eliminating a node joins all tables that mention it and takes the best

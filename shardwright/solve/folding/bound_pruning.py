@@ -1,4 +1,4 @@
-"""Choices of hubs that are not worth it, left out before a problem is solved.
+"""Prunes choices of shared inputs by bounds before a problem is solved.
 
 Every layer of a decoder reads a mask, and the output of an encoder. Tables over both and over what
 enters and leaves a layer are nearly all the work, although at any one weight only one or two

@@ -1,4 +1,4 @@
-"""A search problem with repeats: a piece of it is there many times in a row.
+"""A folded search problem: a segment that repeats many times in a row.
 
 Paper: TAPAS (arXiv 2302.00247), folding.
 Deviation: the copies are not forced to be equal. Every copy has choices of its own.

@@ -1,4 +1,4 @@
-"""What a problem costs at least for each choice of a hub, which every copy of a run reads.
+"""Lower bounds of a problem for each choice of a node that every copy of a repeat reads.
 
 All other hubs are free to be something else for each that reads them. So no table is over two
 hubs. What is left out costs nothing: each value is a lower bound.

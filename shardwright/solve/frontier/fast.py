@@ -1,4 +1,4 @@
-"""The frontier of a large problem, in seconds, with a certificate of how far it may be off.
+"""The frontier of a large problem, in seconds, with a certified gap.
 
 Paper: the questions are TensorOpt's (arXiv 2004.10856); the answer is a sweep over weights for the
 supported points (`sweep.py`), then mixtures in the gaps between them (`fill.py`), single changes

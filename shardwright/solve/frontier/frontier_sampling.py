@@ -1,4 +1,4 @@
-"""Which of many candidates a user is shown: the frontier, without near-duplicates."""
+"""Selects frontier points to show, without near-duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignments between two supported points of the frontier, which no weight can find.
+"""Finds assignments between supported points of the frontier, which no weighted sum can find.
 
 Paper: none of the four. Two ways, each a set of walks whose every step is a candidate:
 * mix two neighbours on the hull where they differ: first whole connected components of the

@@ -1,4 +1,4 @@
-"""Gaps of the frontier finished exactly, up to a tolerance, as far as a budget reaches.
+"""Solves gaps of the frontier exactly, up to a tolerance, within a budget.
 
 Where few large decisions are to be taken, wide gaps lie between supported points, and what is
 optimal there no weight finds and no mixture hits. In such a gap, from the weight at which its ends

@@ -1,4 +1,4 @@
-"""A frontier extended by single changes: whatever one changed node makes better or new is added.
+"""Extends a frontier by changes of single nodes.
 
 Paper: none of the four; Pareto local search (Paquete, Chiarandini and Stützle 2004).
 Deviation: all changes of a point are priced at once, points are taken evenly from the frontier, and

@@ -1,4 +1,4 @@
-"""What it costs to change one node of an assignment, for every node and every choice at once.
+"""Costs of changing one node of an assignment, for every node and choice at once.
 
 Paper: none of the four; the neighbourhood of a local search.
 Complexity: O(terms · K). Oracle: `problem.price`.

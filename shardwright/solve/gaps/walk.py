@@ -1,4 +1,4 @@
-"""Walks from one assignment to another that turn nodes one group at a time, priced all at once.
+"""Walks between assignments that change one group of nodes at a time, priced all at once.
 
 Paper: none of the four. A term of the price joins two nodes, so on a walk it changes at most twice:
 when its first node turns and when its second does. Prices of all n steps are a running sum.

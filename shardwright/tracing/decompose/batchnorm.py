@@ -1,4 +1,4 @@
-"""Batch norm as sums over the batch and a normalisation, so that splitting the batch is exact.
+"""Decomposes batch norm into sums over the batch and a normalisation, which split exactly.
 
 The sums are one operator's, and so is what they are read for: whoever splits the batch brings them
 together once in each pass (ADR 0063). The number of samples is a constant of the graph.

@@ -1,4 +1,4 @@
-"""What a call does to a model's buffers: made updates of the graph, or an error with its line.
+"""Turns buffer mutations of a traced call into graph updates, or raises with the line.
 
 A graph has the buffers that the model has before the call, each of one shape
 and dtype. Anything else could not be done again by the next step, nor on tiles.

@@ -1,4 +1,4 @@
-"""Decomposition operator by operator: equal calls are decomposed once, however deep the model.
+"""Decomposes operator by operator and caches equal calls, so that depth costs little.
 
 `ExportedProgram.run_decompositions` traces the whole program twice more. Where
 no operator writes to its operands, each can be decomposed on its own, so one

@@ -1,4 +1,4 @@
-"""One form for what is traced differently on every kind of device.
+"""Rewrites what is traced differently on different device types into one form.
 
 A fused attention kernel lays its result out so that bringing the heads back
 beside each other costs nothing; where there is none, as on the meta device,

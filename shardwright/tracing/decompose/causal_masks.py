@@ -1,4 +1,4 @@
-"""Attention masks that are just causal, found out by computing them.
+"""Recognises causal attention masks by computing them.
 
 While a model is traced, Hugging Face builds its causal mask as a tensor,
 though it would pass `is_causal` otherwise; without a cache it even compares the documents

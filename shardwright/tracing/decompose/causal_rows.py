@@ -1,4 +1,4 @@
-"""Causal attention of part of the queries: each sees the keys up to its own place in the whole.
+"""Causal attention for a slice of the queries, each of which sees keys up to its global position.
 
 The flag `is_causal` counts queries and keys from zero, so it is right for the first
 part only. Importing this file makes `torch.ops.shardwright.causal_rows` known.

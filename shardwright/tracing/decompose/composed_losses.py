@@ -1,4 +1,4 @@
-"""Losses that are a mean or a sum of terms, as the sum of their terms and a count.
+"""Decomposes mean and summed losses into the sum of their terms and a count.
 
 One operator that returns the mean is computed whole by every device: a mean of the means of uneven
 tiles is another number. The operator that returns the terms gets its rule by experiment.

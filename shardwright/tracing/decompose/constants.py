@@ -1,4 +1,4 @@
-"""Constant tensors of an exported program: every copy of what reads one has one of its own."""
+"""Gives every operator that reads a constant tensor of an exported program its own copy of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators rewritten before planning, so that splitting what is left is exact.
+"""Rewrites operators before planning so that splitting the remaining ones is exact.
 
 A mean over a split batch is not the mean of means when tiles differ in size or
 in how many labels they mask. Means become sums, divided by a count that is

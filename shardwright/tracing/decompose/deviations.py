@@ -1,4 +1,4 @@
-"""Variances, standard deviations and vector norms (p 1 and 2), made of sums; `aminmax` of two.
+"""Decomposes variances, standard deviations and vector norms (p = 1 and 2) into sums.
 
 An operator that reduces everything keeps everything whole; a sum can be split. Reductions over some
 dimensions stay torch's, as the others can be split. Only float32 and float64: torch accumulates

@@ -1,4 +1,4 @@
-"""A mixture of experts as one operator: tokens, their experts and scores, and the experts' weights.
+"""A mixture of experts as one operator of tokens, routing and expert weights.
 
 Which rows go to which expert only the data knows. Sorted by expert, tokens and experts mix, and
 neither can be split; seen as one operator, each token is a row of its own and each

@@ -1,4 +1,4 @@
-"""Batch norm whose statistics are of the part of the batch at hand: `batch_norm="local"`.
+"""Batch norm with statistics of the local part of the batch: `batch_norm="local"`.
 
 One operator, so that a rank computes it on its tile as it stands and nothing is
 reduced. Only the statistics for the running buffers leave the rank: each part

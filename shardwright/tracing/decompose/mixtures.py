@@ -1,4 +1,4 @@
-"""Mixtures of experts found in a graph, and made one operator each.
+"""Finds mixtures of experts in a graph and replaces each by one operator.
 
 Hugging Face writes them as rows sorted by expert between two grouped products. What
 is found here is that form alone, every operator of it checked and read by nobody else;

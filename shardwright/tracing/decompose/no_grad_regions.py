@@ -1,4 +1,4 @@
-"""Regions of `torch.no_grad` in an exported program, put in line so that no gradient passes them.
+"""Inlines `torch.no_grad` regions of an exported program, with no gradient passing through.
 
 Export keeps such a region as a graph of its own, under a higher-order operator.
 Decomposing the program would put its operators in line and forget that they

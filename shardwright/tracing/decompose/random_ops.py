@@ -1,4 +1,4 @@
-"""Random operators, all made of one: uniform numbers that depend on where an element is.
+"""Rewrites random operators as uniform numbers that depend on the element's index.
 
 What a model draws must not depend on the plan, so every draw becomes
 `shardwright.uniform` and arithmetic. Dropout has an operator of its own.

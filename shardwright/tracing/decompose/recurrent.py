@@ -1,4 +1,4 @@
-"""Recurrent layers with dropout between them, taken apart so that the dropout can be seen.
+"""Decomposes recurrent layers with dropout between them, so that the dropout is visible.
 
 What torch runs as one operator would draw its own random numbers inside. Layers
 without dropout stay together.

@@ -1,4 +1,4 @@
-"""One call of a block: what it was given, what it did, what it returned."""
+"""Records one call of a repeated block: its arguments, its operators, its results."""
 
 from __future__ import annotations
 

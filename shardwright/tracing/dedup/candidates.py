@@ -1,4 +1,4 @@
-"""Which modules of a model look as if they repeat; whether they do, only their calls can tell."""
+"""Proposes repeated modules by class and parameter shapes; their traced calls confirm it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of blocks that repeat, put in line: copies of what the first of them was traced to."""
+"""Inserts copies of a block's trace for the other calls of the same block."""
 
 from __future__ import annotations
 

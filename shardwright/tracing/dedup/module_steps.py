@@ -1,4 +1,4 @@
-"""What the code of a module does in one call, as `torch` functions see it.
+"""Records the `torch` functions that a module's code calls.
 
 Two calls with equal steps are traced to equal graphs: tracing sees nothing of
 the code but the functions of torch that it calls, in their order, what they

@@ -1,4 +1,4 @@
-"""Modules that repeat, traced once.
+"""Traces repeated modules once.
 
 Most of a deep model is one block over and over, and tracing is most of a
 capture. The first call of a block is traced in line, and its steps are noted. A

@@ -1,4 +1,4 @@
-"""Keeps tensors of a rehearsal out of the trace, into which a cache could carry them."""
+"""Keeps tensors of a rehearsal call out of the trace, into which caches could carry them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs whose every operator has a rule, as far as one can be found.
+"""Adds rules found by experiment to a graph's operators that have none.
 
 Where no rule is written the user may have stated one; else the operator is run
 to find one out. Findings are kept in memory and, for torch's own operators, on

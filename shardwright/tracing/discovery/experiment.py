@@ -1,4 +1,4 @@
-"""The rule of an operator, found out by running it: on a whole, and on two tiles of it.
+"""Derives the rule of an operator by running it on a whole input and on two tiles of it.
 
 EasyDist's idea (ShardCombine): where the tiles' results put together, by concatenation or by sum,
 give the whole's result, that split is a factor of the operator. Gradients are compared too. Sizes

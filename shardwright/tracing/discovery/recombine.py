@@ -1,4 +1,4 @@
-"""What results of two tiles make when they are put together, compared with a whole's result."""
+"""Recombines the results of two tiles and compares them with the result of the whole."""
 
 from __future__ import annotations
 

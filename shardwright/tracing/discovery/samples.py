@@ -1,4 +1,4 @@
-"""Operands for the experiments of `experiment`: values that tell operators apart.
+"""Sample operands for the experiments: values that distinguish operators.
 
 A sample says from which family the values of each type of operand are drawn. A rule has to hold
 for all samples, since what an operator does may depend on its data: a mask that is all false, an

@@ -1,4 +1,4 @@
-"""One call of an operator in an experiment: its samples, its tiles, and what they make."""
+"""One call of an operator in an experiment: its samples, its tiles and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of torch that tracing cannot follow, computed by their formulas.
+"""Formulas for functions of torch that tracing cannot follow.
 
 `torch.cov` warns where there are too few observations, and `gaussian_nll_loss` raises for a
 negative variance: decisions on a value, which no graph can take. Where torch would raise the

@@ -1,4 +1,4 @@
-"""Operators that torch has none for, registered with `torch.library`.
+"""Registers the operators that torch lacks, with `torch.library`.
 
 Batch statistics are sums, which may be split, and a normalisation, which is
 elementwise: ordinary redistribution of partial sums then makes what others

@@ -1,4 +1,4 @@
-"""Look-ups in part of a table: each device looks up the rows that it holds, the rest is zero.
+"""Embedding look-ups in a part of the table: rows held elsewhere give zero.
 
 Importing this file makes `torch.ops.shardwright.embedding_tile` and `embedding_bags` known.
 """

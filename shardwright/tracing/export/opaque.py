@@ -1,4 +1,4 @@
-"""Sub-modules that export cannot follow, kept whole: one operator in the graph, run as they are.
+"""Keeps sub-modules that export cannot follow as one operator each, which runs the module itself.
 
 The operator's operands are the sub-module's parameters and buffers, which stay
 those of the model, and the tensors it is called with; its results are the

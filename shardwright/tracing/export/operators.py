@@ -1,4 +1,4 @@
-"""Operators of a graph called for real: names and arguments become torch's."""
+"""Calls the operators of a graph: resolves their names and arguments to torch's."""
 
 from __future__ import annotations
 

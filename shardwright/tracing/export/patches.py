@@ -1,4 +1,4 @@
-"""Changes to torch that hold for as long as a model is being captured, by whichever threads."""
+"""Patches torch while a model is captured, in all threads."""
 
 from __future__ import annotations
 

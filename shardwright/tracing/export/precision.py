@@ -1,4 +1,4 @@
-"""Capture of a model as it computes in bfloat16, though its parameters are float32.
+"""Captures a model as it computes in bfloat16 although its parameters are float32.
 
 While the model is looked at, stand-ins of the narrow dtype take the places of its
 parameters. Batch norms keep theirs, as torch's kernels want them in the

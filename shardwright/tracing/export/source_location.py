@@ -1,4 +1,4 @@
-"""Where a node of an exported program comes from, and errors that say so."""
+"""Source locations of the nodes of an exported program, and errors that name them."""
 
 from __future__ import annotations
 

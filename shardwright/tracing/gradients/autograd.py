@@ -1,4 +1,4 @@
-"""What autograd makes of each operator: which results need gradients, what is kept for them.
+"""Autograd facts of each operator: which results need gradients and what is saved for them.
 
 Each operator is run alone on meta tensors: nothing is computed and nothing is
 allocated. Equal calls are run once, so deep models cost no more than shallow

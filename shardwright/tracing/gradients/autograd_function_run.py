@@ -1,4 +1,4 @@
-"""One call of an autograd function, run aside to find out what it returns and what else it does."""
+"""Runs one call of an autograd function to find its results and side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of `torch.autograd.Function`, each kept as one operator with its own backward.
+"""Captures calls of `torch.autograd.Function`, each as one operator with its own backward.
 
 Tracing sees what the forward of such a function computes, and autograd would
 differentiate that. While a model is traced, its calls are intercepted and become

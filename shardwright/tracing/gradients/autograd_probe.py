@@ -1,4 +1,4 @@
-"""What autograd makes of the operators of a program; equal calls are looked at once."""
+"""Observes autograd on the operators of a program; equal calls are observed once."""
 
 from __future__ import annotations
 

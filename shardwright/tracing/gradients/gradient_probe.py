@@ -1,4 +1,4 @@
-"""Compares the gradients of a captured graph with those of the module, where something is suspect.
+"""Compares gradients of the captured graph with those of the module, where something is suspect.
 
 Code that traces a model reports with `suspect` what tracing may not see through:
 an autograd function, a hook, a tensor that is detached. Without a suspicion

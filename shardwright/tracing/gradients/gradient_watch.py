@@ -1,4 +1,4 @@
-"""Watches a traced call for what changes gradients and leaves no operator in the graph.
+"""Detects what changes gradients in a traced call and leaves no operator in the graph.
 
 Tracing sees values. Hooks on tensors, switches of `requires_grad`, changes in place that
 autograd does not record, and leaves from outside that want a gradient are seen here, as

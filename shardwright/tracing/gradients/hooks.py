@@ -1,4 +1,4 @@
-"""Hooks that a call of a model would run and a captured graph would not.
+"""Finds hooks that a call of a model runs and a captured graph would not.
 
 Forward hooks of modules run while the model is traced, so the graph has what they compute. A
 backward hook of a module runs in the backward pass: a module that has one is kept whole, or

@@ -1,4 +1,4 @@
-"""One checkpoint at a time, written while training goes on.
+"""Writes one checkpoint at a time while training continues.
 
 What is saved is copied to the host first; the copy is written by
 `torch.distributed.checkpoint.async_save`, in a thread and on a gloo group of its

@@ -1,4 +1,4 @@
-"""Save and resume a run, on any number of devices and under any plan.
+"""Saves and resumes a run, on any number of devices and under any plan.
 
 Tensors are written by `torch.distributed.checkpoint`, each rank its own part;
 the rest is one JSON record. How a checkpoint becomes complete is the folder's matter.

@@ -1,4 +1,4 @@
-"""A model's weights as one safetensors file with the model's own keys, and back.
+"""Writes and reads a model's weights as one safetensors file with the model's keys.
 
 What is written is what `model.state_dict()` would hold: whole tensors in the
 module's own shapes. A Hugging Face model's folder gets its configuration too,

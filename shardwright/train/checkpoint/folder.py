@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which are complete, which is the latest, which may go.
+"""A folder of checkpoints: completeness, the latest one, and retention.
 
 A checkpoint is written into a folder aside, `step-….partial`, and gets its name
 by a rename when all of it is there. So a name without the ending is a promise,

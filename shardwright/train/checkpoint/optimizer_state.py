@@ -1,4 +1,4 @@
-"""An optimizer's state under its parameters' names, which no plan and no order changes.
+"""Optimizer state by parameter name, independent of plan and order.
 
 `torch.distributed.checkpoint.state_dict` makes state for parameters that have
 none yet by a step without gradients; a parameter that gets its first gradient

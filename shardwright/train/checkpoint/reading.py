@@ -1,4 +1,4 @@
-"""Reading `torch.distributed.checkpoint` files that anyone may have written runs no code of theirs.
+"""Reads `torch.distributed.checkpoint` files without running code from them.
 
 torch reads the tensors of a checkpoint with `weights_only`, but its index with
 plain pickle, and what is no tensor with plain pickle too. Here the index may

@@ -1,4 +1,4 @@
-"""When a run saves, and what becomes of a checkpoint that could not be written."""
+"""Decides when a run saves, and handles checkpoints that could not be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything a training run is at one step: what a checkpoint holds, and how it is put back."""
+"""The state of a training run at one step, and its restoration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches without end, from data that starts anew when it ends, and the place where one is in them.
+"""An endless stream of batches with a position that can be saved.
 
 A place is the pass over the data and how many batches of it were taken. Who
 goes on from a place starts the pass again, from the random numbers that it

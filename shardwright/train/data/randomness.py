@@ -1,4 +1,4 @@
-"""The random number generators of this process that a job's data may draw from."""
+"""Saves and restores the random number generators that a job's data may use."""
 
 from __future__ import annotations
 

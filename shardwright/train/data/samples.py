@@ -1,4 +1,4 @@
-"""Global batches of a Dataset: every sample once in a pass, whoever reads it.
+"""Batches of a Dataset: every sample once per epoch, whichever rank reads it.
 
 However often the run was interrupted, and on however many ranks it went on.
 """

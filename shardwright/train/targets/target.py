@@ -1,4 +1,4 @@
-"""TARGET of the command line: a function in a file that returns a `Job`, or a Hugging Face config.
+"""Resolves the command line's TARGET: a function in a file, or a Hugging Face config.
 
 Loading `file.py:function` runs that file, as Python would; loading a
 `config.json` runs no code of its author.
