@@ -10,7 +10,7 @@ from torch import nn
 from shardwright.ir.constraints import Constraint
 from shardwright.ir.frontier import Frontier, parse_limit
 from shardwright.ir.graph import Graph
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.ir.optimizers import known_optimizer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine, machine_of
@@ -68,7 +68,7 @@ def capture(
     graph can express.
     """
     check_loss(loss)
-    found = capture_with_rules(model, args, kwargs, Habits(rng, batch_norm, precision))
+    found = capture_with_rules(model, args, kwargs, Numerics(rng, batch_norm, precision))
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
     return found.graph

@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import shardwright as sw
 from benchmarks import record
 from examples.bytes_gpt import source_code
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -111,7 +111,7 @@ def leg(folder: str, text: str, dtype: str, until: int) -> tuple[list[float], in
     """
     work, plan = job(dtype, until), sw.Plan.from_json(text)
     seed_all(work.seed)
-    module = ManyShapes(work.model(), plan, [], seed=work.seed)
+    module = ShapeVariants(work.model(), plan, [], seed=work.seed)
     seed_all(work.seed)
     run, checkpoints = start(module, work), Checkpoints(f"{folder}/runs", plan)
     checkpoints.resume(run)

@@ -29,7 +29,7 @@ from benchmarks import record
 from benchmarks.hosts import Cluster, HostError, HostsUnavailableError, Link, hosts
 from benchmarks.hosts.network import DEVICE, address
 from shardwright.ir.plan import Plan
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.checkpoint import PLAN
 from shardwright.train.checkpoint.folder import CheckpointFolder
 from shardwright.train.data.randomness import seed_all
@@ -185,7 +185,7 @@ def prepared(folder: Path, steps: int) -> list[float]:
         named = {plan.name: plan for plan in frontier.baselines} | {"data parallel": frontier[0]}
         named[name].save(folder / "plans" / f"{devices}.json")
     seed_all(job.seed)
-    module = ManyShapes(job.model(), Plan.load(folder / "plans/1.json"), [], seed=job.seed)
+    module = ShapeVariants(job.model(), Plan.load(folder / "plans/1.json"), [], seed=job.seed)
     found: list[float] = []
 
     def keep(one: Any) -> None:

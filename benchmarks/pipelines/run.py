@@ -28,8 +28,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.mesh_loop import Rounds
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.hot_ops import dominating
 from shardwright.profile.local_ranks import silent
 from shardwright.profile.op_timings import with_timings
@@ -53,7 +53,7 @@ def plans_of(graph: Graph, machine: Machine) -> list[Plan]:
     """The fastest pipeline under each schedule; nothing is recomputed."""
     found = []
     for schedule, each in SCHEDULES:
-        rounds = Rounds(Sources(graph, recompute=False), machine, "adamw", False)
+        rounds = MeshLoop(SpaceFactory(graph, recompute=False), machine, "adamw", False)
         mesh = Mesh.parse("dp=1")
         rounds.pipe(
             mesh, GROUPS, MICRO_BATCHES, float("inf"), compare=False, schedule=schedule, each=each

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
 from benchmarks.efficiency.strategies import data_parallel, fully_sharded
-from shardwright.runtime.train_module import SteppingModule
+from shardwright.runtime.train_module import TrainModule
 
 ALLOWANCE = 12 * 2**20  # fragments of the heap
 OURS = "ours"
@@ -118,7 +118,7 @@ def _train(task: Task, told: Path) -> None:
 
 
 def _step(trained: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    if isinstance(trained, SteppingModule):
+    if isinstance(trained, TrainModule):
         trained.train_step(optimizer, batch)
         return
     optimizer.zero_grad(set_to_none=True)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.ir.layout import Bytes
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 
 ITEM_BYTES = {
     "float64": 8,
@@ -209,7 +209,7 @@ class Graph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
     note: str = ""
-    habits: Habits = EXACT
+    habits: Numerics = EXACT
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -366,7 +366,7 @@ def from_json(text: str) -> Graph:
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, value) for key, value in data["constants"]),
         note=data["note"],
-        habits=Habits(**data["habits"]),
+        habits=Numerics(**data["habits"]),
     )
 
 

@@ -30,12 +30,12 @@ CHOICES = {
 }
 
 
-class HabitError(ValueError):
+class NumericsError(ValueError):
     """A choice that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class Numerics:
     """How random numbers are drawn, what batch norms see, and in what precision is computed.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
@@ -45,7 +45,7 @@ class Habits:
     * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
       casts of the parameters, which stay float32 (`ir/mixed_precision.py`).
 
-    Raises `HabitError` for a word that is not known.
+    Raises `NumericsError` for a word that is not known.
     """
 
     rng: str = "exact"
@@ -56,7 +56,7 @@ class Habits:
         for name, words in CHOICES.items():
             if (given := getattr(self, name)) not in words:
                 known = " or ".join(f"{name}={word!r}" for word in words)
-                raise HabitError(f"{name}={given!r} is not known; write {known}")
+                raise NumericsError(f"{name}={given!r} is not known; write {known}")
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Each choice that is not the exact one, and what follows from it."""
@@ -70,4 +70,4 @@ class Habits:
         return " ".join(words)  # part of fingerprints: plans made before there was a precision run
 
 
-EXACT = Habits()
+EXACT = Numerics()

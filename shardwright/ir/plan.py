@@ -16,7 +16,7 @@ from shardwright.ir.atomic_io import FileSizeError, read_within, write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.plan_notes import Remark
 
@@ -163,7 +163,7 @@ class Plan:
     expert_skew: float = 0.0
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
-    habits: Habits = EXACT
+    habits: Numerics = EXACT
     rivals: tuple[Rival, ...] = ()
     memory: Memory | None = None  # what `peak_bytes` is made of; None where it was not settled
 

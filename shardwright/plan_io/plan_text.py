@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.memory import PARTS, Memory, Share
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,
@@ -185,7 +185,9 @@ def _read(data: dict[str, Any]) -> Plan:
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
         contention=_number(data.get("contention", 1.0)),
         expert_skew=_number(data.get("expert_skew", 0.0)),
-        habits=Habits(**{f.name: _is(data[f.name], str) for f in fields(Habits) if f.name in data}),
+        habits=Numerics(
+            **{f.name: _is(data[f.name], str) for f in fields(Numerics) if f.name in data}
+        ),
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(
             Remark(

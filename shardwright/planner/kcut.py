@@ -29,7 +29,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, MOST_AXES, digit
 from shardwright.planner.tables.model import CostModel
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.planner.tables.soybean import Communication
 from shardwright.rules.analysis import analyze
@@ -122,7 +122,9 @@ class Cutter:
         space = self.space(cuts, measure=Communication(cuts.mesh))
         return PriceList.of(space.folded).point((0,) * len(space.problem.nodes)).time
 
-    def space(self, cuts: Cuts, mesh: Mesh | None = None, measure: Measure | None = None) -> Space:
+    def space(
+        self, cuts: Cuts, mesh: Mesh | None = None, measure: Objective | None = None
+    ) -> Space:
         """The space on `mesh`, by default that of `cuts`, which has decided along its first axes.
 
         It is measured in seconds, or by `measure`.

@@ -12,8 +12,8 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.machine.model import Machine
 from shardwright.planner.kcut import Cuts, Cutter
-from shardwright.planner.plans.memory_refinement import Memories
-from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space.repeats import Short
 from shardwright.solve.elimination.pricing import PriceList
 
@@ -44,12 +44,12 @@ def kcut_frontier(
 
     cuts = cutter.cut(mesh, progress=tell)
     space = cutter.space(cuts)
-    writer = PlanWriter(space, graph, Short(graph, (), (), {}, {}), optimizer)
+    writer = PlanBuilder(space, graph, Short(graph, (), (), {}, {}), optimizer)
     point = PriceList.of(space.folded).point((0,) * len(space.problem.nodes))
     (peak,) = writer.peaks([point])
     other = joint()
     plan = writer.plan(point, peak, other.bound(peak), NAME, _notes(cuts, graph))
-    plan = Memories(graph, machine, optimizer).settled(plan)
+    plan = MemoryRefinement(graph, machine, optimizer).settled(plan)
     if progress:
         progress("done", 1.0)
     return replace(other, plans=(plan,), least=None, search_seconds=time.perf_counter() - start)

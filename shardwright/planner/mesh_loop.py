@@ -22,11 +22,11 @@ from shardwright.planner.baselines import baselines
 from shardwright.planner.permitted import broken
 from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
-from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
@@ -57,7 +57,7 @@ class Candidate:
 
     point: Point
     peak: Bytes
-    writer: PlanWriter
+    writer: PlanBuilder
     name: str
     notes: tuple[str, ...]
     broken: tuple[Constraint, ...] = ()
@@ -120,14 +120,14 @@ NOTHING = Gain(0, math.inf)
 
 
 @dataclass
-class Rounds:
+class MeshLoop:
     """What the rounds so far have found.
 
     `exact` as in `search`; `refused` says why meshes were left out, `notes` are
     on all plans.
     """
 
-    sources: Sources
+    sources: SpaceFactory
     machine: Machine
     optimizer: str
     exact: bool
@@ -280,18 +280,23 @@ class Rounds:
         self.refused.append(str(error))
 
     def compare(
-        self, sources: Sources, mesh: Mesh, count: int, wanted: Sequence[Constraint], marks: Marks
+        self,
+        sources: SpaceFactory,
+        mesh: Mesh,
+        count: int,
+        wanted: Sequence[Constraint],
+        marks: Marks,
     ) -> None:
         """Add the well-known plans of one mesh, made from `sources` without constraints."""
         self.known += _baselines(self.writer(sources, mesh, count), wanted, marks)
 
     def writer(
-        self, sources: Sources, mesh: Mesh, count: int, *, staged: bool = False
-    ) -> PlanWriter:
+        self, sources: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
+    ) -> PlanBuilder:
         """What writes the plans of one mesh, or of a group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         space, short = sources.space(machine, mesh, self.optimizer, count)
-        return PlanWriter(space, sources.graph, short, self.optimizer)
+        return PlanBuilder(space, sources.graph, short, self.optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
@@ -310,7 +315,7 @@ class Rounds:
 
 
 def _baselines(
-    writer: PlanWriter, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
+    writer: PlanBuilder, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
 ) -> Iterator[Candidate]:
     """The well-known plans of the writer's space, with the constraints that they break."""
     space = writer.space

@@ -19,16 +19,16 @@ from shardwright.machine.model import Machine, machine_of
 from shardwright.planner.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut_plan import kcut_frontier
-from shardwright.planner.mesh_loop import RESOLUTION, Candidate, Rounds
+from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
-from shardwright.planner.pipeline.pipeline_search import Piping
-from shardwright.planner.plans.memory_refinement import Memories
-from shardwright.planner.plans.off_frontier import Overtaken
+from shardwright.planner.pipeline.pipeline_search import PipelineSearch
+from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.program.lower.pipeline import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import thin
@@ -114,7 +114,7 @@ def search(
         )
         found = kcut_frontier(graph, machine, optimizer, mesh, ends, progress)
         return replace(found, device_bytes=machine.device.usable_bytes)
-    sources = Sources(graph, Marks.on(graph, asked.wanted), recompute=recompute)
+    sources = SpaceFactory(graph, Marks.on(graph, asked.wanted), recompute=recompute)
     end = time.perf_counter() + seconds
 
     def run(counts: Sequence[int] | None) -> Frontier:
@@ -126,7 +126,7 @@ def search(
 
 
 def _search(
-    sources: Sources,
+    sources: SpaceFactory,
     machine: Machine,
     optimizer: str,
     exact: bool,
@@ -146,14 +146,16 @@ def _search(
         if 1 not in groups:
             raise PipelineError(reason)
         several, impossible = (), (*impossible, reason)
-    rounds = Rounds(sources, machine, optimizer, exact, impossible)
+    rounds = MeshLoop(sources, machine, optimizer, exact, impossible)
     share = _SHARE if several else 1.0  # of the bar
     if 1 in groups:
         part = _part(tell, 0.0, share)
         while_useful = micro_batches is None
         _search_meshes(rounds, asked.chosen, counts, while_useful, not wanted, end, part)
     part = _part(tell, share, 1.0)
-    piping = Piping(rounds, wanted, micro_batches, asked.every, asked.allow_async, end, part)
+    piping = PipelineSearch(
+        rounds, wanted, micro_batches, asked.every, asked.allow_async, end, part
+    )
     piping.search(several)
     if not rounds.found:
         refuse(rounds.refused, machine.devices)
@@ -162,7 +164,7 @@ def _search(
             " ask for fewer stages"
         )
     if wanted:
-        free = Sources(sources.graph, recompute=False)
+        free = SpaceFactory(sources.graph, recompute=False)
         known = (*(asked.meshes or meshes_of(machine.devices)), *asked.chosen)
         for mesh in dict.fromkeys(known):
             rounds.compare(free, mesh, counts[0], wanted, sources.marks)
@@ -171,7 +173,7 @@ def _search(
 
 
 def _search_meshes(
-    rounds: Rounds,
+    rounds: MeshLoop,
     meshes: Sequence[Mesh],
     counts: Sequence[int],
     while_useful: bool,
@@ -206,7 +208,7 @@ def _silent(_what: str, _done: float) -> None:
     """Nobody wants to know."""
 
 
-def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> Frontier:
+def _frontier_of(rounds: MeshLoop, wanted: Sequence[Constraint], start: float) -> Frontier:
     """The plans worth showing; they are written when they are looked at."""
 
     def write(candidate: Candidate) -> Plan:
@@ -218,7 +220,7 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
     shown = _first_of_each(rounds.known)
     plans, yardsticks = _plans(kept, write), _plans(shown, write)
     sources = rounds.sources
-    memories = Memories(sources.graph, rounds.machine, rounds.optimizer, sources.analysis)
+    memories = MemoryRefinement(sources.graph, rounds.machine, rounds.optimizer, sources.analysis)
     if rounds.machine.settles:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
@@ -235,7 +237,7 @@ def _frontier_of(rounds: Rounds, wanted: Sequence[Constraint], start: float) -> 
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
         settle=memories.settled,
         least=lambda place: kept[place].least,
-        overtaken=Overtaken(every, write, memories.settled).faster,
+        overtaken=OffFrontierPlans(every, write, memories.settled).faster,
         device_bytes=rounds.machine.device.usable_bytes,
         hints=rounds.notes,
     )

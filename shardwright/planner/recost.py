@@ -15,7 +15,7 @@ from shardwright.ir.layout import Layout, Partial, fits
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBook
-from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space.repeats import Short
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import digit, encode
@@ -61,7 +61,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     )
     space = make_space(model, None if any(decisions.pieces.values()) else ())
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
-    writer = PlanWriter(space, graph, Short(graph, (), (), {}, {}), optimizer)
+    writer = PlanBuilder(space, graph, Short(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
     return found.settled(writer.plan(point, peak, found.bound(peak), plan.name, plan.notes))
 

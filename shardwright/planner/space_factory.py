@@ -27,7 +27,7 @@ _MOST_RUN = (
 )  # of these in the table of one run, before there is any recomputation
 
 
-class Sources:
+class SpaceFactory:
     """The graph, shortened where it repeats, and whole where a space does not follow.
 
     Copies that `marks` distinguish are no repeats.

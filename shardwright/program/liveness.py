@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 
 @final
-class Lives:
+class Liveness:
     """Where each value that can cross a cut is born and last read, as operator indices.
 
     With `copies` every stage has the parameters that it reads; else what their one stage has of

@@ -20,12 +20,12 @@ from torch.fx.passes.split_module import split_module
 from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.runtime.comm.deferred_scalar_reduce import Awaited, is_under_way
 from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure
-from shardwright.runtime.parameters.reshard_after_forward import Regathering
+from shardwright.runtime.parameters.reshard_after_forward import ReshardAfterForward
 from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.tracing.export.operators import OVERLOAD, operator_of
 
 FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first
-_EAGER = (Loading, Reduction, Departure, Arrival, Regathering, Awaited)
+_EAGER = (Loading, Reduction, Departure, Arrival, ReshardAfterForward, Awaited)
 
 
 def compiled(program: fx.GraphModule) -> fx.GraphModule:

@@ -29,9 +29,14 @@ from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.comm.p2p_group import Group
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
-from shardwright.runtime.opaque_module import OwnFunction, WholeModule
+from shardwright.runtime.opaque_module import OpaqueModule, OwnFunction
 from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure, Remade
-from shardwright.runtime.parameters.reshard_after_forward import Keep, Regathering, Source, as_it_is
+from shardwright.runtime.parameters.reshard_after_forward import (
+    Keep,
+    ReshardAfterForward,
+    Source,
+    as_it_is,
+)
 from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
@@ -69,7 +74,7 @@ def module_maker(
                     assert isinstance(operator, nn.Module)
                     return operator
                 again = [made[name] for name in instruction.regathers]
-                return Regathering(operator, again, keep)
+                return ReshardAfterForward(operator, again, keep)
             case Fetch():
                 return Loading(instruction)
             case Reduce():
@@ -89,7 +94,7 @@ def module_maker(
                 return TiledAttention(instruction, Group(axes[instruction.axis]))
             case RunModule():
                 key = str(instruction.op.args[1])
-                return WholeModule(instruction, captured.opaque[key], device, training)
+                return OpaqueModule(instruction, captured.opaque[key], device, training)
             case Uniform():
                 return GlobalUniform(instruction, device)
 

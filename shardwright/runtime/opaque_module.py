@@ -28,7 +28,7 @@ class OwnFunction(nn.Module):
         return self.call.kind
 
 
-class WholeModule(nn.Module):
+class OpaqueModule(nn.Module):
     """One `RunModule` instruction: gradients flow through the module's own code.
 
     Its random numbers are seeded by seed, step and place in the graph, so that
@@ -43,7 +43,7 @@ class WholeModule(nn.Module):
         self.call, self.device = call, device
         self.number = instruction.number
 
-    def train(self, mode: bool = True) -> WholeModule:
+    def train(self, mode: bool = True) -> OpaqueModule:
         """Switch the module only where the mode changes."""
         if mode is not self.training:
             self.call.module.train(mode)

@@ -27,19 +27,22 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
 from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
 from shardwright.runtime.batch import input_parts, local_inputs
-from shardwright.runtime.comm.deferred_scalar_reduce import LateSums, early_sums_under_way
+from shardwright.runtime.comm.deferred_scalar_reduce import (
+    DeferredScalarReduces,
+    early_sums_under_way,
+)
 from shardwright.runtime.device import default_device
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
-from shardwright.runtime.parameter_store import Holding, place_in
+from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.pipeline.stage import Stages
 from shardwright.runtime.plan_transfer import plan_for_graph
 from shardwright.runtime.random.dropout import random_state
-from shardwright.runtime.train_module import SteppingModule, arguments
+from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.runtime.weight_versions import weights_named
 from shardwright.tracing.arguments import BatchError, CallForm, require_module
 from shardwright.tracing.call import example_call, select_outputs
@@ -216,7 +219,7 @@ def _check_world(mesh: Mesh) -> None:
         )
 
 
-class ParallelModule(SteppingModule):
+class ParallelModule(TrainModule):
     """A drop-in for the captured module, holding this rank's tiles.
 
     Parameters keep their names and shapes and are DTensors. Without a device mesh it is the
@@ -258,7 +261,7 @@ class ParallelModule(SteppingModule):
             whole = to_module(program, device, make)
             early_sums_under_way(whole)
             self._sw_program: nn.Module = whole
-            self._sw_late: LateSums | None = LateSums(whole)
+            self._sw_late: DeferredScalarReduces | None = DeferredScalarReduces(whole)
         else:
             self._sw_late = None
             micro = micro_batched(graph, analysis, decisions.micro_batches)
@@ -271,7 +274,7 @@ class ParallelModule(SteppingModule):
             }
             self._sw_program = MicroBatched(lowered, parts, graph, make, device)
         owner = shares or self
-        self._sw_holds = Holding(owner, captured, analysis, decisions, device_mesh, device)
+        self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:
             self._sw_holds.adopt(shares._sw_holds)
         self._sw_holds.take(graph, weights, buffers, persistent)

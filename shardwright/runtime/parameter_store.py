@@ -24,7 +24,7 @@ from shardwright.tracing.graph_builder import Captured
 
 
 @final
-class Holding:
+class ParameterStore:
     """Registers with `module` what graphs need, and hands it to their programs.
 
     Parameters keep their names and shapes; they are DTensors, sharded along dimensions of the
@@ -90,7 +90,7 @@ class Holding:
             if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
                 self.places[leaf.name] = _container(self.module, first)
 
-    def adopt(self, other: Holding) -> None:
+    def adopt(self, other: ParameterStore) -> None:
         """Use what `other` holds, in its module, and hold nothing twice."""
         self.places.update(other.places)
 

@@ -25,12 +25,12 @@ from shardwright.runtime.plan_transfer import (
     shapes_text,
 )
 from shardwright.runtime.sharded_ops.experts import Skew, skews
-from shardwright.runtime.train_module import SteppingModule, arguments
+from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.tracing.call import example_call
 
 
 @final
-class ManyShapes:
+class ShapeVariants:
     """Parallel modules of one model for several shapes, which share parameters and buffers.
 
     `others` are calls of other shapes than the one `plan` was made for. Steps run through
@@ -49,11 +49,11 @@ class ManyShapes:
         compiled: bool = False,
         evaluated: bool = False,
     ) -> None:
-        self.main: SteppingModule = _steps(model, plan, seed, device)
+        self.main: TrainModule = _steps(model, plan, seed, device)
         first = _planned(plan.inputs)
         calls = {first: example_call(plan.inputs, plan.constants)}
         calls |= {shapes: call for call in others if (shapes := shapes_of(*call)) != first}
-        self._modules: dict[Shapes, SteppingModule] = {first: self.main}
+        self._modules: dict[Shapes, TrainModule] = {first: self.main}
         for shapes, call in calls.items():
             if shapes != first:
                 other_plan = plan_for_shapes(model, plan, *call)
@@ -70,7 +70,7 @@ class ManyShapes:
         """Shapes of whole batches that it takes, the planned ones first."""
         return tuple(self._modules)
 
-    def module_for(self, batch: Any) -> SteppingModule:
+    def module_for(self, batch: Any) -> TrainModule:
         """The module that runs a batch of this shape, made ready to run.
 
         Raises `BatchError` if there is none. With one shape only it takes ranks' own parts too.
@@ -133,15 +133,15 @@ class ManyShapes:
         """How unevenly rows were routed to experts."""
         return skews(list(self._modules.values()))
 
-    def train(self, mode: bool = True) -> ManyShapes:
+    def train(self, mode: bool = True) -> ShapeVariants:
         self.main.train(mode)
         return self
 
 
-def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> SteppingModule:
+def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None) -> TrainModule:
     """The parallel module, whose steps are those of one device."""
     module = parallelize(model, plan, seed=seed, device=device)
-    if not isinstance(module, SteppingModule):
+    if not isinstance(module, TrainModule):
         raise PlanError(
             f"schedule {plan.schedule!r} trains otherwise than one device does, and a job cannot"
             " ask for that yet; plan without it, or train by hand as docs/async.md says"
@@ -149,7 +149,7 @@ def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None)
     return module
 
 
-def _share(main: SteppingModule, other: SteppingModule, shapes: Shapes) -> None:
+def _share(main: TrainModule, other: TrainModule, shapes: Shapes) -> None:
     """Let `other` run on the parameters and buffers of `main`."""
     mine = dict(main.named_parameters(remove_duplicate=False))
     graph = other.graph

@@ -67,7 +67,7 @@ class LastingModule(nn.Module):
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
 
 
-class SteppingModule(LastingModule, ABC):
+class TrainModule(LastingModule, ABC):
     """A module that can take training steps on global batches.
 
     A batch is a mapping of keyword arguments or a tuple of positional ones. With `modes` it

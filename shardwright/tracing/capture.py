@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, split_call
 from shardwright.tracing.checkpointing import left_out
 from shardwright.tracing.export.export import FlatCall, export
@@ -28,7 +28,7 @@ def capture_call(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    habits: Habits = EXACT,
+    habits: Numerics = EXACT,
     outputs: str = "loss",
 ) -> Captured:
     """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
@@ -50,7 +50,7 @@ def _captured(
     model: nn.Module,
     tensors: Mapping[str, torch.Tensor],
     constants: Mapping[str, Any],
-    habits: Habits,
+    habits: Numerics,
     outputs: str,
 ) -> Captured:
     opaque = OpaqueModules(model)

@@ -24,7 +24,7 @@ from shardwright.ir.graph import (
     Tensor,
     verify,
 )
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional
@@ -84,7 +84,7 @@ class Captured:
 def build(
     program: Functional,
     call: FlatCall,
-    habits: Habits = EXACT,
+    habits: Numerics = EXACT,
     note: str = "",
     opaque: Mapping[str, Any] = MappingProxyType({}),
 ) -> Captured:

@@ -75,7 +75,7 @@ class Flowing:
 
 
 @final
-class Flow:
+class AsyncLoop:
     """Steps of a run through a `Flowing` module; raises `JobError` for jobs that it cannot do."""
 
     whole = False

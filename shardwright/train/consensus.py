@@ -1,4 +1,4 @@
-"""Agreement between ranks: on stopping, on the next batch, on versions."""
+"""Consensus between ranks: on stopping, on the next batch, on versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all
 
 
 @final
-class Agreement:
+class Consensus:
     """Small exchanges before each step, so that all ranks stop at the same one.
 
     SIGTERM on any rank asks all to stop. Batches that differ between ranks are

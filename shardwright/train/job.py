@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.train.data.batch import Batch, Call, JobError, call_of
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class Job:
         _ = self.habits  # which raises for a word that is not known
 
     @property
-    def habits(self) -> Habits:
+    def habits(self) -> Numerics:
         """What the job gives up of being exactly one device."""
-        return Habits(self.rng, self.batch_norm, self.precision)
+        return Numerics(self.rng, self.batch_norm, self.precision)
 
     def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""

@@ -22,7 +22,7 @@ from torch import nn
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.checkpoint.state import Run, Steppable, Trainable
-from shardwright.train.consensus import Agreement
+from shardwright.train.consensus import Consensus
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
 from shardwright.train.data.shapes import fitted
@@ -96,7 +96,7 @@ def train(
     device: torch.device,
     report: Callable[[StepRecord | EvaluationRecord], None],
     saving: Saving | None = None,
-    agreement: Agreement | None = None,
+    agreement: Consensus | None = None,
     beat: Callable[[int], None] = lambda step: None,
     steps_of: Steps | None = None,
 ) -> bool:

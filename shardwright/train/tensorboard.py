@@ -19,7 +19,7 @@ def require_tensorboard() -> None:
 
 
 @final
-class Board:
+class MetricWriter:
     """Writes what rank 0 reports to an event file in `folder`, one scalar for each kind."""
 
     def __init__(self, folder: str | Path) -> None:

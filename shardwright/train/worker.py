@@ -27,8 +27,8 @@ from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.parallel import parallelize
-from shardwright.runtime.shape_variants import ManyShapes
-from shardwright.train.async_loop import Flow, Flowing
+from shardwright.runtime.shape_variants import ShapeVariants
+from shardwright.train.async_loop import AsyncLoop, Flowing
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import (
     SUFFIX,
@@ -39,7 +39,7 @@ from shardwright.train.checkpoint.export import (
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import Saving
 from shardwright.train.checkpoint.state import Run, Steppable
-from shardwright.train.consensus import Agreement, check_alike
+from shardwright.train.consensus import Consensus, check_alike
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -57,7 +57,7 @@ from shardwright.train.rendezvous import join, launcher_store
 from shardwright.train.routing import measured_routing
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.targets.target import TargetError, build_model, load_job
-from shardwright.train.tensorboard import Board
+from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
 from shardwright.train.watchdog import Watchdog, timeout_of
 
@@ -137,7 +137,7 @@ def _train(
             losses = stack.enter_context(open(options.losses, "a"))
             report = stack.enter_context(reporter(options.steps, losses, Console()))
             if options.tensorboard:
-                board = stack.enter_context(Board(options.tensorboard))
+                board = stack.enter_context(MetricWriter(options.tensorboard))
                 report = _both(report, board.add)
         if options.trace:
             steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
@@ -145,7 +145,7 @@ def _train(
                 steps = Traced(steps, trace_file(options.trace, dist.get_rank()), device)
         beat = watchdog.beat
         if not train(
-            run, job, options.steps, device, report, saving, Agreement(ahead), beat, steps
+            run, job, options.steps, device, report, saving, Consensus(ahead), beat, steps
         ):
             _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
         elif options.export:
@@ -160,11 +160,11 @@ def _train(
 
 def _module(
     job: Job, model: nn.Module, plan: Plan, device: torch.device
-) -> tuple[ManyShapes | Flowing, Flow | None, int]:
+) -> tuple[ShapeVariants | Flowing, AsyncLoop | None, int]:
     """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
     others, evaluated = job.other_calls(), job.evaluation is not None
     if plan.pipeline is None or plan.pipeline.weights is None:
-        many = ManyShapes(
+        many = ShapeVariants(
             model,
             plan,
             others,
@@ -184,7 +184,7 @@ def _module(
     module = Flowing(pipeline, plan, others)
     if evaluated:
         module.check_evaluation()
-    return module, Flow(module, job), 4 * plan.stages
+    return module, AsyncLoop(module, job), 4 * plan.stages
 
 
 def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:

@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.graph import LeafKind
 from shardwright.planner.space.constrain import Marks
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.analysis import analyze
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.solve.algebra.minplus import Objectives
@@ -29,7 +29,7 @@ class Subject:
 
     def __init__(self, graph):
         self.graph = graph
-        self._free = Sources(graph, recompute=True)
+        self._free = SpaceFactory(graph, recompute=True)
         self._optima = {}
         analysis = analyze(graph)
         names = dimension_names(graph, analysis)
@@ -75,7 +75,7 @@ class Subject:
             self._optima[key] = space, objectives, space.solver.minimise(objectives)[0]
         free, objectives, least = self._optima[key]
         marks = Marks.on(self.graph, parse_constraints(texts))
-        sources = Sources(self.graph, marks, recompute=True)
+        sources = SpaceFactory(self.graph, marks, recompute=True)
         space, _ = sources.space(machine, mesh, "adamw", count)
         if free.solver.pinned or space.solver.pinned:
             return None

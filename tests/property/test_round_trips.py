@@ -18,7 +18,7 @@ from shardwright.ir.graph import (
     to_json,
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
-from shardwright.ir.numerics import CHOICES, Habits
+from shardwright.ir.numerics import CHOICES, Numerics
 from shardwright.ir.pipeline import AXIS, NONE, SCHEDULES
 from shardwright.ir.plan import (
     InputSpec,
@@ -84,7 +84,7 @@ def test_graphs_read_back_equal(graph):
 
 
 remarks = st.builds(Remark, st.sampled_from(RemarkKind), text, text, some(names), counts)
-habits = st.builds(Habits, *(st.sampled_from(words) for words in CHOICES.values()))
+habits = st.builds(Numerics, *(st.sampled_from(words) for words in CHOICES.values()))
 
 
 @st.composite

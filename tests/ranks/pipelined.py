@@ -8,7 +8,7 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Shard
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.to_float64 import widen
 from shardwright.planner.micro_batch_counts import MicroBook
@@ -89,7 +89,7 @@ class Subject:
         model, self.batch = models.double(*MODELS[name]())
         self.local = name.endswith("in pieces")
         captured = capture_call(
-            model, (), self.batch, Habits(batch_norm="local" if self.local else "exact")
+            model, (), self.batch, Numerics(batch_norm="local" if self.local else "exact")
         )
         self.graph = widen(captured.graph)
         self.captured = type(captured)(self.graph, captured.constants, captured.output_keys)

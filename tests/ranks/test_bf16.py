@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 import shardwright as sw
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
@@ -86,7 +86,7 @@ def recipe():
 
 def ours(text):
     seed_all(JOB.seed)
-    module = ManyShapes(model(), sw.Plan.from_json(text), [], seed=JOB.seed)
+    module = ShapeVariants(model(), sw.Plan.from_json(text), [], seed=JOB.seed)
     run, found = start(module, JOB), []
     train(run, JOB, JOB.steps, CPU, found.append)
     for p in module.parameters():

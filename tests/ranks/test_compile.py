@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import shardwright as sw
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from tests import models
 from tests.ranks.harness import run_ranks
 
@@ -52,7 +52,7 @@ def _compare(name, text):
 
 
 def _train_job(model, batch, text):
-    module = ManyShapes(model, sw.Plan.from_json(text), [], seed=3, compiled=True)
+    module = ShapeVariants(model, sw.Plan.from_json(text), [], seed=3, compiled=True)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     losses, graphs = [], []
     for _ in range(STEPS):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import shardwright as sw
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.export import export_safetensors, load_safetensors
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -120,7 +120,7 @@ def run(text, folder):
     """Losses, evaluations, and what the plain module says of the weights at the end."""
     seed_all(JOB.seed)
     net, plan = JOB.model(), sw.Plan.from_json(text)
-    module = ManyShapes(net, plan, JOB.other_calls(), seed=JOB.seed, evaluated=True)
+    module = ShapeVariants(net, plan, JOB.other_calls(), seed=JOB.seed, evaluated=True)
     assert net.training and all(m.training for m in net.modules())
     found = []
     train(start(module, JOB), JOB, STEPS, CPU, found.append)
@@ -153,7 +153,7 @@ def attended(texts):
     """The loss in evaluation mode under each plan."""
     losses = []
     for text in texts:
-        module = ManyShapes(attention(), sw.Plan.from_json(text), [], evaluated=True)
+        module = ShapeVariants(attention(), sw.Plan.from_json(text), [], evaluated=True)
         with torch.no_grad():
             losses.append(module.train(False).loss(words()).item())
     return losses
@@ -213,7 +213,7 @@ def test_four_ranks_evaluate_as_one_device(one_device, tmp_path):
 
 def test_what_is_not_made_ready_to_be_evaluated_is_captured_then():
     plan = sw.search(sw.capture(model(), (), batch()), sw.Machine.preset("1xcpu"), "sgd")[0]
-    module = ManyShapes(model(), plan, [])
+    module = ShapeVariants(model(), plan, [])
     found = evaluate(module, replace(JOB, evaluation=[batch()]), CPU)
     with torch.no_grad():
         assert found == pytest.approx(model().eval()(**batch()).item(), rel=1e-12)

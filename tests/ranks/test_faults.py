@@ -14,7 +14,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.checkpoint.folder import CheckpointFolder
-from shardwright.train.consensus import Agreement, check_alike, digest
+from shardwright.train.consensus import Consensus, check_alike, digest
 from shardwright.train.data.batch import JobError
 from shardwright.train.launch import Saving, launch
 from tests.ranks.harness import run_ranks
@@ -68,7 +68,7 @@ def faults(text):
     said = [origin(module, batch, (0, 0))]
     again = module(**batch)
     assert again.isnan()  # it runs as before
-    agreement = Agreement()
+    agreement = Consensus()
     agreement.check_batches(3, [batch])
     with pytest.raises(JobError) as data:
         agreement.check_batches(4, [{"x": torch.full((2,), float(rank))}])

@@ -13,11 +13,11 @@ from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
-from shardwright.train.async_loop import Flow, Flowing
+from shardwright.train.async_loop import AsyncLoop, Flowing
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import whole_state
 from shardwright.train.checkpoint.saving import Saving
-from shardwright.train.consensus import Agreement
+from shardwright.train.consensus import Consensus
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -87,7 +87,7 @@ def begin(plan):
     seed_all(JOB.seed)
     pipeline = sw.parallelize(JOB.model(), plan, seed=JOB.seed)
     module = Flowing(pipeline, plan, ())
-    return start(module, JOB), Flow(module, JOB)
+    return start(module, JOB), AsyncLoop(module, JOB)
 
 
 def one_leg(plan, folder, steps):
@@ -97,7 +97,7 @@ def one_leg(plan, folder, steps):
     checkpoints.resume(run)
     records = []
     saving = Saving(checkpoints, EVERY, lambda error: records.append(error))
-    assert train(run, JOB, steps, CPU, records.append, saving, Agreement(8), steps_of=flow)
+    assert train(run, JOB, steps, CPU, records.append, saving, Consensus(8), steps_of=flow)
     checkpoints.close()
     losses = [(r.step, r.loss) for r in records if isinstance(r, StepRecord)]
     evaluations = [(r.step, r.evaluation) for r in records if isinstance(r, EvaluationRecord)]
@@ -115,7 +115,7 @@ def stops_at_what_is_no_number(plan):
     with pytest.raises((NonFiniteLossError, StageFailed), match=r"the loss of step 1 is nan"):
         train(run, JOB, STEPS, CPU, lambda record: None, steps_of=flow)
     with pytest.raises(JobError, match=r"Job\.accumulate is 2, and stages of an asynchronous"):
-        Flow(run.module, replace(JOB, accumulate=2))
+        AsyncLoop(run.module, replace(JOB, accumulate=2))
 
 
 def two_ranks(plan, folder):
@@ -169,7 +169,7 @@ def test_agreement_ahead_waits_for_nobody_and_finds_other_batches():
 
 
 def agreed_ahead():
-    agreement, rank = Agreement(4), torch.distributed.get_rank()
+    agreement, rank = Consensus(4), torch.distributed.get_rank()
     same = {"x": torch.zeros(3)}
     for step in range(8):
         assert agreement.may_go_on()
@@ -180,6 +180,6 @@ def agreed_ahead():
     with pytest.raises(JobError, match="the batches of one of the last steps are not the same on"):
         for _ in range(8):
             agreement.may_go_on()
-    agreement = Agreement(4)
+    agreement = Consensus(4)
     agreement.asked = rank == 1
     assert [agreement.may_go_on() for _ in range(5)] == [True, True, True, True, False]

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import shardwright as sw
 from shardwright.runtime.parameters.clipping import Clipping
 from shardwright.runtime.plan_transfer import shapes_of
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import export_safetensors, load_safetensors
 from shardwright.train.data.randomness import seed_all
@@ -147,7 +147,7 @@ def parallel(module, job):
 def compare(text, names=tuple(JOBS)):
     """Each job from the same weights, in one module for all the shapes that they need."""
     others = {shapes_of(*call): call for name in names for call in JOBS[name].other_calls()}
-    module = ManyShapes(model(), sw.Plan.from_json(text), list(others.values()), seed=PLAIN.seed)
+    module = ShapeVariants(model(), sw.Plan.from_json(text), list(others.values()), seed=PLAIN.seed)
     begin = {name: p.detach().clone() for name, p in module.named_parameters()}
     for name in names:
         job = JOBS[name]
@@ -174,7 +174,7 @@ def own_samples(text):
     """Which samples this rank read in one pass, and the mean loss of them all in evaluation."""
     samples = Samples(12)
     job = replace(PLAIN, data=samples, evaluation=Samples(12), steps=2)
-    module = ManyShapes(job.model(), sw.Plan.from_json(text), job.other_calls())
+    module = ShapeVariants(job.model(), sw.Plan.from_json(text), job.other_calls())
     run = start(module, job)
     read_own_samples(run, job)
     before = evaluate(module, job, CPU)
@@ -184,7 +184,7 @@ def own_samples(text):
 
 def exported(text, file):
     """Trained and out under one plan, into a plain model: the logits of one device, trained so."""
-    module = ManyShapes(model(), sw.Plan.from_json(text), [], seed=PLAIN.seed)
+    module = ShapeVariants(model(), sw.Plan.from_json(text), [], seed=PLAIN.seed)
     parallel(module, PLAIN)
     export_safetensors(module, Net(), file)
     torch.distributed.barrier()
@@ -282,7 +282,7 @@ def resumed(text, folder):
 
 def saved_run(text, folder):
     plan = sw.Plan.from_json(text)
-    module = ManyShapes(model(), plan, [], seed=PLAIN.seed)
+    module = ShapeVariants(model(), plan, [], seed=PLAIN.seed)
     return start(module, PLAIN), Checkpoints(f"{folder}/runs", plan)
 
 

@@ -14,7 +14,7 @@ from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.planner.space.constrain import NO_MARKS, Marks
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.space_factory import SpaceFactory
 from tests.property.constrained import ROUNDING, Subject
 from tests.unit.planner.layers import residual_layers
 from tests.zoo import ZOO
@@ -25,7 +25,7 @@ MACHINE, MESH = Machine.preset("8xH100"), Mesh.parse("dp=8")
 def pieces(graph, *texts):
     """Operators of all copies, by what they are recomputed with."""
     marks = Marks.on(graph, parse_constraints(texts)) if texts else NO_MARKS
-    sources = Sources(graph, marks, recompute=True)
+    sources = SpaceFactory(graph, marks, recompute=True)
     space, short = sources.space(MACHINE, MESH, "adamw", 1)
     return {
         op.name: len(space.recomputed.get(short.stands_for.get(op.name, op.name), ()))

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import shardwright as sw
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.export import export_pretrained
 
 pytestmark = pytest.mark.hf
@@ -48,7 +48,7 @@ def test_adapters_come_back(kind, tmp_path):
     ids = torch.randint(37, (2, 5))
     batch = {"input_ids": ids, "labels": ids}
     plan = sw.plan(model, (), batch, machine=sw.Machine.preset("1xcpu"), optimizer="sgd")
-    module = ManyShapes(model, plan, [])
+    module = ShapeVariants(model, plan, [])
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert len(trained) == 4 and all("lora" in name for name in trained)
     before = {name: p.detach().clone() for name, p in trained.items()}

@@ -18,7 +18,7 @@ from shardwright.ir.plan import Phase
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, SUMS, WHOLE, Ints, digits
 from shardwright.planner.tables.memory import BucketSizes
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
 class Bucketing:
     """Prices what shares buckets of `sizes`."""
 
-    def __init__(self, measure: Measure, sizes: BucketSizes, axes: int) -> None:
+    def __init__(self, measure: Objective, sizes: BucketSizes, axes: int) -> None:
         self._measure, self._sizes, self._axes = measure, sizes, axes
         self._sum = measure.launches(Collective.ALL_REDUCE)
         self._gather = measure.launches(Collective.ALL_GATHER)

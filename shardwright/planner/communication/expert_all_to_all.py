@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.ir.redistribution import Collective
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.rule import Route, Rule
 from shardwright.simulate.costs.workload import Workload, routed_bytes
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanges:
+class ExpertAllToAll:
     """Seconds along each mesh axis under each option, (axes, K), and bytes of the rows, (K,)."""
 
     forward: Floats
@@ -38,7 +38,7 @@ class Exchanges:
         return total
 
 
-def exchanges(rule: Rule, work: Workload, options: Options, measure: Measure) -> Exchanges:
+def exchanges(rule: Rule, work: Workload, options: Options, measure: Objective) -> ExpertAllToAll:
     """What an operator with routes sends, of each of its options."""
     routes = np.array([isinstance(choice, Route) for choice in rule.choices()])
     routed = routes[np.array(options.choices, np.int64).reshape(len(options), -1)].T
@@ -47,10 +47,12 @@ def exchanges(rule: Rule, work: Workload, options: Options, measure: Measure) ->
     for axis, here in enumerate(routed):
         forward[axis] = np.where(here, measure.exchanges(axis, there + back), 0.0)
     backward = forward if work.has_backward else np.zeros(routed.shape)
-    return Exchanges(forward, backward, np.maximum(there, back))
+    return ExpertAllToAll(forward, backward, np.maximum(there, back))
 
 
-def exchanged(found: Exchanges, k: int, mesh: Mesh, times: int, *, again: bool) -> list[Transfer]:
+def exchanged(
+    found: ExpertAllToAll, k: int, mesh: Mesh, times: int, *, again: bool
+) -> list[Transfer]:
     """What option `k` sends, `times` a step, as plans list it; its names are the caller's."""
     phases = [(Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)]
     if again:

@@ -21,7 +21,7 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.planner.communication.transfers import transfers
 from shardwright.planner.tables.layout_codes import duals
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, together
@@ -42,11 +42,11 @@ class _Part(NamedTuple):
 
 
 @final
-class Agreements:
+class IntraOpCollectives:
     """Prices what the operators of `graph` exchange inside on the devices of `mesh`."""
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, machine: Machine, mesh: Mesh, measure: Measure
+        self, graph: Graph, analysis: Analysis, machine: Machine, mesh: Mesh, measure: Objective
     ) -> None:
         self._graph, self._analysis = graph, analysis
         self._machine, self._mesh, self._measure = machine, mesh, measure

@@ -15,12 +15,12 @@ from shardwright.ir.buckets import ALONE_BYTES
 from shardwright.ir.plan import Plan, Transfer
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.memory import BucketSizes
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 from shardwright.simulate.time.comm_buckets import flights_of, sums_of
 from shardwright.simulate.time.stragglers import with_more
 
 
-def with_whole_launches(plan: Plan, measure: Measure, sizes: BucketSizes) -> Plan:
+def with_whole_launches(plan: Plan, measure: Objective, sizes: BucketSizes) -> Plan:
     """`plan` whose transfers take what is missing of their buckets' launches, and so its step."""
     more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
     for message, limit in _messages(plan, sizes, on_cpu=measure.on_cpu):
@@ -52,7 +52,7 @@ def _shared(way: Sequence[Transfer], *, on_cpu: bool) -> list[Transfer]:
     return [t for t in way if not (on_cpu and t.bytes >= ALONE_BYTES)]
 
 
-def _launch(plan: Plan, one: Transfer, measure: Measure) -> float:
+def _launch(plan: Plan, one: Transfer, measure: Objective) -> float:
     """Seconds of the launches of all its steps."""
     total = 0.0
     for text in one.collectives:

@@ -25,7 +25,7 @@ from shardwright.planner.tables.layout_codes import (
     summed_gradients,
 )
 from shardwright.planner.tables.memory import BucketSizes
-from shardwright.planner.tables.objective import Measure
+from shardwright.planner.tables.objective import Objective
 from shardwright.rules.analysis import Analysis
 
 Floats = NDArray[np.float64]
@@ -109,7 +109,7 @@ class Reads:
         graph: Graph,
         analysis: Analysis,
         mesh: Mesh,
-        measure: Measure,
+        measure: Objective,
         micro_batches: int,
         buckets: BucketSizes,
     ) -> None:

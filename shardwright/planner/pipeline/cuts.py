@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.program.liveness import Lives
+from shardwright.program.liveness import Liveness
 from shardwright.program.lower.stages import splits_between
 from shardwright.solve.elimination.problem import Bools, Ints
 
@@ -24,7 +24,7 @@ class Cuts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._lives = Lives(graph, copies=True)
+        self._lives = Liveness(graph, copies=True)
         self._crossing: dict[int, tuple[str, ...]] = {}
         self._splits: dict[tuple[int, int], bool] = {}
 

@@ -20,7 +20,7 @@ from typing import final
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import ASYNC
-from shardwright.planner.mesh_loop import NOTHING, Gain, Rounds
+from shardwright.planner.mesh_loop import NOTHING, Gain, MeshLoop
 from shardwright.planner.permitted import allowed_meshes
 from shardwright.planner.pipeline.stage_assignment import OTHERS
 
@@ -54,14 +54,14 @@ class _Tried:
 
 @final
 @dataclass
-class Piping:
+class PipelineSearch:
     """The search for pipelines, up to the moment `end` of the performance counter.
 
     With `every` all numbers of stages are tried. Asynchronous pipelines are searched with
     `allow_async`.
     """
 
-    rounds: Rounds
+    rounds: MeshLoop
     wanted: Sequence[Constraint]
     micro_batches: Sequence[int] | None
     every: bool

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import LeafKind
 from shardwright.machine.topology import Link
 from shardwright.planner.pipeline.cuts import Cuts
-from shardwright.planner.plans.plan_builder import PlanWriter
+from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
@@ -40,7 +40,7 @@ class Homes:
     state: Bools  # (nodes,)
 
     @classmethod
-    def of(cls, writer: PlanWriter) -> Homes:
+    def of(cls, writer: PlanBuilder) -> Homes:
         graph, folded = writer.graph, writer.space.folded
         count, last = folded.num_nodes, len(graph.ops)
         state = np.zeros(count, bool)
@@ -70,7 +70,7 @@ class Homes:
 class Offer:
     """Some of the points of a writer's space, from which stages choose."""
 
-    def __init__(self, writer: PlanWriter, points: Sequence[Point]) -> None:
+    def __init__(self, writer: PlanBuilder, points: Sequence[Point]) -> None:
         self.writer = writer
         self.prices = PriceList.of(writer.space.folded)
         self.homes = Homes.of(writer)
@@ -87,7 +87,7 @@ class Offer:
         return Running(self.writer, self.prices, self.homes, assignments)
 
 
-def most_updates(writer: PlanWriter) -> float:
+def most_updates(writer: PlanBuilder) -> float:
     """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
     space = writer.space
     nodes, twins = space.problem.nodes, space.twofold.twins
@@ -106,7 +106,7 @@ class Running:
     Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
     """
 
-    def __init__(self, writer: PlanWriter, prices: PriceList, homes: Homes, points: Ints) -> None:
+    def __init__(self, writer: PlanBuilder, prices: PriceList, homes: Homes, points: Ints) -> None:
         self.writer, self.homes, self.points = writer, homes, points
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])

@@ -28,7 +28,7 @@ _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
 
 
 @final
-class Memories:
+class MemoryRefinement:
     """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given."""
 
     def __init__(

@@ -39,7 +39,7 @@ class _Lane:
 
 
 @final
-class Overtaken:
+class OffFrontierPlans:
     """The candidates of all meshes, of which few are on the frontier."""
 
     def __init__(

@@ -31,7 +31,7 @@ from shardwright.solve.elimination.problem import Ints, Point
 
 
 @final
-class PlanWriter:
+class PlanBuilder:
     """Turns whole assignments of one space into plans of the whole graph."""
 
     def __init__(self, space: Space, graph: Graph, short: Short, optimizer: str) -> None:

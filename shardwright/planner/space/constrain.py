@@ -30,7 +30,7 @@ from shardwright.planner.communication.prices import Routes
 from shardwright.planner.space.clusters import constant_values
 from shardwright.planner.tables.layout_codes import digit
 from shardwright.planner.tables.memory import BucketSizes
-from shardwright.planner.tables.mesh_invariants import Meshless
+from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, Only
@@ -101,7 +101,7 @@ class Limits:
         self._analysis = analysis
         self._marks = marks
         self._routes = routes
-        self._meshless: Meshless | None = None  # of the machine asked about last
+        self._meshless: MeshInvariants | None = None  # of the machine asked about last
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -142,7 +142,7 @@ class Limits:
         With `micro_batches` the graph must be that of one of them.
         """
         if self._meshless is None or not self._meshless.holds_on(machine):
-            self._meshless = Meshless(self._graph, self._analysis, machine)
+            self._meshless = MeshInvariants(self._graph, self._analysis, machine)
         model = CostModel(
             self._graph,
             self._analysis,

@@ -32,7 +32,7 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.rules.rule import Tiling
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Assignment, Edge, Ints, Problem
-from shardwright.solve.elimination.recompute_choice import Twofold, twofold
+from shardwright.solve.elimination.recompute_choice import RecomputeChoice, twofold
 from shardwright.solve.elimination.solver import Solver, make_solver
 from shardwright.solve.folding.folded import Folded
 
@@ -60,7 +60,7 @@ class Space:
     folded: Folded
     first_reading: int
     piece_of: Mapping[int, int]  # node -> its piece
-    twofold: Twofold
+    twofold: RecomputeChoice
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
 

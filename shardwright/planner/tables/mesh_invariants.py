@@ -15,7 +15,7 @@ from shardwright.simulate.costs.workload import Workload, workload
 
 
 @final
-class Meshless:
+class MeshInvariants:
     """Forms of rules, workloads, who pays for saved values, and numbers that nobody waits for.
 
     They are of `graph` on `machine`'s devices.

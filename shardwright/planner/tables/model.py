@@ -20,8 +20,8 @@ from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.machine.model import Machine
-from shardwright.planner.communication.expert_all_to_all import Exchanges, exchanged, exchanges
-from shardwright.planner.communication.intra_op_collectives import Agreements
+from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll, exchanged, exchanges
+from shardwright.planner.communication.intra_op_collectives import IntraOpCollectives
 from shardwright.planner.communication.resharding import (
     NO_GRADIENT,
     Bools,
@@ -40,8 +40,8 @@ from shardwright.planner.tables.memory import (
     kept_bytes,
     workspace_bytes,
 )
-from shardwright.planner.tables.mesh_invariants import Meshless
-from shardwright.planner.tables.objective import Duration, Measure
+from shardwright.planner.tables.mesh_invariants import MeshInvariants
+from shardwright.planner.tables.objective import Duration, Objective
 from shardwright.planner.tables.options import Allowed, Only, OptionBook, Options, Tilings
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
@@ -72,10 +72,10 @@ class CostModel:
         mesh: Mesh,
         optimizer: str = "adamw",
         allowed: Allowed = EVERYTHING,
-        measure: Measure | None = None,
+        measure: Objective | None = None,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
-        meshless: Meshless | None = None,
+        meshless: MeshInvariants | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -84,15 +84,15 @@ class CostModel:
         self._allowed = allowed
         self.micro_batches = micro_batches
         self._optimizer, self._states = optimizer, optimizer_spec(optimizer).state_tensors
-        self.meshless = meshless or Meshless(graph, analysis, machine)
+        self.meshless = meshless or MeshInvariants(graph, analysis, machine)
         self._retention = self.meshless.retention
         self.measure = measure or Duration(machine, mesh)
-        self._agreements = Agreements(graph, analysis, machine, mesh, self.measure)
+        self._agreements = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
         self._book = OptionBook(mesh, self.meshless.forms)
         self._options: dict[str, Options] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
-        self._exchanged: dict[Hashable, Exchanges] = {}
+        self._exchanged: dict[Hashable, ExpertAllToAll] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self.buckets = buckets or bucket_sizes(graph)
         self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches, self.buckets)
@@ -376,7 +376,7 @@ class CostModel:
         """Whether a gradient comes back over this edge."""
         return self._reads.has_gradient(value, op)
 
-    def _exchanges(self, op: Op) -> Exchanges | None:
+    def _exchanges(self, op: Op) -> ExpertAllToAll | None:
         """Rows that `op` sends to where they are worked on, if it may do so."""
         rule = self.analysis.rules[op.name]
         if not rule.routes or not self.mesh.axes:

@@ -25,7 +25,7 @@ from shardwright.simulate.costs.workload import Workload
 Floats = NDArray[np.float64]
 
 
-class Measure(Protocol):
+class Objective(Protocol):
     """Prices operators, updates of parameters and redistributions."""
 
     @property

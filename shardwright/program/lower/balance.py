@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import prod
 
 from shardwright.ir.graph import Graph
-from shardwright.program.liveness import Lives
+from shardwright.program.liveness import Liveness
 from shardwright.program.lower.stages import StageError
 from shardwright.rules.analysis import Analysis
 
@@ -65,7 +65,7 @@ class _Board:
 
     def __init__(self, graph: Graph, work: Sequence[int]) -> None:
         self.end = len(graph.ops)
-        lives = Lives(graph)
+        lives = Liveness(graph)
         self.bytes = lives.crossing_bytes()
         self.work = (0, *accumulate(work))
         self.births = (0, *accumulate(lives.trained_births()))

@@ -30,7 +30,7 @@ from shardwright.program.instructions import (
 )
 from shardwright.program.lower.checkpoint_segments import together as recomputed_together
 from shardwright.program.lower.offset_ops import placed_call, shared_attention
-from shardwright.program.lower.tile_cache import Own
+from shardwright.program.lower.tile_cache import TileCache
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro_batches import gradient_layout
@@ -180,7 +180,7 @@ class _Writer:
         self.analysis = analysis
         self.placed = placed
         self.coordinate = placed.mesh.coordinate(rank)
-        self.own = Own(self.coordinate)
+        self.own = TileCache(self.coordinate)
         self.number = {name: i for i, name in enumerate(analysis.rules)}  # in the whole graph
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Tensor, verify
-from shardwright.program.liveness import Lives
+from shardwright.program.liveness import Liveness
 
 RECEIVED = "received."  # the keys of a stage's inputs that come from the stage before
 
@@ -51,7 +51,7 @@ def splits_backward(stage: Stage) -> bool:
     return _splits(stage.graph, stage.graph.ops, stage.received)
 
 
-def splits_between(lives: Lives, start: int, end: int) -> bool:
+def splits_between(lives: Liveness, start: int, end: int) -> bool:
     """`splits_backward` of the stage of operators `start` to `end`, which need not be made."""
     received = lives.crossing(start) if start else ()
     return _splits(lives.graph, lives.graph.ops[start:end], received)
@@ -89,7 +89,7 @@ def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[S
             f"cuts {list(cuts)} of {len(graph.ops)} operators must increase, from 1 to"
             f" {len(graph.ops) - 1}"
         )
-    lives = Lives(graph, copies)
+    lives = Liveness(graph, copies)
     for cut in cuts:
         if buffer := lives.parts(cut):
             raise StageError(
@@ -105,7 +105,7 @@ def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[S
 
 
 def _stage(
-    lives: Lives, start: int, end: int, received: tuple[str, ...], sent: tuple[str, ...] | None
+    lives: Liveness, start: int, end: int, received: tuple[str, ...], sent: tuple[str, ...] | None
 ) -> Stage:
     """Operators `start` to `end`; `sent` is None on the last stage, which returns the results."""
     graph = lives.graph

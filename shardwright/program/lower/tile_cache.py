@@ -16,7 +16,7 @@ class Tile(NamedTuple):
 
 
 @final
-class Own:
+class TileCache:
     """Tiles and moves of the device at `coordinate`, which repeated layers ask for again."""
 
     def __init__(self, coordinate: tuple[int, ...]) -> None:

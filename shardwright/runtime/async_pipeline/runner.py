@@ -21,12 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.comm.channel import StageFailed
-from shardwright.runtime.comm.first_error import Board, is_broken_link
+from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
 from shardwright.runtime.device import default_device
 from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.parameter_store import place_in
 from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
-from shardwright.runtime.pipeline.stage_links import Peers, Seat
+from shardwright.runtime.pipeline.stage_links import Seat, StageLinks
 from shardwright.runtime.weight_versions import Weights, weights_named
 
 T = TypeVar("T")
@@ -85,12 +85,12 @@ class AsyncPipeline(StageModule):
         timeout: timedelta = TIMEOUT,
     ) -> None:
         _agree([*stages.fingerprints, weights.name])
-        self._sw_board = Board()
+        self._sw_board = FirstErrorRecord()
         seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
         group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
         super().__init__(stages, seat.stage, model, device, seed, group)
         self._sw_seat = seat
-        self._sw_link = Peers(stages.staged, seat, device, timeout)
+        self._sw_link = StageLinks(stages.staged, seat, device, timeout)
         self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
         self._sw_evaluation = WithoutDropout(model, stages.captured.graph)

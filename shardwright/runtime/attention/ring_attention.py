@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shardwright.program.instructions import Run, SharedAttention
 from shardwright.runtime.attention.blockwise_attention import Gradients, How, Rows
 from shardwright.runtime.attention.zigzag import Halves, Swap
-from shardwright.runtime.comm.p2p_group import Line, Wait
+from shardwright.runtime.comm.p2p_group import P2PGroup, Wait
 from shardwright.tracing.export.operators import argument, to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
@@ -23,7 +23,7 @@ from shardwright.tracing.export.second_derivative import refuse_second_derivativ
 class TiledAttention(nn.Module):
     """One `SharedAttention` on the device of its place."""
 
-    def __init__(self, instruction: SharedAttention, line: Line) -> None:
+    def __init__(self, instruction: SharedAttention, line: P2PGroup) -> None:
         super().__init__()
         one = instruction
         self.op, self.place, self.line = one.op, one.place, line

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.program.instructions import Run
-from shardwright.runtime.comm.p2p_group import Line
+from shardwright.runtime.comm.p2p_group import P2PGroup
 
 
 class _Half(NamedTuple):
@@ -30,7 +30,7 @@ class _Half(NamedTuple):
 class Halves:
     """Which halves of the tiles along an axis who computes."""
 
-    def __init__(self, tiles: Sequence[Run], place: int, line: Line) -> None:
+    def __init__(self, tiles: Sequence[Run], place: int, line: P2PGroup) -> None:
         self._line, self._place = line, place
         self._held = tiles[place][1]
         halves = [

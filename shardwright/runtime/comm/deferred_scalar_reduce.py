@@ -23,7 +23,7 @@ from shardwright.runtime.parameters.unshard import Reduction
 Axes = tuple[DeviceMesh, ...]  # of one dimension each
 
 
-class LateSums:
+class DeferredScalarReduces:
     """Sums of single numbers that a program returns and reads nowhere else."""
 
     def __init__(self, program: fx.GraphModule) -> None:

@@ -17,7 +17,7 @@ _PATIENCE = 15.0  # seconds; who lost its neighbour writes as soon as it looks f
 
 
 @final
-class Board:
+class FirstErrorRecord:
     """One text for all ranks; the first that is written stays. Every rank makes one, in turn."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ Sends = Sequence[tuple[int, Tensor]]  # to whom, along the axis, and what
 Wait = Callable[[], None]
 
 
-class Line(Protocol):
+class P2PGroup(Protocol):
     """The devices along an axis, who send each other tensors."""
 
     def exchange(self, sends: Sends, receives: Sends) -> Wait:
@@ -31,7 +31,7 @@ class Group:
         self._group = mesh.get_group()
 
     def exchange(self, sends: Sends, receives: Sends) -> Wait:
-        """As `Line` says, by point-to-point operations in one batch."""
+        """As `P2PGroup` says, by point-to-point operations in one batch."""
         operations = [
             dist.P2POp(how, tensor, group=self._group, group_peer=peer)
             for how, given in ((dist.isend, sends), (dist.irecv, receives))

@@ -47,7 +47,7 @@ class _Dropped:
     offset: int
 
 
-class Regathering(nn.Module):
+class ReshardAfterForward(nn.Module):
     """One operator that keeps nothing of the copies that `again` makes.
 
     The program's order is the same on every rank, and so is autograd's on the

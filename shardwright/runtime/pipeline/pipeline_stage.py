@@ -24,7 +24,7 @@ from shardwright.program.lower.stages import splits_backward
 from shardwright.program.passes import stage_program
 from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.comm.message import Form
-from shardwright.runtime.parameter_store import Holding
+from shardwright.runtime.parameter_store import ParameterStore
 from shardwright.runtime.parameters.unshard import local
 
 
@@ -40,7 +40,7 @@ class StagePart(nn.Module):
         staged: StagedGraph,
         index: int,
         rank: int,
-        holds: Holding,
+        holds: ParameterStore,
         make: Callable[[Special], nn.Module],
         device: torch.device,
     ) -> None:

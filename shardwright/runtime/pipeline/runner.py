@@ -25,12 +25,12 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import local_inputs
 from shardwright.runtime.instruction_modules import module_maker
-from shardwright.runtime.parameter_store import Holding, place_in
+from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.pipeline_stage import StagePart
 from shardwright.runtime.random.dropout import random_state
-from shardwright.runtime.train_module import SteppingModule, arguments
+from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
 from shardwright.tracing.graph_builder import Captured
 
@@ -43,7 +43,7 @@ _MULTIPLE = {
 
 
 @final
-class PipelineModule(SteppingModule):
+class PipelineModule(TrainModule):
     """The stages of this rank. Its parameters are those that live here, under their own names.
 
     Make an optimizer of them and call `train_step` with the same global batch on
@@ -84,7 +84,7 @@ class PipelineModule(SteppingModule):
         self._sw_home_of_loss = homes[-1]
 
         owner = shares or self
-        self._sw_holds = Holding(owner, captured, analysis, decisions, inner, device)
+        self._sw_holds = ParameterStore(owner, captured, analysis, decisions, inner, device)
         if shares is not None:
             self._sw_holds.adopt(shares._sw_holds)
         for stage in mine:

@@ -28,7 +28,7 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.async_pipeline.weight_swap_hooks import Swap
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.instruction_modules import module_maker
-from shardwright.runtime.parameter_store import Holding, place_in
+from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.parameters.unshard import local
@@ -128,7 +128,9 @@ class StageModule(LastingModule):
         self._sw_stage = stages.parts[index]
         self._sw_device = device
         self._sw_swap = Swap()
-        self._sw_holds = Holding(self, captured, staged.analysis, decisions, device_mesh, device)
+        self._sw_holds = ParameterStore(
+            self, captured, staged.analysis, decisions, device_mesh, device
+        )
         self._sw_holds.take(
             graph,
             dict(model.named_parameters(remove_duplicate=False)),

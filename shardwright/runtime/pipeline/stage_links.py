@@ -38,7 +38,7 @@ class Seat:
         return f"stage {self.stage} ({'one of ranks' if self.others[1:] else 'rank'} {ranks})"
 
 
-class Peers:
+class StageLinks:
     """Four channels, to and from the ranks before and behind this one, at the same place."""
 
     def __init__(

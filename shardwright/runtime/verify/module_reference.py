@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from shardwright.runtime.opaque_module import WholeModule
+from shardwright.runtime.opaque_module import OpaqueModule
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import seed_of, seeded
 from shardwright.tracing.call import select_outputs
@@ -145,9 +145,9 @@ class _Reference(TorchDispatchMode):
             for m in modules
             if isinstance(m, GlobalDropout | GlobalUniform | GlobalAttention)
         ]
-        self.opaque: dict[str, list[WholeModule]] = {}
+        self.opaque: dict[str, list[OpaqueModule]] = {}
         for m in modules:
-            if isinstance(m, WholeModule):
+            if isinstance(m, OpaqueModule):
                 self.opaque.setdefault(m.call.path, []).append(m)
         self.drawn = 0  # of those expected
         self.paused = False
@@ -191,7 +191,7 @@ class _Reference(TorchDispatchMode):
             yield
 
     @contextmanager
-    def _seeded(self, module: nn.Module, calls: Iterator[WholeModule]) -> Iterator[None]:
+    def _seeded(self, module: nn.Module, calls: Iterator[OpaqueModule]) -> Iterator[None]:
         run = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:

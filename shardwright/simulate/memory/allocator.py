@@ -44,7 +44,7 @@ class Block:
 
 
 @final
-class Heap:
+class Allocator:
     """What is alive, and what was when it was most.
 
     `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what

@@ -12,12 +12,12 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Shape
-from shardwright.simulate.memory.allocator import Heap, Use
+from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.values import View, contiguous_strides
 
 
 def moved(
-    heap: Heap,
+    heap: Allocator,
     view: View,
     moves: tuple[Move, ...],
     atoms: Shape,
@@ -43,7 +43,7 @@ def moved(
     return View(now.block, shape, contiguous_strides(shape), view.dtype, view.grad)
 
 
-def _step(heap: Heap, x: View, move: Move, size: int, on_cpu: bool) -> View:
+def _step(heap: Allocator, x: View, move: Move, size: int, on_cpu: bool) -> View:
     match move.collective:
         case Collective.SLICE:
             shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
@@ -88,7 +88,7 @@ def _padded(move: Move, dim: int, size: int) -> int:
     return prod(move.whole) // max(1, move.whole[dim]) * longest * size
 
 
-def _copied(heap: Heap, x: View, elements: int, *, first: bool = True) -> View:
+def _copied(heap: Allocator, x: View, elements: int, *, first: bool = True) -> View:
     """A contiguous copy, in the place of `x`."""
     new = heap.new(elements * ITEM_BYTES[x.dtype], like=x.block)
     heap.drop(x.block)
@@ -96,7 +96,7 @@ def _copied(heap: Heap, x: View, elements: int, *, first: bool = True) -> View:
 
 
 def _exchanged(
-    heap: Heap,
+    heap: Allocator,
     x: View,
     shape: Shape,
     extra: int,

@@ -10,19 +10,19 @@ from shardwright.simulate.memory.values import View
 
 if TYPE_CHECKING:
     from shardwright.program.instructions import Redistribute
-    from shardwright.simulate.memory.gathers import Flight
-    from shardwright.simulate.memory.memory_simulator import Walk
+    from shardwright.simulate.memory.gathers import PrefetchBucket
+    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
 @final
 class Dropped:
     """Those of one operator, one by one or together with others of their flight."""
 
-    def __init__(self, walk: Walk, regathers: Sequence[str]) -> None:
+    def __init__(self, walk: MemorySimulator, regathers: Sequence[str]) -> None:
         self._walk = walk
         self._names = {id(walk.views[n].block): n for n in regathers if n in walk.views}
         self._alone: list[tuple[Redistribute, View]] = []
-        self._flown: list[tuple[Flight, int]] = []
+        self._flown: list[tuple[PrefetchBucket, int]] = []
 
     def takes(self, block: Block) -> bool:
         """Whether `block`, which the operator would keep, is such a copy; then it is noted."""

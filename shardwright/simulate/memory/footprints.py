@@ -15,7 +15,13 @@ from typing import Any, TypeVar, final
 import torch
 
 from shardwright.ir.graph import ITEM_BYTES, Arg, Op, Ref
-from shardwright.simulate.memory.op_memory_trace import Backward, Forward, Seen, Strides, Watch
+from shardwright.simulate.memory.op_memory_trace import (
+    Backward,
+    Forward,
+    OpMemoryTrace,
+    Seen,
+    Strides,
+)
 from shardwright.simulate.memory.values import contiguous_strides
 
 T = TypeVar("T", Forward, Backward)
@@ -74,8 +80,8 @@ class Call:
             self._backward[gradients] = seen
         return seen
 
-    def _watch(self, given: tuple[Seen, ...], device: torch.device) -> Watch:
-        return Watch(self._op, self._names, given, device)
+    def _watch(self, given: tuple[Seen, ...], device: torch.device) -> OpMemoryTrace:
+        return OpMemoryTrace(self._op, self._names, given, device)
 
     def _watched(self, watch: _Watching[T]) -> T:
         """What `watch` sees on meta tensors; of recurrent layers on two short sequences.

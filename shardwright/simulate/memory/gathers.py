@@ -17,14 +17,14 @@ from shardwright.simulate.memory.allocator import Block, Use
 from shardwright.simulate.memory.values import View, contiguous_strides
 
 if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import Walk
+    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
 @final
-class Flight:
+class PrefetchBucket:
     """The gather of a bucket, and the copies that the backward pass wants again."""
 
-    def __init__(self, walk: Walk, one: Prefetch, before: Flight | None) -> None:
+    def __init__(self, walk: MemorySimulator, one: Prefetch, before: PrefetchBucket | None) -> None:
         self.walk, self.parts, self.before = walk, one.parts, before
         self.ranks = walk.sizes[one.axis]
         self.tiles = [walk.views[part.value] for part in one.parts]
@@ -90,15 +90,15 @@ class Flight:
         return cast[0] if cast else self.tiles[number].dtype
 
 
-def prefetch(walk: Walk, one: Prefetch) -> None:
+def prefetch(walk: MemorySimulator, one: Prefetch) -> None:
     """A bucket of copies sets out."""
     walk.heap.where = f"gather of {one.parts[0].value}, forward"
     before = walk.flights[one.before] if one.before else None
-    flight = walk.flights[one.flight] = Flight(walk, one, before)
+    flight = walk.flights[one.flight] = PrefetchBucket(walk, one, before)
     flight.start()
 
 
-def gather(walk: Walk, one: Gather) -> None:
+def gather(walk: MemorySimulator, one: Gather) -> None:
     """Its copies arrive; their gradients leave in buffers, and arrive as parts of others."""
     heap = walk.heap
     heap.where = f"gather of {one.parts[0].value}, forward"
@@ -142,12 +142,14 @@ class _Gradient(NamedTuple):
         return self.part.cast[1] if self.part.cast else self.gradient.dtype
 
 
-def _messages(parts: Sequence[tuple[Redistribute, str]], walk: Walk, ranks: int) -> list[list[int]]:
+def _messages(
+    parts: Sequence[tuple[Redistribute, str]], walk: MemorySimulator, ranks: int
+) -> list[list[int]]:
     copies = [(prod(one.after) * ITEM_BYTES[dtype], _as_sent(one, ranks)) for one, dtype in parts]
     return gather_messages(copies, on_cpu=walk.on_cpu)
 
 
-def _scattered(walk: Walk, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:
+def _scattered(walk: MemorySimulator, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:
     """Gradients in one buffer, of which this rank gets its part; one that may be is the buffer."""
     heap, (first, *more) = walk.heap, came
     dtype = first.dtype
@@ -167,7 +169,7 @@ def _scattered(walk: Walk, one: Gather, came: Sequence[_Gradient], ranks: int) -
     heap.drop(own)
 
 
-def _alone(walk: Walk, one: _Gradient) -> Block:
+def _alone(walk: MemorySimulator, one: _Gradient) -> Block:
     """A buffer of one gradient: itself, if it is of that dtype, in order and nobody else's."""
     heap, gradient = walk.heap, one.gradient
     size = gradient.bytes // ITEM_BYTES[gradient.dtype] * ITEM_BYTES[one.dtype]

@@ -38,11 +38,11 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.simulate.memory.allocator import Block, Heap, Use
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved
 from shardwright.simulate.memory.dropped_copies import Dropped
 from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.gathers import Flight, gather, prefetch
+from shardwright.simulate.memory.gathers import PrefetchBucket, gather, prefetch
 from shardwright.simulate.memory.instructions import (
     attention,
     draw,
@@ -72,7 +72,7 @@ class Node:
 
 
 @final
-class Walk:
+class MemorySimulator:
     """One rank's step, in blocks of memory on `heap`.
 
     `given` are the leaves as the program is called with them; `stored` those
@@ -85,7 +85,7 @@ class Walk:
         graph: Graph,
         program: Program,
         given: Mapping[str, View],
-        heap: Heap,
+        heap: Allocator,
         footprints: Footprints,
         on_cpu: bool,
         plain: bool,
@@ -105,8 +105,8 @@ class Walk:
         self.saving = True
         # Copies that may be made again: one by one, or together with others.
         self.source: dict[str, tuple[Redistribute, View]] = {}
-        self.flown: dict[str, tuple[Flight, int]] = {}
-        self.flights: dict[str, Flight] = {}
+        self.flown: dict[str, tuple[PrefetchBucket, int]] = {}
+        self.flights: dict[str, PrefetchBucket] = {}
         self.works: defaultdict[str, list[Block]] = defaultdict(
             list
         )  # what sums of gradients on their way keep

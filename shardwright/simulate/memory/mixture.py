@@ -15,10 +15,10 @@ from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.op_memory_trace import Seen
 
 if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import Walk
+    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
-def held_experts(walk: Walk, one: Compute) -> None:
+def held_experts(walk: MemorySimulator, one: Compute) -> None:
     """The operator as it would run on the rows that are there, and rows on their way."""
     op, how = one.op, one.routing
     assert how is not None, "a mixture of which all is here is an operator like others"

@@ -132,7 +132,7 @@ class _Storages(TorchDispatchMode):
 
 
 @final
-class Watch:
+class OpMemoryTrace:
     """One call under watch."""
 
     def __init__(

@@ -13,10 +13,10 @@ from shardwright.simulate.memory.allocator import Block, Use
 from shardwright.simulate.memory.values import View, contiguous_strides
 
 if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import Walk
+    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
-def load(walk: Walk, one: Load) -> None:
+def load(walk: MemorySimulator, one: Load) -> None:
     """A view of a parameter."""
     leaf = walk.views[one.leaf]
     _alias(walk, one.result, one.shape, leaf)
@@ -24,7 +24,7 @@ def load(walk: Walk, one: Load) -> None:
         walk.node("parameters", (one.result,), lambda: _passed_on(walk, one.result, one.leaf))
 
 
-def fetch(walk: Walk, one: Fetch) -> None:
+def fetch(walk: MemorySimulator, one: Fetch) -> None:
     """Views of parameters; their gradients come home together."""
     for part in one.parts:
         _alias(walk, part.result, part.shape, walk.views[part.leaf])
@@ -62,7 +62,7 @@ def fetch(walk: Walk, one: Fetch) -> None:
     walk.node("parameters", tuple(part.result for part, _ in trained), back)
 
 
-def reduce(walk: Walk, one: Reduce) -> None:
+def reduce(walk: MemorySimulator, one: Reduce) -> None:
     """Parameters as they are; their gradients are summed in one buffer."""
     for part in one.parts:
         _alias(walk, part.result, part.after, walk.views[part.value])
@@ -94,13 +94,13 @@ def reduce(walk: Walk, one: Reduce) -> None:
     walk.node("sums of gradients", tuple(part.result for part in one.parts), back)
 
 
-def _alias(walk: Walk, result: str, shape: Shape, source: View) -> None:
+def _alias(walk: MemorySimulator, result: str, shape: Shape, source: View) -> None:
     walk.heap.own(source.block)
     strides = contiguous_strides(shape)
     walk.views[result] = View(source.block, shape, strides, source.dtype, source.grad)
 
 
-def _home(walk: Walk, result: str, leaf: str, copied: bool) -> None:
+def _home(walk: MemorySimulator, result: str, leaf: str, copied: bool) -> None:
     gradient = walk.taken(result)
     if gradient is None:
         return
@@ -113,7 +113,7 @@ def _home(walk: Walk, result: str, leaf: str, copied: bool) -> None:
     walk.give(leaf, View(block, shape, contiguous_strides(shape), gradient.dtype))
 
 
-def _passed_on(walk: Walk, result: str, to: str) -> None:
+def _passed_on(walk: MemorySimulator, result: str, to: str) -> None:
     gradient = walk.taken(result)
     if gradient is not None:
         walk.give(to, gradient)

@@ -18,9 +18,9 @@ from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.passes import micro_program, rank_program
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import batch_size, micro_batches
-from shardwright.simulate.memory.allocator import Heap, Use
+from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.memory_simulator import Walk
+from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.values import View, contiguous_strides
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
@@ -83,7 +83,7 @@ class _Step:
     ) -> None:
         self.graph, self.analysis, self.decisions = graph, analysis, decisions
         self.rank, self.trainer, self.book = rank, trainer, book
-        self.heap = Heap(trainer.granularity)
+        self.heap = Allocator(trainer.granularity)
         self.coordinate = decisions.mesh.coordinate(rank)
         self.plain = decisions.mesh.size == 1
         self.updated = {buffer for buffer, _ in graph.updates}
@@ -166,8 +166,8 @@ class _Step:
         walk.backward()
         return self.updated_tiles(walk.kept, given)
 
-    def walk(self, program: Program, given: Mapping[str, View]) -> Walk:
-        return Walk(
+    def walk(self, program: Program, given: Mapping[str, View]) -> MemorySimulator:
+        return MemorySimulator(
             self.graph,
             program,
             given,
@@ -207,7 +207,7 @@ class _Step:
             if number > 1 and like[number] == like[number - 1]:
                 continue  # the gradients are there, and it adds to them as the one before it did
             given = self.leaves(layouts, (number, *self.coordinate))
-            walk = Walk(
+            walk = MemorySimulator(
                 graph,
                 programs[like[number]],
                 given,

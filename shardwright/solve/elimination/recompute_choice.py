@@ -21,7 +21,7 @@ from shardwright.solve.elimination.problem import Edge, Floats, Ints, Node, Prob
 
 
 @dataclass(frozen=True, slots=True)
-class Twofold:
+class RecomputeChoice:
     """The nodes of the first way come first and in their order; a twin pays the second way.
 
     Nodes with a twin have one choice more, the last: absent. Choice 0 of a switch is the first
@@ -33,20 +33,20 @@ class Twofold:
     switches: Mapping[int, int]  # piece -> its switch
 
 
-def twofold(first: Problem, second: Problem, piece: Mapping[int, int]) -> Twofold:
+def twofold(first: Problem, second: Problem, piece: Mapping[int, int]) -> RecomputeChoice:
     """Join two problems of equal nodes and edges; `piece` says to which piece a node belongs.
 
     Nodes of no piece cost the same in both. An edge costs what the way of its head says, and where
     that has none, what the first way says.
     """
     if not piece:
-        return Twofold(first, {}, {})
+        return RecomputeChoice(first, {}, {})
     maker = _Maker(first, second, piece)
     maker.nodes_of_both()
     for number, edge in enumerate(first.edges):
         maker.edge(edge, second.edges[number])
     maker.switch()
-    return Twofold(Problem.unchecked(maker.nodes, maker.edges), maker.twins, maker.switches)
+    return RecomputeChoice(Problem.unchecked(maker.nodes, maker.edges), maker.twins, maker.switches)
 
 
 @final

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.tracing.decompose import (
     batchnorm,
     composed_losses,
@@ -140,7 +140,7 @@ def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(into.dtype).expand(into.shape)
 
 
-def table(habits: Habits = EXACT) -> dict[Any, Callable[..., Any]]:
+def table(habits: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
     losses = {
         aten.mse_loss.default: 2,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.tracing.decompose import batchnorm
 
 aten: Any = torch.ops.aten
@@ -165,7 +165,7 @@ def _without_buffers(
     return out, mean[0], inverse[0]
 
 
-def table(habits: Habits) -> dict[Any, Any]:
+def table(habits: Numerics) -> dict[Any, Any]:
     """Decompositions by operator, in the place of those of `batchnorm`; none without the habit."""
     if habits.batch_norm != "local":
         return {}

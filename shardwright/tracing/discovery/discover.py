@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
 from shardwright.rules.user_rules import stated
@@ -45,7 +45,7 @@ def capture_with_rules(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    habits: Habits = EXACT,
+    habits: Numerics = EXACT,
     outputs: str = "loss",
 ) -> Captured:
     """The captured call; operators without a written rule carry what was stated or found out."""

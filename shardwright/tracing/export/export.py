@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardwright.ir.numerics import EXACT, Habits
+from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, select_outputs, unflatten
 from shardwright.tracing.decompose import decompose
 from shardwright.tracing.decompose.buffers import kinds_of, update_in_place, users_frame, watched
@@ -55,7 +55,7 @@ class FlatCall(nn.Module):
         model: nn.Module,
         tensors: Mapping[str, torch.Tensor],
         constants: Mapping[str, Any],
-        habits: Habits = EXACT,
+        habits: Numerics = EXACT,
         outputs: str = "loss",
     ) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class FlatCall(nn.Module):
 
 
 def export(
-    call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Habits = EXACT
+    call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Numerics = EXACT
 ) -> tuple[Functional, str]:
     """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
 
@@ -142,7 +142,7 @@ def export(
 
 
 def _export(
-    call: FlatCall, example: tuple[torch.Tensor, ...], habits: Habits, *, strict: bool
+    call: FlatCall, example: tuple[torch.Tensor, ...], habits: Numerics, *, strict: bool
 ) -> Functional:
     quiet, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)  # what goes wrong is said once, in the error

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.tracing.call import CaptureError
 
 _TAKEN = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,7 +21,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @contextmanager
-def computing_in(model: nn.Module, habits: Habits, *, values: bool = False) -> Iterator[None]:
+def computing_in(model: nn.Module, habits: Numerics, *, values: bool = False) -> Iterator[None]:
     """Within, the parameters of `model` have the dtype that operators take them in.
 
     They have the model's values only if that is asked for, at the cost of a copy.
@@ -58,7 +58,7 @@ def computing_in(model: nn.Module, habits: Habits, *, values: bool = False) -> I
             setattr(module, name, parameter)
 
 
-def narrowed(tensor: torch.Tensor, habits: Habits) -> torch.Tensor:
+def narrowed(tensor: torch.Tensor, habits: Numerics) -> torch.Tensor:
     """An input as the model gets it: a number of a batch is computed with as parameters are."""
     if habits.precision == "bf16" and tensor.is_floating_point():
         return tensor.to(torch.bfloat16)

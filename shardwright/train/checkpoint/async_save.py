@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 
 @final
-class Background:
+class AsyncSaver:
     """The writer of one run; every rank makes it, and calls it, at the same time."""
 
     def __init__(self) -> None:

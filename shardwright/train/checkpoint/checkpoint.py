@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwright.ir.plan import Plan
-from shardwright.train.checkpoint.async_save import Background
+from shardwright.train.checkpoint.async_save import AsyncSaver
 from shardwright.train.checkpoint.folder import CheckpointFolder, Saved
 from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_index
 from shardwright.train.checkpoint.state import Run
@@ -39,7 +39,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
         self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
         self.last: int | None = None  # step that was saved or resumed from
-        self._background = Background()
+        self._background = AsyncSaver()
         self._begun: tuple[int, Future[None]] | None = None
         _on_rank_0(self.folder.open)
 

@@ -13,7 +13,7 @@ from shardwright.cli import main
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
-from shardwright.ir.numerics import Habits
+from shardwright.ir.numerics import Numerics
 from shardwright.planner.micro_batch_counts import if_tight
 from tests import plans
 
@@ -63,7 +63,7 @@ class FakeApi(types.ModuleType):
         self.micro_batches = []
 
     def capture(self, model, args=(), kwargs=None, **habits):
-        return replace(GRAPH, habits=Habits(**habits))
+        return replace(GRAPH, habits=Numerics(**habits))
 
     def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
         self.searched.append((machine.devices, optimizer))

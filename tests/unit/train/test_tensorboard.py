@@ -7,12 +7,12 @@ import pytest
 from shardwright.train import tensorboard
 from shardwright.train.data.batch import JobError
 from shardwright.train.loop import EvaluationRecord, StepRecord
-from shardwright.train.tensorboard import Board
+from shardwright.train.tensorboard import MetricWriter
 
 
 def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with Board(tmp_path) as events:
+    with MetricWriter(tmp_path) as events:
         for step in (1, 2):
             events.add(StepRecord(step, 2.0 / step, 0.5, 64, "tokens", 2**20, 3.0))
         events.add(EvaluationRecord(2, 1.5))
@@ -33,5 +33,5 @@ def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
 def test_without_tensorboard_one_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"pip install 'shardwright\[tensorboard\]'"):
-        Board(tmp_path)
+        MetricWriter(tmp_path)
     assert importlib.util.find_spec is not tensorboard.find_spec

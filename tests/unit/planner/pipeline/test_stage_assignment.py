@@ -15,14 +15,14 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.mesh_loop import Rounds
+from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.pipeline import stage_assignment as pipelines
 from shardwright.planner.pipeline.cuts import Cuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition
 from shardwright.planner.pipeline.stage_assignment import OTHERS, Pipelines
 from shardwright.planner.pipeline.stage_costs import Offer, StageCosts
 from shardwright.planner.planner import search
-from shardwright.planner.space_factory import Sources
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.program.lower.stages import split, splits_backward
 from shardwright.simulate.time.pipeline_schedules import in_flight
 from shardwright.simulate.time.pipelines import (
@@ -58,7 +58,7 @@ def graph():
 def one_group(graph):
     """What is found on one group of two devices, for a batch in four pieces."""
     machine = Machine.preset("4xcpu")
-    rounds = Rounds(Sources(graph, recompute=True), machine, "adamw", False)
+    rounds = MeshLoop(SpaceFactory(graph, recompute=True), machine, "adamw", False)
     (mesh,) = (search(graph, machine.with_devices(2))[0].mesh,)
     rounds.run(mesh, 4, float("inf"), compare=False)
     return rounds.found[0].writer, [c.point for c in rounds.found]

@@ -12,7 +12,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.mesh_loop import Candidate
 from shardwright.planner.planner import search
-from shardwright.planner.plans.off_frontier import Overtaken
+from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from tests.plans import simple
 from tests.unit.planner.layers import residual_layers
 
@@ -44,7 +44,7 @@ def overtaken(*made):
         settled.append(plan.step_seconds)
         return replace(plan, peak_bytes=by_seconds[plan.step_seconds].needs)
 
-    return Overtaken(cast(list[Candidate], list(made)), write, settle), settled
+    return OffFrontierPlans(cast(list[Candidate], list(made)), write, settle), settled
 
 
 A = (Made("a", 1.0, 50, 90), Made("a", 1.2, 40, 72), Made("a", 1.5, 30, 54))

@@ -12,7 +12,7 @@ from shardwright.ir.optimizers import OptimizerError
 from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode
-from shardwright.planner.tables.mesh_invariants import Meshless
+from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import PassPartial, Split
@@ -42,7 +42,7 @@ def axis(text):
 def test_meshes_that_share_what_no_mesh_changes_cost_what_they_cost_alone():
     graph, analysis = linear_layer()
     machine = toy_machine()
-    meshless = Meshless(graph, analysis, machine)
+    meshless = MeshInvariants(graph, analysis, machine)
     for mesh in (ONE, TWO):
         shared = CostModel(graph, analysis, machine, mesh, meshless=meshless)
         alone = CostModel(graph, analysis, machine, mesh)

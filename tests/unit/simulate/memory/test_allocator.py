@@ -1,13 +1,13 @@
 """Blocks of memory, their owners, and the moment when most is held."""
 
 from shardwright.ir.graph import Op, Ref
-from shardwright.simulate.memory.allocator import Heap, Use
+from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.footprints import Footprints
 from shardwright.simulate.memory.op_memory_trace import Seen
 
 
 def test_the_peak_is_remembered_with_what_it_was_made_of():
-    heap = Heap()
+    heap = Allocator()
     saved = heap.new(100)
     heap.save(saved)
     heap.drop(saved)  # autograd alone has it now
@@ -22,7 +22,7 @@ def test_the_peak_is_remembered_with_what_it_was_made_of():
 
 
 def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
-    heap = Heap(granularity=512)
+    heap = Allocator(granularity=512)
     heap.drop(heap.new(1000, Use.HELD))
     assert heap.peak == 0
     block = heap.new(700)
@@ -33,7 +33,7 @@ def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
 
 
 def test_blocks_belong_to_the_module_that_made_them_and_buckets_to_several():
-    heap = Heap()
+    heap = Allocator()
     heap.module = "up"
     made = heap.new(100)
     heap.save(made)

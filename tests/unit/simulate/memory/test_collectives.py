@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.ir.layout import Layout, Mesh, local_atoms
 from shardwright.program.instructions import flat, moves
-from shardwright.simulate.memory.allocator import Heap
+from shardwright.simulate.memory.allocator import Allocator
 from shardwright.simulate.memory.collectives import moved
 from shardwright.simulate.memory.values import View, contiguous_strides
 
@@ -19,7 +19,7 @@ WHOLE = 64 * 16 * 4  # bytes
 def test_no_backend_needs_the_whole_to_cut_another_dimension(src, dst, tiles, on_cpu):
     before, after = Layout.parse(src, MESH), Layout.parse(dst, MESH)
     shape = flat(local_atoms(ATOMS, before, (0,)))
-    heap = Heap()
+    heap = Allocator()
     block = heap.new(WHOLE // 8)
     view = View(block, shape, contiguous_strides(shape), "float32")
     steps, made = moves(ATOMS, before, after, (0,)), flat(local_atoms(ATOMS, after, (0,)))

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine
-from shardwright.planner.tables.mesh_invariants import Meshless
+from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.time.stragglers import late, skewed, stretch, with_whole_waits
 from tests.plans import MS, moved
@@ -127,7 +127,7 @@ def test_where_ranks_are_not_apart_nothing_is_asked():
 def test_a_stretch_is_a_pass_of_a_contraction_and_what_goes_with_it():
     graph, analysis = linear_layer()
     machine = toy_machine()
-    costs = Meshless(graph, analysis, machine)
+    costs = MeshInvariants(graph, analysis, machine)
     works = [costs.workload(op) for op in graph.ops]
     wholes = [np.array(work.sizes)[:, None] for work in works]
     each = [operator_seconds(*one, machine.device) for one in zip(works, wholes, strict=True)]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.numerics import HabitError
+from shardwright.ir.numerics import NumericsError
 from shardwright.ir.plan import Phase
 from shardwright.tracing.decompose.local_batchnorm import local_batch_norm
 
@@ -73,7 +73,9 @@ def test_a_graph_says_which_statistics_it_takes():
     assert local.fingerprint != exact.fingerprint
     in_eval = sw.capture(model.eval(), (x,), batch_norm="local")
     assert "local_batch_norm" not in {op.kind for op in in_eval.ops}
-    with pytest.raises(HabitError, match="batch_norm='ddp' is not known; write batch_norm='exact'"):
+    with pytest.raises(
+        NumericsError, match="batch_norm='ddp' is not known; write batch_norm='exact'"
+    ):
         sw.capture(model, (x,), batch_norm="ddp")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.shape_variants import ManyShapes
+from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.export import (
     export_pretrained,
     export_safetensors,
@@ -47,7 +47,7 @@ def test_one_device_gives_and_takes_the_models_own_keys(tmp_path):
     batch = (torch.arange(6),)
     model = Net()
     plan = sw.plan(model, batch, machine=sw.Machine.preset("1xcpu"), optimizer="sgd")
-    module = ManyShapes(model, plan, [])
+    module = ShapeVariants(model, plan, [])
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     module.forward_backward(batch)
     optimizer.step()
@@ -133,7 +133,7 @@ def test_a_hugging_face_folder_is_read_by_from_pretrained(tmp_path):
     ids = torch.arange(8).view(2, 4)
     batch = {"input_ids": ids, "labels": ids}
     plan = sw.plan(model, (), batch, machine=sw.Machine.preset("1xcpu"))
-    module = ManyShapes(model, plan, [])
+    module = ShapeVariants(model, plan, [])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     module.forward_backward(batch)
     optimizer.step()
