@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
-    from shardwright.ir.frontier import Frontier
-    from shardwright.ir.plan import Plan
     from shardwright.profile.measured_machine import Machine
+    from shardwright.public import Frontier, Plan
     from shardwright.rules.user_rules import rule
     from shardwright.train.job import Job
 
@@ -27,10 +26,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Frontier": "shardwright.ir.frontier",
+    "Frontier": "shardwright.public",
     "Job": "shardwright.train.job",
     "Machine": "shardwright.profile.measured_machine",
-    "Plan": "shardwright.ir.plan",
+    "Plan": "shardwright.public",
     "rule": "shardwright.rules.user_rules",
 }
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
 
 from torch import nn
 
 from shardwright.ir.constraints import Constraint
-from shardwright.ir.frontier import Frontier, parse_limit
+from shardwright.ir.frontier import Frontier as IrFrontier
+from shardwright.ir.frontier import parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.numerics import Numerics
 from shardwright.ir.optimizers import known_optimizer
-from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine, machine_of
+from shardwright.planner import planner
 from shardwright.planner.arguments import check_arguments
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
-from shardwright.planner.planner import Progress, search
+from shardwright.planner.planner import Progress
 from shardwright.planner.tables.memory import state_bytes
+from shardwright.public import Frontier, Plan
 from shardwright.runtime.parallel import ParallelModule, parallelize
 from shardwright.runtime.verify.verify import Report, verify
 from shardwright.tracing.arguments import (
@@ -27,6 +30,8 @@ from shardwright.tracing.arguments import (
     weight_bytes,
 )
 from shardwright.tracing.discovery.discover import capture_with_rules
+
+P = ParamSpec("P")
 
 __all__ = [
     "Frontier",
@@ -72,6 +77,17 @@ def capture(
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
     return found.graph
+
+
+def _public(search: Callable[P, IrFrontier]) -> Callable[P, Frontier]:
+    @functools.wraps(search)
+    def found(*args: P.args, **kwargs: P.kwargs) -> Frontier:
+        return Frontier.of(search(*args, **kwargs))
+
+    return found
+
+
+search = _public(planner.search)
 
 
 def plan(

@@ -25,6 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright as sw
 from benchmarks import record
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.state import Steppable
 from shardwright.train.job import Job
@@ -94,7 +95,7 @@ def measured(rounds: int, every: int, cpu_time: bool) -> dict[str, Any]:
     """Median seconds of a round, and median ratios to a round without a checkpoint."""
     graph = sw.capture(model(), (), batch())
     named = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{RANKS}xcpu")).baselines}
-    text = named["fully sharded"].to_json()
+    text = plan_to_json(named["fully sharded"])
     with tempfile.TemporaryDirectory() as folder:
         spawn(rank, (folder, text, rounds, every, cpu_time), nprocs=RANKS)
         found = json.loads(Path(folder, "found.json").read_text())

@@ -27,6 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import shardwright as sw
 from benchmarks import record
 from examples.bytes_gpt import source_code
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.data.randomness import seed_all
@@ -131,7 +132,7 @@ def curve(legs: list[tuple[sw.Plan, int]], dtype: str) -> list[float]:
     mp.get_context("forkserver").set_forkserver_preload(["benchmarks.curves.run"])
     with tempfile.TemporaryDirectory() as folder:
         for plan, until in legs:
-            given = (plan.devices, folder, plan.to_json(), dtype, until)
+            given = (plan.devices, folder, plan_to_json(plan), dtype, until)
             start_processes(rank, given, nprocs=plan.devices, start_method="forkserver")
         files = sorted(Path(folder).glob("losses-*.json"), key=lambda f: int(f.stem.split("-")[1]))
         return [loss for file in files for loss in json.loads(file.read_text())]

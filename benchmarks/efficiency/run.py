@@ -29,6 +29,7 @@ from torch.multiprocessing.spawn import spawn
 import shardwright as sw
 from benchmarks import record
 from benchmarks.efficiency.strategies import BY_HAND, MODELS, step_by_hand
+from shardwright.plan_io.plan_text import plan_to_json
 
 SEED, RANKS, TARGET = 0, 2, 1.02
 _ALIKE = 1e-4  # how far losses may be apart, relatively
@@ -74,7 +75,7 @@ def compare(
     model: str, strategy: str, rounds: int, seconds: float = 0, *, compiled: bool = False
 ) -> dict[str, Any]:
     """Medians and quartiles of both and of their ratio: of so many rounds, or for so long."""
-    pair = Pair(model, strategy, compiled, rounds, seconds, plan_of(model, strategy).to_json())
+    pair = Pair(model, strategy, compiled, rounds, seconds, plan_to_json(plan_of(model, strategy)))
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         spawn(_rank, (str(store), pair), nprocs=RANKS)

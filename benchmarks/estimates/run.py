@@ -53,6 +53,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.calls import Call
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.recost import recosted
 from shardwright.planner.tables.hot_ops import dominating
 from shardwright.profile.local_ranks import silent
@@ -124,7 +125,7 @@ class Subject:
     @cached_property
     def programs(self) -> dict[str, str]:
         """Of every plan the text of the program that runs: equal plans have one."""
-        return {title: _program(plan).to_json() for title, plan in self.plans.items()}
+        return {title: plan_to_json(_program(plan)) for title, plan in self.plans.items()}
 
     def again(self, machine: Machine, seconds: float) -> dict[str, Plan]:
         """The same plans by what a machine is now, its operators timed anew."""

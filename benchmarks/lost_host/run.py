@@ -28,7 +28,7 @@ import shardwright as sw
 from benchmarks import record
 from benchmarks.hosts import Cluster, HostError, HostsUnavailableError, Link, hosts
 from benchmarks.hosts.network import DEVICE, address
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.checkpoint import PLAN
 from shardwright.train.checkpoint.folder import CheckpointFolder
@@ -143,7 +143,7 @@ class Story:
         """For how many devices the plan of the latest checkpoint is; 0 if there is none."""
         names = CheckpointFolder(self.folder / "runs").names()
         file = self.folder / "runs" / names[0] / PLAN if names else None
-        return Plan.load(file).devices if file is not None and file.exists() else 0
+        return load_plan(file).devices if file is not None and file.exists() else 0
 
     def _until(
         self, what: str, running: dict[int, subprocess.Popen[bytes]], holds: Callable[[], bool]
@@ -185,7 +185,7 @@ def prepared(folder: Path, steps: int) -> list[float]:
         named = {plan.name: plan for plan in frontier.baselines} | {"data parallel": frontier[0]}
         named[name].save(folder / "plans" / f"{devices}.json")
     seed_all(job.seed)
-    module = ShapeVariants(job.model(), Plan.load(folder / "plans/1.json"), [], seed=job.seed)
+    module = ShapeVariants(job.model(), load_plan(folder / "plans/1.json"), [], seed=job.seed)
     found: list[float] = []
 
     def keep(one: Any) -> None:

@@ -28,6 +28,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.hot_ops import dominating
@@ -74,7 +75,7 @@ def rows_of(name: str, machine: Machine, options: argparse.Namespace) -> list[di
         machine = with_timings(machine, calls, options.operators_seconds, timings, silent)
         plans = plans_of(graph, machine)
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
-        given.write_text(json.dumps([plan.to_json() for plan in plans]))
+        given.write_text(json.dumps([plan_to_json(plan) for plan in plans]))
         arguments = ["--model", name, "--plans", str(given), "--out", str(out)]
         arguments += ["--rounds", str(options.rounds), "--seconds", str(options.steps_seconds)]
         Local().run("benchmarks.estimates.worker", *arguments, seconds=4 * options.steps_seconds)

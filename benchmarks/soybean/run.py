@@ -32,6 +32,7 @@ from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from shardwright.machine.model import Machine
+from shardwright.plan_io.plan_text import plan_to_json
 
 SEED = 0
 _START_SECONDS = 300.0  # allowance to start, import, capture and warm up
@@ -87,7 +88,7 @@ def rows(
     for one in subjects:
         model, batch = made(one.model, one.scale, one.batch)
         plans.append(sw.plan(model, (), batch, machine=machine, optimizer="momentum"))
-    texts = tuple(plan.to_json() for plan in plans)
+    texts = tuple(plan_to_json(plan) for plan in plans)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.json"

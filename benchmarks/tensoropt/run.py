@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 import shardwright as sw
 from benchmarks import record
 from benchmarks.tensoropt.worker import ALLOWANCE, OURS, WRAPPERS, Task, came_through, made, run
+from shardwright.plan_io.plan_text import plan_to_json
 
 SEED = 0
 MIB = 2**20
@@ -115,7 +116,7 @@ def rows(frontier: sw.Frontier, ranks: int, limits: Sequence[int], steps: int) -
             ours.append(Outcome(failed=str(e).splitlines()[0]))
             continue
         plans.append(plan)
-        ours += trained(Task(OURS, ranks, plan.to_json(), (limit,), steps))
+        ours += trained(Task(OURS, ranks, plan_to_json(plan), (limit,), steps))
     found[OURS] = ours
     return [
         Row(

@@ -29,6 +29,7 @@ from benchmarks import record
 from benchmarks.wide.models import SEED, Built, longest
 from benchmarks.wide.plans import line
 from benchmarks.wide.ranks import on_ranks
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.parameters.peak_memory import metered
 
 ALLOWED = 2**30  # bytes
@@ -61,7 +62,7 @@ def long() -> Iterator[dict[str, Any]]:
     graph = sw.capture(model, (), batch)
     for devices in (1, 4):
         plan = sw.search(graph, sw.Machine.preset(f"{devices}xcpu")).smallest()
-        outcome = on_ranks(devices, _limited, plan.to_json())
+        outcome = on_ranks(devices, _limited, plan_to_json(plan))
         yield {
             "tokens": batch["input_ids"].shape[1],
             "allowed_bytes": ALLOWED,
@@ -106,7 +107,7 @@ def logits() -> Iterator[dict[str, Any]]:
             "devices": devices,
             "logits_bytes": 4 * WORDS * SAMPLES,
             "plan": line(plan, ("vocabulary", "classes")),
-            "counted_bytes": on_ranks(devices, _counted, plan.to_json()),
+            "counted_bytes": on_ranks(devices, _counted, plan_to_json(plan)),
         }
 
 

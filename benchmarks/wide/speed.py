@@ -29,6 +29,7 @@ from benchmarks.wide.ranks import on_ranks
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml
+from shardwright.plan_io.plan_text import plan_to_json
 
 RANKS = 2
 LIMITS = (1.0, 0.8, 0.65)  # of what the fastest plan needs
@@ -61,7 +62,7 @@ def compared(
             except InfeasibleError as e:
                 row[what] = {"least_bytes": e.smallest_bytes}
         if len(plans) == 2 and row["chosen"].get("splits"):
-            texts = [plan.to_json() for plan in plans]
+            texts = [plan_to_json(plan) for plan in plans]
             key = "".join(texts)
             if key not in measured:
                 measured[key] = _ratios(on_ranks(RANKS, _timed, name, texts, rounds))

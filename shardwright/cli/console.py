@@ -18,6 +18,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.chart import Mark, chart
 from shardwright.report.table import frontier_table, frontier_text, notes, plain_text
+from shardwright.report.text.explain import explain
 from shardwright.report.tree import AXIS_STYLES, plan_tree
 
 
@@ -42,7 +43,7 @@ def print_plan(plan: Plan) -> None:
     if sys.stdout.isatty():
         Console().print(plan_tree(plan))
     else:
-        click.echo(plan.explain())
+        click.echo(explain(plan))
 
 
 def print_chart(marks: Sequence[Mark]) -> None:

@@ -10,6 +10,7 @@ from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine
+from shardwright.plan_io.files import load_plan, save_plan
 
 _VERSION = 2  # plans of the first one store parameters in layouts that are refused now
 
@@ -34,7 +35,7 @@ class PlanCache:
     def find(self, key: str) -> Plan | None:
         """The plan of this key; one that cannot be read is as good as none."""
         try:
-            return Plan.load(self.file(key)) if self.file(key).exists() else None
+            return load_plan(self.file(key)) if self.file(key).exists() else None
         except PlanError:
             return None
 
@@ -47,4 +48,4 @@ class PlanCache:
             raise UsageError(
                 f"cannot use {folder} for checkpoints: {reason}; give another folder"
             ) from e
-        plan.save(self.file(key))
+        save_plan(plan, self.file(key))

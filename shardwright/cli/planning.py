@@ -25,6 +25,7 @@ from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.micro_batch_counts import ALL
 from shardwright.report.text.explain import WIDTH
@@ -124,9 +125,9 @@ def capture(
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:
     """TARGET as the plan wants it captured, and the plan, which must be one for it."""
-    habits = asdict(Plan.load(given.plan).habits)
+    habits = asdict(load_plan(given.plan).habits)
     captured = capture(given.target, given.batch, given.seq, given.settings, habits=habits)
-    return captured, load_plan(given.plan, captured, devices)
+    return captured, plan_in_file(given.plan, captured, devices)
 
 
 def machine_of(
@@ -313,9 +314,9 @@ def machine_parts(machine: Machine) -> Iterator[Machine]:
             yield machine.with_devices(devices)
 
 
-def load_plan(file: str, captured: Captured, devices: int | None) -> Plan:
+def plan_in_file(file: str, captured: Captured, devices: int | None) -> Plan:
     """The plan in `file`, which must be one for this graph and this number of devices."""
-    plan = Plan.load(file)
+    plan = load_plan(file)
     if devices is not None and plan.devices != devices:
         raise UsageError(
             f"{file} is a plan for {plan.devices} devices, --devices is {devices}; start it with"

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import pairwise
 from typing import overload
 
@@ -329,23 +328,6 @@ class Frontier:
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
-
-    def _repr_html_(self) -> str:
-        """The frontier in a notebook: time against memory as a picture, plans as a list to open."""
-        from shardwright.report.frontier_svg import picture
-
-        if self.settle is not None:
-            return self.all_settled()._repr_html_()
-        rows = "".join(
-            f"<tr><td>{mark}</td><td>{escape(str(plan))}</td></tr>"
-            for mark, plan in [
-                *((str(index), plan) for index, plan in enumerate(self)),
-                *(("baseline", plan) for plan in self.baselines),
-            ]
-        )
-        count = f"{len(self)} plans, fastest first, and {len(self.baselines)} baselines"
-        listed = f"<details><summary>{count}</summary><table>{rows}</table></details>"
-        return f"<div>{picture(self)}{listed}</div>"
 
     def __str__(self) -> str:
         return "\n".join(str(plan) for plan in self.plans)

@@ -1,18 +1,15 @@
 """A plan: one way to train one graph in parallel, with its predicted cost.
 
-How plans are written to files is `plan_text`'s matter.
+`plan_io` writes plans to files, `report/text/explain.py` explains them.
 """
 
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
-from shardwright.ir.atomic_io import FileSizeError, read_within, write_whole
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
@@ -22,7 +19,6 @@ from shardwright.ir.plan_notes import Remark
 
 NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them
-_LARGEST = 2**28  # bytes of a plan file; one of 10,000 operators has 4 MiB
 
 
 class PlanError(ValueError):
@@ -195,52 +191,6 @@ class Plan:
     def tilings(self) -> Mapping[str, tuple[str, ...]]:
         """What every operator splits per mesh axis, as `PlannedOp.tiling`."""
         return {op.name: op.tiling for op in self.ops}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON: aside first, then renamed, so a reader never sees half of it."""
-        try:
-            write_whole(path, self.to_json() + "\n")
-        except OSError as e:
-            raise PlanError(f"cannot write plan {path}: {e.strerror}; choose another path") from e
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan file; raises `PlanError` for anything that is not a whole, valid plan."""
-        try:
-            text = read_within(path, _LARGEST)
-        except (OSError, UnicodeDecodeError, FileSizeError) as e:
-            reason = getattr(e, "strerror", None) or e
-            raise PlanError(
-                f"cannot read plan {path}: {reason}; give a file that `plan` wrote"
-            ) from e
-        try:
-            return cls.from_json(text)
-        except PlanError as e:
-            raise PlanError(f"plan {path}: {e}") from e
-
-    def to_json(self) -> str:
-        """The plan as readable JSON text."""
-        from shardwright.plan_io.plan_text import write
-
-        return write(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote."""
-        from shardwright.plan_io.plan_text import read
-
-        return read(text)
-
-    def explain(self) -> str:
-        """Who is sharded how, in the module's own names, and what it costs."""
-        from shardwright.report.text.explain import explain
-
-        return explain(self)
-
-    def _repr_html_(self) -> str:
-        """The plan in a notebook: its line, and `explain` to open."""
-        words = f"<summary>{escape(str(self))}</summary><pre>{escape(self.explain())}</pre>"
-        return f"<details>{words}</details>"
 
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20

@@ -34,7 +34,7 @@ _STORED = ("kept", "regathered")
 _TOTALS = tuple(f.name for f in fields(Memory) if f.name != "shares")
 
 
-def write(plan: Plan) -> str:
+def plan_to_json(plan: Plan) -> str:
     """The plan as readable JSON text."""
     return _dump(
         {
@@ -107,8 +107,8 @@ def write(plan: Plan) -> str:
     )
 
 
-def read(text: str) -> Plan:
-    """The plan that `write` wrote; raises `PlanError` for anything else."""
+def plan_from_json(text: str) -> Plan:
+    """The plan that `plan_to_json` wrote; raises `PlanError` for anything else."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:

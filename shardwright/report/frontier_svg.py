@@ -6,12 +6,26 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier
 
 WIDTH, HEIGHT, MARGIN = 560, 260, 50
+
+
+def frontier_html(frontier: Frontier) -> str:
+    """A frontier in a notebook: time against memory as a picture, plans as a list to open."""
+    if frontier.settle is not None:
+        frontier = frontier.all_settled()
+    rows = "".join(
+        f"<tr><td>{mark}</td><td>{escape(str(plan))}</td></tr>"
+        for mark, plan in [
+            *((str(index), plan) for index, plan in enumerate(frontier)),
+            *(("baseline", plan) for plan in frontier.baselines),
+        ]
+    )
+    count = f"{len(frontier)} plans, fastest first, and {len(frontier.baselines)} baselines"
+    listed = f"<details><summary>{count}</summary><table>{rows}</table></details>"
+    return f"<div>{picture(frontier)}{listed}</div>"
 
 
 def picture(frontier: Frontier) -> str:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.ir.plan import Plan
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.comm.spin_wait import wait_for
 from shardwright.train.data.batch import Batch, JobError
 
@@ -130,7 +131,7 @@ def check_alike(plan: Plan, model: torch.nn.Module) -> None:
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "plan": zlib.crc32(plan.to_json().encode()),
+        "plan": zlib.crc32(plan_to_json(plan).encode()),
         "weights": digest(dict(model.state_dict())),
     }
     every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import save_plan
 from shardwright.train.loop import EvaluationRecord, StepRecord
 from shardwright.train.routing import RoutingRecord
 from shardwright.train.traced_step import trace_file
@@ -122,7 +123,7 @@ def launch(
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
-        plan.save(plan_file)
+        save_plan(plan, plan_file)
         command = torchrun(plan.devices, max_restarts)
         command += ["--target", target, "--plan", str(plan_file)]
         command += ["--steps", str(steps), "--losses", str(losses)]

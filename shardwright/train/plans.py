@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.plan_io.files import load_plan
 
 
 def plan_for(path: str | os.PathLike[str], devices: int) -> Plan:
@@ -15,9 +16,9 @@ def plan_for(path: str | os.PathLike[str], devices: int) -> Plan:
     ranks. Raises `PlanError` where the folder has none for so many, or several.
     """
     if not Path(path).is_dir():
-        return Plan.load(path)
+        return load_plan(path)
     files = sorted(Path(path).glob("*.json"))
-    plans = {file: Plan.load(file) for file in files}
+    plans = {file: load_plan(file) for file in files}
     found = [file for file, plan in plans.items() if plan.devices == devices]
     if len(found) > 1:
         names = ", ".join(file.name for file in found)

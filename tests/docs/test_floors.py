@@ -23,7 +23,7 @@ LAYERS = (  # the lowest first; packages of one layer do not import each other
     ("profile", "train", "report"),
 )
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
-TOP = ("cli", "api", "__init__", "__main__")  # may import every package, and each other
+TOP = ("cli", "api", "public", "__init__", "__main__")  # may import every package, and each other
 
 TORCH = ("torch", "transformers")  # transformers imports torch
 KNOW_TORCH = (

@@ -6,6 +6,8 @@ from torch import nn
 from torch.func import functional_call
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
+from shardwright.report.text.explain import explain
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -122,7 +124,7 @@ def close(found, expected):
 
 
 def test_one_device_follows_the_recipe():
-    losses, weights = ours(plans(1)[0].to_json())
+    losses, weights = ours(plan_to_json(plans(1)[0]))
     expected = recipe()
     assert losses == expected[0]
     for name, value in weights.items():
@@ -154,8 +156,8 @@ def test_a_plan_says_what_masters_cost():
     assert held[1] == held[0] + 2 * (trained + frozen)  # the casts
     sums = [{t.value: t.bytes for t in plan.transfers} for plan in named]
     assert sums[0]["up.weight"] == sums[1]["up.weight"]  # gradients are summed in float32
-    assert "float32" in named[1].explain() and "precision" in named[1].explain()
-    again = sw.Plan.from_json(named[1].to_json())
+    assert "float32" in explain(named[1]) and "precision" in explain(named[1])
+    again = sw.Plan.from_json(plan_to_json(named[1]))
     assert again.habits.precision == "bf16"
 
 
@@ -169,8 +171,8 @@ def test_every_kind_of_plan_follows_the_recipe():
     kinds += [next(p for p in plans(2, stages=(2,), micro_batches=(2,)) if p.stages == 2)]
     graph = sw.capture(Sums(), (torch.zeros(2, 2),), precision="bf16")
     rows = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
-    sums = [rows[name].to_json() for name in ("data parallel", "fully sharded")]
-    results = run_ranks(2, every, [p.to_json() for p in kinds], sums)
+    sums = [plan_to_json(rows[name]) for name in ("data parallel", "fully sharded")]
+    results = run_ranks(2, every, [plan_to_json(p) for p in kinds], sums)
     for found, gradients in results:
         for one in found:
             close(one, expected)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -107,7 +108,7 @@ def leg(text, folder):
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    run = begin(plan_for(1).to_json())
+    run = begin(plan_to_json(plan_for(1)))
     losses = advance(run, STEPS)
     return losses, {n: whole(p) for n, p in run.module.named_parameters()}
 
@@ -117,7 +118,7 @@ def test_one_curve_over_two_four_one_and_three_ranks(undisturbed, tmp_path):
     curve, weights = undisturbed
     found = []
     for devices in (2, 4, 1, 3):
-        text = plan_for(devices).to_json()
+        text = plan_to_json(plan_for(devices))
         results = run_ranks(devices, leg, text, str(tmp_path))
         assert all(r[:2] == results[0][:2] for r in results)
         assert results[0][0] == len(found)

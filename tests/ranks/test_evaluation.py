@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.export import export_safetensors, load_safetensors
 from shardwright.train.data.randomness import seed_all
@@ -166,7 +167,7 @@ def texts(devices, *names, of=model, example=batch):
     if "pipeline" in names:
         staged = sw.search(graph, machine, "sgd", stages=(2,))
         known["pipeline"] = next(plan for plan in staged if plan.stages == 2)
-    return [known[name].to_json() for name in names]
+    return [plan_to_json(known[name]) for name in names]
 
 
 def runs(plans, folder, others=()):
@@ -176,7 +177,7 @@ def runs(plans, folder, others=()):
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     plan = sw.search(sw.capture(model(), (), batch()), sw.Machine.preset("1xcpu"), "sgd")[0]
-    return run(plan.to_json(), tmp_path_factory.mktemp("one"))
+    return run(plan_to_json(plan), tmp_path_factory.mktemp("one"))
 
 
 def check(found, expected):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.checkpoint.folder import CheckpointFolder
 from shardwright.train.consensus import Consensus, check_alike, digest
@@ -89,7 +90,7 @@ def faults(text):
 
 @pytest.mark.ranks
 def test_ranks_say_what_is_wrong_and_which_of_them():
-    text = plan(Net(), {"x": torch.randn(8, 6)}, 2, "data parallel").to_json()
+    text = plan_to_json(plan(Net(), {"x": torch.randn(8, 6)}, 2, "data parallel"))
     first, second = run_ranks(2, faults, text)
     assert first == second
     where, data, weights, software, stopped = first

@@ -8,6 +8,7 @@ from torch import nn
 from torch.profiler import profile
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from tests.ranks.harness import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
@@ -64,7 +65,7 @@ def adapted():
 
 def baselines(model, batch):
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
-    return {plan.name: plan.to_json() for plan in frontier.baselines}
+    return {plan.name: plan_to_json(plan) for plan in frontier.baselines}
 
 
 def test_gathering_in_buckets_equals_one_device():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from shardwright.plan_io.files import save_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -75,7 +76,7 @@ def sharded(model, args, kwargs, folder):
     plans = sw.search(graph, sw.Machine.preset("2xcpu")).baselines
     (plan,) = [plan for plan in plans if plan.name == "fully sharded"]
     assert any("S" in str(parameter.layout) for parameter in plan.parameters)
-    plan.save(folder / "plan.json")
+    save_plan(plan, folder / "plan.json")
     return folder / "plan.json"
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program import passes
 from shardwright.program.lower.buckets import bucketed
 from shardwright.program.lower.inplace import in_place
@@ -58,7 +59,7 @@ def test_buckets_are_parameters_to_the_user():
     graph = sw.capture(model(), (ids(),))
     frontier = sw.search(graph, sw.Machine.preset("2xcpu"))
     (plan,) = (plan for plan in frontier.baselines if plan.name == "data parallel")
-    run_ranks(2, _all_checks, plan.to_json())
+    run_ranks(2, _all_checks, plan_to_json(plan))
 
 
 def _all_checks(text):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from tests.ranks.harness import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
@@ -43,7 +44,7 @@ def planned():
 
 
 def test_it_equals_distributed_data_parallel():
-    run_ranks(2, _equals_ddp, planned().to_json())
+    run_ranks(2, _equals_ddp, plan_to_json(planned()))
 
 
 def _equals_ddp(text):

@@ -5,6 +5,7 @@ import torch
 
 import shardwright as sw
 from benchmarks.curves import run as one_curve
+from shardwright.plan_io.plan_text import plan_to_json
 from tests import models
 from tests.ranks.harness import run_ranks
 
@@ -46,7 +47,9 @@ RUNS = {
 def serial():
     """The curve of one device, by model."""
     plain = {name: _train_plain(name) for name, (_, _, is_plain) in EXAMPLES.items() if is_plain}
-    planned = [(name, _frontier(name, 1)[0].to_json()) for name in EXAMPLES if name not in plain]
+    planned = [
+        (name, plan_to_json(_frontier(name, 1)[0])) for name in EXAMPLES if name not in plain
+    ]
     (curves,) = run_ranks(1, _train_all, planned)
     return plain | dict(zip((name for name, _ in planned), curves, strict=True))
 
@@ -57,7 +60,7 @@ def serial():
 @pytest.mark.parametrize("world", RUNS)
 def test_every_plan_follows_the_curve_of_one_device(serial, world):
     runs = [(name, plan) for name in RUNS[world] for plan in _plans(name, world)]
-    jobs = [(name, plan.to_json()) for name, plan in runs]
+    jobs = [(name, plan_to_json(plan)) for name, plan in runs]
     by_rank = run_ranks(world, _train_all, jobs)
     for curves in by_rank:
         for (name, plan), curve in zip(runs, curves, strict=True):
@@ -96,7 +99,9 @@ def test_one_job_has_one_curve_resumed_across_devices_and_kinds_of_plans(tmp_pat
 
 def _leg(plan, folder, until):
     """The losses until a step, the same on all ranks, and the step that they begin after."""
-    by_rank = run_ranks(plan.devices, one_curve.leg, str(folder), plan.to_json(), "float64", until)
+    by_rank = run_ranks(
+        plan.devices, one_curve.leg, str(folder), plan_to_json(plan), "float64", until
+    )
     assert all(found == by_rank[0] for found in by_rank)
     return by_rank[0]
 

@@ -16,6 +16,7 @@ import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.placements import feasible, place, tiling_text, tilings
 from shardwright.runtime.batch import BatchError
@@ -126,7 +127,9 @@ def test_a_plan_that_its_model_cannot_follow_is_refused():
 
 @pytest.mark.ranks
 def test_a_plan_in_micro_batches_trains():
-    run_ranks(2, _trains, *(planned(name).to_json() for name in ("data parallel", "fully sharded")))
+    run_ranks(
+        2, _trains, *(plan_to_json(planned(name)) for name in ("data parallel", "fully sharded"))
+    )
 
 
 def _trains(*texts):

@@ -6,6 +6,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from tests.ranks.harness import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
@@ -50,7 +51,7 @@ def plans():
 
 
 def test_it_trains_under_any_plan_as_on_one_device():
-    run_ranks(2, _trains_alike, [plan.to_json() for plan in plans()])
+    run_ranks(2, _trains_alike, [plan_to_json(plan) for plan in plans()])
 
 
 def _trains_alike(texts):

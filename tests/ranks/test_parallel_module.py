@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm import deferred_scalar_reduce
 from shardwright.runtime.comm.spin_wait import wait_for
@@ -39,7 +40,7 @@ def example(name):
 def planned(name, choice="fully sharded", devices=2):
     model, batch = example(name)
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset(f"{devices}xcpu"))
-    return {plan.name: plan for plan in frontier.baselines}[choice].to_json()
+    return plan_to_json({plan.name: plan for plan in frontier.baselines}[choice])
 
 
 def parallel(name, text, seed=0):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.comm.deferred_scalar_reduce import Awaited
 from tests.ranks.harness import run_ranks
 
@@ -73,7 +74,7 @@ def test_labels_are_counted_while_layers_compute():
     model, batch = _example()
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
     plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
-    run_ranks(2, _step, plan.to_json())
+    run_ranks(2, _step, plan_to_json(plan))
 
 
 class Scaled(nn.Module):
@@ -152,4 +153,4 @@ def test_the_loss_rides_with_gradients_where_some_are_summed_together(make, mess
     model, batch = make()
     frontier = sw.search(sw.capture(model, (), batch), sw.Machine.preset("2xcpu"))
     plan = {plan.name: plan for plan in frontier.baselines}["data parallel"]
-    assert run_ranks(2, _messages, make, plan.to_json(), compiled) == [messages] * 2
+    assert run_ranks(2, _messages, make, plan_to_json(plan), compiled) == [messages] * 2

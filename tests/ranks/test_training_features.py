@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.parameters.clipping import Clipping
 from shardwright.runtime.plan_transfer import shapes_of
 from shardwright.runtime.shape_variants import ShapeVariants
@@ -214,7 +215,10 @@ def every_check(texts, folder):
 def frontiers():
     graph = sw.capture(model(), (), batch(0))
     return {
-        n: {p.name: p.to_json() for p in sw.search(graph, sw.Machine.preset(f"{n}xcpu")).baselines}
+        n: {
+            p.name: plan_to_json(p)
+            for p in sw.search(graph, sw.Machine.preset(f"{n}xcpu")).baselines
+        }
         for n in (2, 4)
     }
 
@@ -291,7 +295,7 @@ def test_a_pipeline_does_too_and_others_go_on_from_its_checkpoint(frontiers, tmp
     graph = sw.capture(model(), (), batch(0))
     machine = sw.Machine.preset("2xcpu")
     staged = sw.search(graph, machine, stages=(2,), micro_batches=(2,))
-    (text, *_) = (plan.to_json() for plan in staged if plan.stages == 2)
+    (text, *_) = (plan_to_json(plan) for plan in staged if plan.stages == 2)
     stages = run_ranks(2, on_stages, text, str(tmp_path))
     stages, blamed = zip(*stages, strict=True)
     assert blamed[0] == blamed[1]

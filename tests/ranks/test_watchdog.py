@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.watchdog import STALLED, Watchdog, report
 from tests.ranks.harness import run_ranks
 
@@ -66,7 +67,7 @@ def stalls(text, folder):
 def test_the_rank_that_holds_others_up_is_named(tmp_path):
     graph = sw.capture(Net(), (torch.randn(8, 6),))
     named = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
-    text = named["fully sharded"].to_json()
+    text = plan_to_json(named["fully sharded"])
     first, second = run_ranks(2, stalls, text, str(tmp_path))
     assert second == [[], [], []]  # one voice
     ((step,), (barrier,), (start,)) = first

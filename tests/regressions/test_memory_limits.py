@@ -19,6 +19,7 @@ from shardwright.ir.layout import Bytes
 from shardwright.machine.model import Machine
 from shardwright.planner.planner import search
 from shardwright.report.choice import none_fits
+from shardwright.report.text.explain import explain
 from tests.unit.planner.layers import residual_layers
 
 BIG = Machine.preset("2xH100")
@@ -59,7 +60,7 @@ def test_a_plan_past_the_memory_is_asked_for_and_says_so(roomy):
             ask()
         plan = ask("unlimited")
         assert plan.notes[0].startswith("exceeds the device memory: it needs")
-        assert "exceeds the device memory" in plan.explain()
+        assert "exceeds the device memory" in explain(plan)
 
 
 def test_the_error_names_the_least_memory_found(roomy):

@@ -14,6 +14,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.tracing.arguments import BatchError
 from tests.ranks.harness import run_ranks, whole
 
@@ -260,8 +261,8 @@ def test_two_ranks_switch_as_the_module_does():
     staged = sw.search(graph, machine, "sgd", stages=(2,))
     plans.append(next(plan for plan in staged if plan.stages == 2))
     answers = sw.search(sw.capture(made(Answers, 0.0), (), batch()), machine, "sgd", stages=(2,))
-    refused = next(plan for plan in answers if plan.stages == 2).to_json()
-    run_ranks(2, on_ranks, [plan.to_json() for plan in plans], refused)
+    refused = plan_to_json(next(plan for plan in answers if plan.stages == 2))
+    run_ranks(2, on_ranks, [plan_to_json(plan) for plan in plans], refused)
 
 
 def refuses(plan):

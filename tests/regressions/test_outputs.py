@@ -15,6 +15,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.tracing.call import CaptureError
 from tests.models import double, gpt2
 from tests.ranks.harness import run_ranks, whole
@@ -178,7 +179,7 @@ def test_two_ranks_return_whole_outputs_of_the_global_batch():
     graph = sw.capture(*((lambda model, batch: (model, (), batch))(*net())))
     found = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu"), "sgd").baselines}
     names = ("data parallel", "fully sharded", "tensor parallel")
-    run_ranks(2, on_ranks, [found[name].to_json() for name in names])
+    run_ranks(2, on_ranks, [plan_to_json(found[name]) for name in names])
 
 
 def on_ranks(texts):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 import shardwright as sw
 from shardwright.ir.layout import Layout
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from tests.ranks.harness import run_ranks, whole
@@ -80,7 +81,7 @@ def planned():
     tensor = plans["tensor parallel"]
     (projection,) = (op for op in tensor.ops if op.source.module == "block.c_attn")
     assert str(projection.layout).endswith(":S(2.1)")
-    return tensor.to_json(), plans["fully sharded"].to_json()
+    return plan_to_json(tensor), plan_to_json(plans["fully sharded"])
 
 
 class Lamb(torch.optim.Optimizer):

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.async_pipeline.simulation import async_simulation
 from shardwright.runtime.parameters.state_dicts import StateDictError
 from tests.ranks.harness import run_ranks, whole
@@ -41,7 +42,7 @@ def plans():
     found["one"] = sw.search(graph, sw.Machine.preset("1xcpu"))[0]
     four = {p.name: p for p in sw.search(graph, sw.Machine.preset("4xcpu")).baselines}
     found["four"] = four["fully sharded x tensor parallel"]
-    return {name: plan.to_json() for name, plan in found.items()}
+    return {name: plan_to_json(plan) for name, plan in found.items()}
 
 
 def parallel(text):

@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.plan import PlanError
 from shardwright.machine.model import Machine, MachineError
+from shardwright.plan_io.files import load_plan, save_plan
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.folder import RECORD
 from shardwright.train.checkpoint.reading import INDEX, CheckpointError
@@ -69,10 +71,10 @@ class PlanFile:
 
     def __init__(self, folder):
         self.file = folder / "plan.json"
-        PLAN.save(self.file)
+        save_plan(PLAN, self.file)
 
     def read(self):
-        return Plan.load(self.file)
+        return load_plan(self.file)
 
 
 class MachineFile:
@@ -224,16 +226,16 @@ def test_names_in_plans_and_machines_are_names_and_open_nothing(path, tmp_path):
         if watching and event in ("open", "os.listdir", "os.scandir", "exec", "import"):
             opened.append((event, args[0]))
 
-    plan = json.loads(PLAN.to_json())
+    plan = json.loads(plan_to_json(PLAN))
     plan |= {"name": path, "machine": path, "notes": [path]}
     plan["parameters"][0][0] = plan["ops"][0][-4] = path
     Path("plan.json").write_text(json.dumps(plan))
     text = Machine.preset("2xcpu").to_toml().replace('"2xcpu"', json.dumps(path))
     Path("machine.toml").write_text(text)
-    assert Plan.load("plan.json").machine == path and Machine.load("machine.toml").name == path
+    assert load_plan("plan.json").machine == path and Machine.load("machine.toml").name == path
     sys.addaudithook(watch)
     try:
-        Plan.load("plan.json")
+        load_plan("plan.json")
         Machine.load("machine.toml")
     finally:
         watching = False

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_json, diff_tables, diff_text
@@ -22,7 +22,7 @@ from shardwright.report.diff_text import diff_json, diff_tables, diff_text
 @paused_to_the_end()
 def command(first: str, second: str, as_json: bool) -> None:
     """Say what plan SECOND does otherwise than FIRST, module by module, and what it costs."""
-    one, other = Plan.load(first), Plan.load(second)
+    one, other = load_plan(first), load_plan(second)
     found = difference(one, other)
     if as_json:
         print_json({"first": first, "second": second, **diff_json(found)})

@@ -6,11 +6,12 @@ import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json, print_plan
-from shardwright.ir import plan_notes
 from shardwright.ir.memory import as_json as memory_content
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.summary import summary
+from shardwright.report.text import notes
+from shardwright.report.text.explain import explain
 
 
 @click.command("explain")
@@ -19,7 +20,7 @@ from shardwright.report.summary import summary
 @paused_to_the_end()
 def command(plan: str, as_json: bool) -> None:
     """Say who is sharded how in PLAN, and what it costs."""
-    loaded = Plan.load(plan)
+    loaded = load_plan(plan)
     if not as_json:
         print_plan(loaded)
         return
@@ -32,7 +33,7 @@ def command(plan: str, as_json: bool) -> None:
             "devices": loaded.devices,
             "mesh": str(loaded.mesh),
             "summary": summary(loaded),
-            "remarks": plan_notes.as_json(loaded),
-            "text": loaded.explain(),
+            "remarks": notes.as_json(loaded),
+            "text": explain(loaded),
         }
     )

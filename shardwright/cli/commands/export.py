@@ -8,7 +8,7 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
@@ -26,7 +26,7 @@ def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
     Where a form cannot say what the plan does, the reason is told and nothing
     is written.
     """
-    loaded = Plan.load(plan)
+    loaded = load_plan(plan)
     try:
         text = FORMS[form](loaded)
     except NotExpressibleError as e:

@@ -17,6 +17,7 @@ from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chart import Mark
 from shardwright.report.choice import none_fits
@@ -125,7 +126,7 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
         except OSError as e:
             raise UsageError(f"cannot make the folder {output}: {e.strerror}") from e
         for item in shown:
-            item.plan.save(folder / f"{item.label}.json")
+            save_plan(item.plan, folder / f"{item.label}.json")
 
 
 def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:

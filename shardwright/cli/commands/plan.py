@@ -11,14 +11,16 @@ import click
 from shardwright.cli import options, planning
 from shardwright.cli.console import print_frontier, print_json
 from shardwright.cli.writing import OutputFile
-from shardwright.ir import plan_notes
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import save_plan
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import summary, ways
+from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
 
 
@@ -88,7 +90,7 @@ def command(
     )
     plan, frontier = planning.choose(captured, known, objective, memory_limit, wishes)
     if output:
-        frontier.with_rivals(plan).save(output)
+        save_plan(frontier.with_rivals(plan), output)
     if as_json:
         print_json(content(plan, frontier, captured.seconds, output))
         return
@@ -113,9 +115,9 @@ def content(
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
         "summary": summary(plan),
-        "remarks": plan_notes.as_json(plan),
+        "remarks": notes.as_json(plan),
         "file": output,
-        "plan": json.loads(frontier.with_rivals(plan).to_json()),
+        "plan": json.loads(plan_to_json(frontier.with_rivals(plan))),
     }
 
 
@@ -138,7 +140,7 @@ def print_choice(
     click.echo(f"\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}")
     for reason in (f"because it is {first}", *others):
         click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
-    for line in plan_notes.lines(plan, WIDTH):
+    for line in notes.lines(plan, WIDTH):
         click.echo(line)
     for note in plan.notes:
         click.echo(textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  "))

@@ -12,6 +12,8 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import save_plan
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_text
@@ -49,7 +51,7 @@ def command(
         chosen = captured.optimizer if optimizer is None else optimizer
         after = frontier.with_rivals(recosted(before, captured.graph, known, chosen, frontier))
     if output:
-        after.save(output)
+        save_plan(after, output)
     if as_json:
         print_json(content(after, output))
         return
@@ -70,7 +72,7 @@ def content(plan: Plan, output: str | None) -> dict[str, object]:
         "devices": plan.devices,
         "mesh": str(plan.mesh),
         "file": output,
-        "plan": json.loads(plan.to_json()),
+        "plan": json.loads(plan_to_json(plan)),
     }
 
 

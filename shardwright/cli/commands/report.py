@@ -15,9 +15,9 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
-from shardwright.ir.plan import Plan
 from shardwright.machine.model import MachineError
 from shardwright.machine.toml import named
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import Measured, Shown, Timeline, page
@@ -63,7 +63,7 @@ def command(
 
     It needs no network: the page holds everything.
     """
-    shown = [Shown(Path(file).stem, Plan.load(file)) for file in plans]
+    shown = [Shown(Path(file).stem, load_plan(file)) for file in plans]
     title = title or f"Plans for {shown[0].plan.machine}"
     size = write_page(output, shown, title, memory_limit, measured, trace)
     if as_json:

@@ -13,7 +13,7 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.layout import Seconds
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
@@ -37,7 +37,7 @@ from shardwright.simulate.time.timeline import Stream, Timeline
 @paused_to_the_end()
 def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: bool) -> None:
     """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
-    loaded = Plan.load(plan)
+    loaded = load_plan(plan)
     if measured and not output:
         raise UsageError("--measured goes into the trace: say with -o where to write it")
     found = simulated_step(loaded)

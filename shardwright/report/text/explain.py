@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.ir import plan_notes
 from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.plan import Plan
+from shardwright.report.text import notes
 from shardwright.report.text.module_rows import (
     Module,
     Node,
@@ -118,7 +118,7 @@ def head(plan: Plan) -> list[str]:
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
         )
-    lines += plan_notes.lines(plan, WIDTH)
+    lines += notes.lines(plan, WIDTH)
     for note in plan.notes:
         lines += [
             _item("note" if i == 0 else "", line)

@@ -22,6 +22,7 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.to_float64 import widen
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
@@ -133,7 +134,7 @@ def verify(
     graph = comparable(widen(captured.graph))
     payload: dict[str, Any] = {
         "graph": to_json(graph),
-        "plan": plan.to_json(),
+        "plan": plan_to_json(plan),
         "fingerprint": graph.fingerprint,
         "output_keys": list(captured.output_keys),
         "weights": {k: widened(p) for k, p in model.named_parameters()},

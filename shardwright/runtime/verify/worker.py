@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import from_json
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.plan_text import plan_from_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.comm.shutdown import leave
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         payload["opaque"] = unpack((folder / "modules.pkl").read_bytes())
         graph = from_json(payload["graph"])
         # The graph was widened after planning: the same operators under another fingerprint.
-        plan = replace(Plan.from_json(payload["plan"]), fingerprint=payload["fingerprint"])
+        plan = replace(plan_from_json(payload["plan"]), fingerprint=payload["fingerprint"])
         analysis = analyze(graph)
         decisions = read_plan(plan, graph, analysis)
         device_mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import save_plan
 from shardwright.train.checkpoint.async_save import AsyncSaver
 from shardwright.train.checkpoint.folder import CheckpointFolder, Saved
 from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_index
@@ -127,7 +128,7 @@ class Checkpoints:
 
     def _finish(self, step: int, record: dict[str, Any]) -> None:
         aside = self.folder.aside(step)
-        self.plan.save(aside / PLAN)
+        save_plan(self.plan, aside / PLAN)
         sizes = {file.name: file.stat().st_size for file in aside.iterdir()}
         try:
             read_index(aside, sizes)

@@ -14,6 +14,7 @@ from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.numerics import Numerics
+from shardwright.plan_io.files import save_plan
 from shardwright.planner.micro_batch_counts import if_tight
 from tests import plans
 
@@ -126,7 +127,7 @@ def target(tmp_path, monkeypatch):
 @pytest.fixture
 def plan_file(tmp_path):
     file = tmp_path / "plan.json"
-    replace(plans.simple(), fingerprint=GRAPH.fingerprint).save(file)
+    save_plan(replace(plans.simple(), fingerprint=GRAPH.fingerprint), file)
     return str(file)
 
 

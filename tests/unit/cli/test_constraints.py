@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
+from shardwright.report.text.explain import explain
 from shardwright.train.targets.target import build_model, load_job
 
 TARGET = f"{Path(__file__).parents[3] / 'examples' / 'mlp.py'}:job"
@@ -20,7 +21,7 @@ def test_the_command_and_the_function_make_the_same_constrained_plan(as_json, tm
     (hidden,) = (op for op in plan.ops if op.source.module == "hidden")
     assert found["mesh"] == "dp=2 tp=2"
     assert hidden.tiling[1] == "n"
-    assert "made under the constraints: pin hidden=tp:n; mesh dp=2 tp=2" in plan.explain()
+    assert "made under the constraints: pin hidden=tp:n; mesh dp=2 tp=2" in explain(plan)
 
     job = load_job(TARGET, settings=("hidden=48",))
     args, kwargs = job.call()

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.frontier import Frontier
-from shardwright.report.frontier_svg import HEIGHT, WIDTH
+from shardwright.public import Plan
+from shardwright.report.frontier_svg import HEIGHT, WIDTH, frontier_html
+from shardwright.report.text.explain import explain
 from tests import plans
 
 
@@ -16,7 +18,7 @@ def circles(html):
 
 def test_every_plan_and_baseline_is_a_point_inside_of_the_picture():
     front = plans.frontier()
-    found = circles(front._repr_html_())
+    found = circles(frontier_html(front))
     assert len(found) == 5
     assert [c.get("fill") == "none" for c in found] == [False] * 3 + [True] * 2
     assert all(0 < float(c.get("cx")) < WIDTH and 0 < float(c.get("cy")) < HEIGHT for c in found)
@@ -28,15 +30,15 @@ def test_every_plan_and_baseline_is_a_point_inside_of_the_picture():
 
 
 def test_a_lone_plan_is_in_the_middle():
-    (circle,) = circles(Frontier((plans.simple(),))._repr_html_())
+    (circle,) = circles(frontier_html(Frontier((plans.simple(),))))
     assert float(circle.get("cx")) == WIDTH / 2
 
 
 @pytest.mark.parametrize("name", ["<b>bold</b>", "a & b"])
 def test_names_with_markup_stay_text(name):
     odd = replace(plans.simple(), name=name)
-    page = ET.fromstring(odd._repr_html_())
+    page = ET.fromstring(Plan.of(odd)._repr_html_())
     assert name in page.find("summary").text
-    assert page.find("pre").text == odd.explain()
+    assert page.find("pre").text == explain(odd)
     front = Frontier((plans.simple(ms=10),), (odd,))
-    assert name in "".join(ET.fromstring(front._repr_html_()).itertext())
+    assert name in "".join(ET.fromstring(frontier_html(front)).itertext())

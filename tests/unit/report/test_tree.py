@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from shardwright.report.text.explain import explain
 from shardwright.report.tree import axes_coloured, plan_tree
 from tests import plans
 
@@ -18,7 +19,7 @@ def test_the_tree_holds_what_explain_says():
     plan = plans.transformer()
     tree = " ".join(drawn(plan, 200).split())
     assert "├ blocks.0-1 8.12 24.00 - 8.10 1.10" in tree
-    for words in plan.explain().partition("\n\n")[2].split("\n\n")[0].split():
+    for words in explain(plan).partition("\n\n")[2].split("\n\n")[0].split():
         assert words in tree or words in ("0.00", "-")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.train.launch import Saving, Training, environment, launch, run_process
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
@@ -29,7 +29,7 @@ class FakeTorchrun:
 
     def __call__(self, command, env, stdout):
         self.command, self.env, self.stdout = list(command), dict(env), stdout
-        self.plan = Plan.load(self.option("--plan"))
+        self.plan = load_plan(self.option("--plan"))
         lines = [json.dumps(asdict(record(i + 1))) for i in range(self.steps)]
         if lines:
             Path(self.option("--losses")).write_text("\n".join(lines))

@@ -3,24 +3,25 @@
 import pytest
 
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.files import save_plan
 from shardwright.train.plans import plan_for
 from tests import plans
 
 
 def test_a_file_is_taken_as_it_is(tmp_path):
     plan = plans.simple(mesh="dp=2")
-    plan.save(tmp_path / "plan.json")
+    save_plan(plan, tmp_path / "plan.json")
     assert plan_for(tmp_path / "plan.json", 4) == plan  # what does not fit, `parallelize` says
 
 
 def test_of_a_folder_the_one_for_so_many_devices_is_taken(tmp_path):
     found = {n: plans.simple(mesh=f"dp={n}") for n in (1, 2, 4)}
     for n, plan in found.items():
-        plan.save(tmp_path / f"any-{9 - n}.json")
+        save_plan(plan, tmp_path / f"any-{9 - n}.json")
     assert [plan_for(tmp_path, n) for n in found] == list(found.values())
     with pytest.raises(PlanError, match=r"no plan for 3 devices; it has some for 1, 2, 4: plan"):
         plan_for(tmp_path, 3)
-    plans.simple(mesh="dp=4").save(tmp_path / "b.json")
+    save_plan(plans.simple(mesh="dp=4"), tmp_path / "b.json")
     with pytest.raises(PlanError, match=r"several plans for 4 devices \(any-5\.json, b\.json\)"):
         plan_for(tmp_path, 4)
 

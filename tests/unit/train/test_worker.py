@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from shardwright.plan_io.files import save_plan
 from shardwright.report.profiled import profiled
 from shardwright.train import worker
 from shardwright.train.rendezvous import join
@@ -83,7 +84,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     monkeypatch.setattr(worker, "ManyShapes", parallel)
     target, plan, losses = (tmp_path / name for name in ("worker_job.py", "p.json", "l.jsonl"))
     target.write_text(JOB)
-    plans.simple(mesh="dp=1").save(plan)
+    save_plan(plans.simple(mesh="dp=1"), plan)
     options = ["--target", f"{target}:job", "--plan", plan, "--steps", 4, "--losses", losses]
     options += ["--compile", "--tensorboard", tmp_path / "board", "--trace", tmp_path]
     worker.main([str(option) for option in options])
@@ -115,7 +116,7 @@ def test_a_rank_that_cannot_join_the_others_says_so_and_ends(tmp_path):
     """Something else listens where the store should be, and never answers."""
     target, plan = tmp_path / "worker_job.py", tmp_path / "p.json"
     target.write_text(JOB)
-    plans.simple(mesh="dp=2").save(plan)
+    save_plan(plans.simple(mesh="dp=2"), plan)
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()

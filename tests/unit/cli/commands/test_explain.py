@@ -1,26 +1,27 @@
 import pytest
 
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan, save_plan
+from shardwright.report.text.explain import explain
 from tests import plans
 
 
 def test_explain_prints_the_plan_in_words(tmp_path, shardwright_command):
     file = tmp_path / "plan.json"
-    plans.transformer().save(file)
+    save_plan(plans.transformer(), file)
     result = shardwright_command("explain", file)
     assert result.exit_code == 0, result.exception
-    assert result.stdout == Plan.load(file).explain() + "\n"
+    assert result.stdout == explain(load_plan(file)) + "\n"
 
 
 def test_explain_json_holds_costs_and_text(plan_file, as_json):
     found = as_json("explain", plan_file)
     assert found["step_seconds"] == 0.1
     assert found["summary"] == "dp=2 splits batch; parameters replicated"
-    assert found["text"] == Plan.load(plan_file).explain()
+    assert found["text"] == explain(load_plan(plan_file))
 
 
 def test_explain_json_names_operators_without_a_written_rule(tmp_path, as_json):
-    plans.transformer().save(tmp_path / "plan.json")
+    save_plan(plans.transformer(), tmp_path / "plan.json")
     remarks = as_json("explain", tmp_path / "plan.json")["remarks"]
     assert [(r["kind"], r["what"], r["count"]) for r in remarks] == [
         ("discovered", "foo.bar.default", 1),

@@ -1,12 +1,13 @@
 from dataclasses import replace
 
+from shardwright.plan_io.files import save_plan
 from tests import plans
 
 
 def planned(tmp_path):
     plan = plans.simple()
     file = tmp_path / "plan.json"
-    replace(plan, ops=tuple(replace(op, reads=("args.0",)) for op in plan.ops)).save(file)
+    save_plan(replace(plan, ops=tuple(replace(op, reads=("args.0",)) for op in plan.ops)), file)
     return file
 
 

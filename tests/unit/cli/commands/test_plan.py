@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli.options import METHODS
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan
 from shardwright.planner import arguments
 from shardwright.tracing.export.opaque import WeightsNeededError
 
@@ -26,7 +26,7 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
     ):
         assert text in result.stdout
     assert result.stderr == ""
-    assert Plan.load(file).step_seconds == 0.08
+    assert load_plan(file).step_seconds == 0.08
 
 
 def test_without_output_nothing_is_written(api, target, tmp_path, monkeypatch, shardwright_command):
@@ -50,7 +50,7 @@ def test_plan_json_holds_the_contracts_keys(api, target, tmp_path, as_json):
         "plan",
     } <= set(found)
     assert (found["devices"], found["mesh"], found["search_seconds"]) == (2, "dp=2", 0.25)
-    assert found["plan"]["peak_bytes"] == found["peak_bytes"] == Plan.load(file).peak_bytes
+    assert found["plan"]["peak_bytes"] == found["peak_bytes"] == load_plan(file).peak_bytes
     assert found["file"] == str(file)
 
 

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from shardwright.cli.commands.report import _memory_of
-from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import named
+from shardwright.plan_io.files import load_plan, save_plan
 from tests import plans
 
 
@@ -14,7 +14,7 @@ from tests import plans
 def files(tmp_path):
     front = plans.frontier()
     for name, plan in zip(("fast", "middle"), front, strict=False):
-        front.with_rivals(plan).save(tmp_path / f"{name}.json")
+        save_plan(front.with_rivals(plan), tmp_path / f"{name}.json")
     return tmp_path / "fast.json", tmp_path / "middle.json"
 
 
@@ -66,7 +66,7 @@ def test_without_the_library_the_extra_is_named(files, tmp_path, mistake, monkey
 def test_plan_files_know_what_they_were_chosen_from(api, target, tmp_path, shardwright_command):
     out = tmp_path / "plan.json"
     shardwright_command("plan", target, "--machine", "2xcpu", "-o", out)
-    rivals = Plan.load(out).rivals
+    rivals = load_plan(out).rivals
     assert [r.name for r in rivals] == ["", "", "data parallel", "fully sharded"]
     assert [r.step_seconds for r in rivals] == pytest.approx([0.1, 0.15, 0.09, 0.16])
 
@@ -85,7 +85,7 @@ def test_frontier_writes_a_page_or_a_folder(api, target, tmp_path, shardwright_c
         "2-data-parallel.json",
         "2-fully-sharded.json",
     ]
-    assert Plan.load(folder / "4-000.json").devices == 4
+    assert load_plan(folder / "4-000.json").devices == 4
 
 
 def test_a_folder_that_cannot_be_made_is_a_mistake(api, target, tmp_path, shardwright_command):

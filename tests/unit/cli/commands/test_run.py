@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import save_file
 
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.train import launch
 from shardwright.train.launch import Saving, Training
 from shardwright.train.loop import StepRecord
@@ -63,7 +63,7 @@ def test_run_ends_with_the_routing_that_was_measured(
 ):
     file = tmp_path / "apart.json"
     assert shardwright_command("plan", target, "--machine", "2xcpu", "-o", file).exit_code == 0
-    replace(Plan.load(file), expert_skew=1.25).save(file)
+    save_plan(replace(load_plan(file), expert_skew=1.25), file)
     launched.training = Training(0, RECORDS, routing=RoutingRecord(1.3125, 1.75))
     result = shardwright_command("run", target, file, "--no-verify")
     assert result.stdout.splitlines()[-1] == (
@@ -204,7 +204,7 @@ def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
 ):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
     known = {"fingerprint": GRAPH.fingerprint, "inputs": plans.simple().inputs}
-    replace(plans.transformer(), **known).save(file)
+    save_plan(replace(plans.transformer(), **known), file)
     step = {"ph": "X", "name": "ProfilerStep#3", "ts": 90.0, "dur": 4e4, "pid": 1, "tid": 2}
     launched.training = Training(0, RECORDS, traces={0: json.dumps([step])})
     asked = ("run", target, file, "--no-verify", "--trace", trace)

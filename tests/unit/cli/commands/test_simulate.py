@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 
-from shardwright.ir.plan import Plan
+from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 from shardwright.simulate.time.step import timeline
 from tests import plans
@@ -10,7 +10,7 @@ from tests.unit.simulate.time.test_pipeline_step import pipeline
 
 def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shardwright_command):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
-    plans.transformer().save(file)
+    save_plan(plans.transformer(), file)
     result = shardwright_command("simulate", file, "-o", trace)
     assert result.exit_code == 0, result.exception
     assert "of communication" in result.stdout and "perfetto" in result.stdout
@@ -22,7 +22,7 @@ def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shard
     assert "blocks.2.down: linear" in {e["name"] for e in spans}
     assert "all_gather dp: embed.weight" in {e["name"] for e in spans}
     ends = max(e["ts"] + e["dur"] for e in spans)
-    assert abs(ends - timeline(Plan.load(file)).seconds * 1e6) < 1e-3
+    assert abs(ends - timeline(load_plan(file)).seconds * 1e6) < 1e-3
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
@@ -30,7 +30,7 @@ def test_a_measured_step_is_a_process_beside_the_simulated_one(
     tmp_path, shardwright_command, as_json
 ):
     file, seen, trace = (tmp_path / name for name in ("plan.json", "seen.json", "trace.json"))
-    plans.transformer().save(file)
+    save_plan(plans.transformer(), file)
     spans = [("ProfilerStep#3", 500.0, 2000.0), ("aten::mm", 600.0, 80.0), ("aten::old", 0.0, 9.0)]
     place = {"ph": "X", "pid": 9, "tid": 9}
     seen.write_text(json.dumps([place | {"name": n, "ts": t, "dur": d} for n, t, d in spans]))
@@ -42,7 +42,7 @@ def test_a_measured_step_is_a_process_beside_the_simulated_one(
     assert list(processes.values()) == ["simulated, each of 4 ranks", "measured, seen.json"]
     drawn = {name: [e for e in events if e["ph"] == "X" and e["pid"] == pid]
              for pid, name in processes.items()}  # fmt: skip
-    assert len(drawn["simulated, each of 4 ranks"]) == len(timeline(Plan.load(file)).tasks)
+    assert len(drawn["simulated, each of 4 ranks"]) == len(timeline(load_plan(file)).tasks)
     measured = [(e["name"], e["ts"], e["dur"]) for e in drawn["measured, seen.json"]]
     assert measured == [("ProfilerStep#3", 0.0, 2000.0), ("aten::mm", 100.0, 80.0)]
     found = as_json("simulate", file, "-o", trace, "--measured", seen)
@@ -60,7 +60,7 @@ def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, plan_file, 
 
 
 def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
-    plans.transformer().save(tmp_path / "plan.json")
+    save_plan(plans.transformer(), tmp_path / "plan.json")
     found = as_json("simulate", tmp_path / "plan.json")
     by_stream = {track["stream"]: track for track in found["tracks"]}
     serial = sum(track["busy_seconds"] for track in found["tracks"])
@@ -78,7 +78,7 @@ def test_a_trace_that_cannot_be_written_is_a_mistake(tmp_path, plan_file, mistak
 def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command, as_json):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
     plan = pipeline("1F1B", (3.0, 3.0), 4, way=0.5)
-    plan.save(file)
+    save_plan(plan, file)
     assert shardwright_command("simulate", file, "-o", trace).exit_code == 0
     events = json.loads(trace.read_text())["traceEvents"]
     groups = [e["args"]["name"] for e in events if e["name"] == "process_name"]
@@ -90,7 +90,7 @@ def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command,
     assert found["mini_batches"] == 1
     assert abs(found["step_seconds"] - pipeline_timeline(plan).seconds) < 1e-9
 
-    replace(plan, schedule="async stash", micro_batches=1).save(file)
+    save_plan(replace(plan, schedule="async stash", micro_batches=1), file)
     result = shardwright_command("simulate", file)
     assert "for 6 mini-batches from an empty pipeline on" in " ".join(result.stdout.split())
 
@@ -98,7 +98,7 @@ def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command,
 def test_groups_of_several_stages_are_shown_by_group(tmp_path, as_json):
     plan = pipeline("GPipe", (3.0,) * 4, 4)
     mesh = type(plan.mesh).parse("pp=2")
-    replace(plan, schedule="Interleaved1F1B", mesh=mesh).save(tmp_path / "plan.json")
+    save_plan(replace(plan, schedule="Interleaved1F1B", mesh=mesh), tmp_path / "plan.json")
     found = as_json("simulate", tmp_path / "plan.json")
     assert abs(found["step_seconds"] - (4 * 6.0 + 3.0) * 1e-3) < 1e-9
     assert {t["ranks"] for t in found["tracks"]} == {"stages 1, 3, rank 0", "stages 2, 4, rank 1"}

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.plan import InputSpec
+from shardwright.plan_io.files import save_plan
 from tests import plans
 from tests.unit.cli.conftest import GRAPH
 
@@ -72,5 +73,5 @@ def test_a_plan_that_is_not_equal_exits_with_one(api, target, plan_file, shardwr
 )
 def test_a_plan_for_something_else_is_a_mistake(api, target, tmp_path, mistake, changes, message):
     file = tmp_path / "plan.json"
-    replace(plans.simple(), **{"fingerprint": GRAPH.fingerprint, **changes}).save(file)
+    save_plan(replace(plans.simple(), **{"fingerprint": GRAPH.fingerprint, **changes}), file)
     assert message in mistake("verify", target, file)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
@@ -50,7 +51,7 @@ def test_predicted_memory_is_what_a_step_takes(name):
     graph, analysis = captured.graph, analyze(captured.graph)
     counts = (1, 2) if name in ("gpt2", "mlp") else (1,)
     found = sw.search(graph, sw.Machine.preset("1xcpu"), micro_batches=counts)
-    for plan in {plan.to_json(): plan for plan in (found.plans[0], found.plans[-1])}.values():
+    for plan in {plan_to_json(plan): plan for plan in (found.plans[0], found.plans[-1])}.values():
         decisions = read_plan(plan, graph, analysis)
         module = build(
             captured,

@@ -8,6 +8,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.numerics import NumericsError
 from shardwright.ir.plan import Phase
+from shardwright.report.text.explain import explain
 from shardwright.tracing.decompose.local_batchnorm import local_batch_norm
 
 
@@ -95,4 +96,4 @@ def test_the_batch_needs_no_reduction_but_that_of_the_buffers():
     assert all(value.startswith("sum") for value in activations)
     (statistics,) = {v for v, backward in reduced if not backward} - set(activations)
     assert statistics == "local_batch_norm.3"
-    assert "batch_norm    local: statistics are of each device's own part" in plan.explain()
+    assert "batch_norm    local: statistics are of each device's own part" in explain(plan)
