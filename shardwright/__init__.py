@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.api import capture, parallelize, plan, search, verify
-    from shardwright.profile.measured_machine import Machine
-    from shardwright.public import Frontier, Plan
+    from shardwright.public import Frontier, Machine, Plan
     from shardwright.rules.user_rules import rule
     from shardwright.train.job import Job
 
@@ -28,7 +27,7 @@ __all__ = [
 _HOMES = {
     "Frontier": "shardwright.public",
     "Job": "shardwright.train.job",
-    "Machine": "shardwright.profile.measured_machine",
+    "Machine": "shardwright.public",
     "Plan": "shardwright.public",
     "rule": "shardwright.rules.user_rules",
 }

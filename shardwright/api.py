@@ -14,7 +14,8 @@ from shardwright.ir.frontier import parse_limit
 from shardwright.ir.graph import Graph
 from shardwright.ir.numerics import Numerics
 from shardwright.ir.optimizers import known_optimizer
-from shardwright.machine.model import Machine, machine_of
+from shardwright.machine.files import machine_of
+from shardwright.machine.model import Machine
 from shardwright.planner import planner
 from shardwright.planner.arguments import check_arguments
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit

@@ -12,6 +12,10 @@ from html import escape
 
 from shardwright.ir import frontier as ir_frontier
 from shardwright.ir import plan as ir_plan
+from shardwright.machine import model
+from shardwright.machine.files import load_machine, with_figures
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.report.frontier_svg import frontier_html
@@ -108,3 +112,59 @@ class Frontier(ir_frontier.Frontier):
     def _repr_html_(self) -> str:
         """The frontier in a notebook: time against memory as a picture, plans as a list to open."""
         return frontier_html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(model.Machine):
+    """The hardware a plan is made for; see `machine/model.py`."""
+
+    @classmethod
+    def of(cls, found: model.Machine) -> Machine:
+        """The same machine with the public methods."""
+        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+    @classmethod
+    def preset(cls, text: str) -> Machine:
+        """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`.
+
+        Raises `MachineError` for malformed text and for kinds without a preset.
+        """
+        return cls.of(preset(text))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Machine:
+        """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
+        return cls.of(load_machine(path))
+
+    @classmethod
+    def measure(cls, devices: int | None = None) -> Machine:
+        """What the devices at hand reach, measured.
+
+        Under torchrun every rank calls it, and the ranks of the process group
+        are measured together. Without one, `devices` processes are started on
+        this host (by default one per GPU, or per core where there is none);
+        that result is kept in a cache of this host.
+        """
+        from shardwright.profile.measure import measure_here
+
+        return cls.of(measure_here(devices))
+
+    def with_(self, **figures: object) -> Machine:
+        """The same machine with other figures, named and written as in machine files.
+
+        Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are given as
+        `with_(**{"nvlink.bandwidth": "400GB/s"})`. Raises `MachineError` for other names and for
+        figures that cannot be.
+
+        >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
+        72000000000
+        """
+        return Machine.of(with_figures(self, **figures))
+
+    def with_devices(self, devices: int) -> Machine:
+        """The same machine with only `devices` of its devices, for planning on fewer."""
+        return Machine.of(model.Machine.with_devices(self, devices))
+
+    def to_toml(self) -> str:
+        """The machine as readable TOML; `load` reads it back to an equal machine."""
+        return to_toml(self)

@@ -16,6 +16,7 @@ from typing import Protocol
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.measured import measured
 from benchmarks.record import ROOT
+from shardwright.machine.files import load_machine
 from shardwright.machine.model import Machine
 
 RANKS = 2
@@ -48,7 +49,7 @@ class Local:
             file = str(Path(folder) / "machine.toml")
             given = ["--devices", str(RANKS), "--seconds", str(seconds), "-o", file, "--json"]
             self._python("-m", "shardwright", "profile", *given, seconds=3 * seconds)
-            return Machine.load(file)
+            return load_machine(file)
 
     def run(self, module: str, *arguments: str, seconds: float) -> None:
         """By torchrun."""

@@ -52,7 +52,7 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import Call
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.recost import recosted
 from shardwright.planner.tables.hot_ops import dominating
@@ -246,7 +246,7 @@ def _measured(place: Place, log: Log, seconds: float) -> Machine | None:
         return None
     for doubt in machine.measured.doubts if machine.measured else ():
         _warn(f"{place.name}: {doubt}")
-    log.add({"at": place.name, "machine": machine.to_toml()})
+    log.add({"at": place.name, "machine": to_toml(machine)})
     return machine
 
 
@@ -271,7 +271,7 @@ def result(log: Log) -> dict[str, Any]:
         "rows": [asdict(one) for one in log.rows],
         "summary": {name: summary(rows) for name, rows in by_place.items()},
         "failures": log.failures,
-        "machines": {name: log.machines(name)[0].to_toml() for name in places},
+        "machines": {name: to_toml(log.machines(name)[0]) for name in places},
         "peaks_measured": peaks,
     }
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.hosts.cluster import Cluster
+from shardwright.machine.files import load_machine
 from shardwright.machine.model import Machine
 
 _START_SECONDS = 240.0  # allowance to start and import torch, and for measurements that take longer
@@ -20,4 +21,4 @@ def measured(cluster: Cluster, seconds: float, processes_per_host: int = 1) -> M
             timeout_seconds=_START_SECONDS + 4 * seconds,
             processes_per_host=processes_per_host,
         )
-        return Machine.load(file)
+        return load_machine(file)

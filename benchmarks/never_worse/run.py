@@ -28,6 +28,7 @@ from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from tests.zoo import ZOO
 
 SEED = 0
@@ -36,7 +37,7 @@ _GBIT = 1e9 / 8
 
 def _v100_on_ethernet() -> Machine:
     """Four V100s, each in a host of its own, on 10 Gbit/s, of which 80 % are reached."""
-    four = Machine.preset("4xV100")
+    four = preset("4xV100")
     (link,) = four.levels
     network = replace(
         link, name="ethernet", bytes_per_s=0.8 * 10 * _GBIT, latency_seconds=Seconds(50e-6)
@@ -45,10 +46,10 @@ def _v100_on_ethernet() -> Machine:
 
 
 MACHINES = {
-    "8xH100": Machine.preset("8xH100"),
-    "4x8xA100": Machine.preset("4x8xA100"),
+    "8xH100": preset("8xH100"),
+    "4x8xA100": preset("4x8xA100"),
     "4xV100-10G": _v100_on_ethernet(),
-    "2xcpu": Machine.preset("2xcpu"),
+    "2xcpu": preset("2xcpu"),
 }
 
 

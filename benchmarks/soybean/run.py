@@ -32,6 +32,7 @@ from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from shardwright.machine.model import Machine
+from shardwright.machine.toml import to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 
 SEED = 0
@@ -157,7 +158,7 @@ def _measure(options: argparse.Namespace) -> list[str]:
             if left and time.time() < until:
                 with hosts(count, link) as cluster:
                     machine = measured(cluster, options.profile_seconds)
-                    machines[f"{count} hosts, {link}"] = machine.to_toml()
+                    machines[f"{count} hosts, {link}"] = to_toml(machine)
                     found = rows(cluster, machine, left, options.seconds, until)
                 print(*found, sep="\n", flush=True)
                 kept += found

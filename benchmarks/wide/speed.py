@@ -28,7 +28,7 @@ from benchmarks.wide.plans import both, line
 from benchmarks.wide.ranks import on_ranks
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 
 RANKS = 2
@@ -130,7 +130,7 @@ def main() -> None:
         for found in compared(name, machine, options.rounds or _ROUNDS[name], limits):
             rows.append({"commit": record.commit(), **found})
             print(rows[-1], flush=True)
-            result = {"rows": rows, "machine_file": machine.to_toml()}
+            result = {"rows": rows, "machine_file": to_toml(machine)}
             record.write(result, options.output, SEED)
 
 

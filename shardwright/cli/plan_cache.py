@@ -10,6 +10,7 @@ from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine
+from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 
 _VERSION = 2  # plans of the first one store parameters in layouts that are refused now
@@ -19,7 +20,7 @@ def cache_key(
     captured: planning.Captured, machine: Machine, limit: int | None, wishes: object
 ) -> str:
     """A name for the search: graph, optimizer, machine, memory limit and wishes."""
-    asked = (_VERSION, captured.graph.fingerprint, captured.optimizer, machine.to_toml(), limit)
+    asked = (_VERSION, captured.graph.fingerprint, captured.optimizer, to_toml(machine), limit)
     return hashlib.sha256(repr((*asked, wishes)).encode()).hexdigest()[:16]
 
 

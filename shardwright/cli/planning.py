@@ -23,8 +23,10 @@ from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.files import load_machine, with_figures
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
+from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.micro_batch_counts import ALL
@@ -134,7 +136,7 @@ def machine_of(
     text: str, devices: int | None = None, figures: Mapping[str, object] = MappingProxyType({})
 ) -> Machine:
     """The machine that MACHINE names, reduced to `devices`, with other `figures` of these names."""
-    return _named(text, devices).with_(**figures)
+    return with_figures(_named(text, devices), **figures)
 
 
 def _named(text: str, devices: int | None) -> Machine:
@@ -147,7 +149,7 @@ def _named(text: str, devices: int | None) -> Machine:
             words = _since(found, found.measured)
             click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
         return found
-    machine = Machine.load(text) if _is_file(text) else Machine.preset(text)
+    machine = load_machine(text) if _is_file(text) else preset(text)
     return machine if devices is None else machine.with_devices(devices)
 
 

@@ -10,12 +10,10 @@ four devices share is a level of 25 Gbit/s.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 
-from shardwright.ir.atomic_io import FileSizeError, read_within
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.calls import Timing
 from shardwright.machine.efficiency_curve import Curve
@@ -23,7 +21,6 @@ from shardwright.machine.measurement import Measured
 
 BACKENDS = ("nccl", "gloo")
 NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
-_LARGEST = 2**24  # bytes of a machine file; timings of 10,000 operators take 2 MiB
 
 
 class MachineError(ValueError):
@@ -317,7 +314,8 @@ class Machine:
 
         As many as possible stay together at the inner levels, equally many in every group.
 
-        >>> Machine.preset("2x8xA100").with_devices(12).name
+        >>> from shardwright.machine.presets import preset
+        >>> preset("2x8xA100").with_devices(12).name
         '2x6xA100'
         """
         if not isinstance(devices, int) or isinstance(devices, bool):
@@ -339,72 +337,8 @@ class Machine:
         name = canonical_name(levels, self.device.kind)
         return replace(self, levels=levels, name=name if plain else f"{devices} of {self.name}")
 
-    @classmethod
-    def preset(cls, text: str) -> Machine:
-        """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`.
-
-        Raises `MachineError` for malformed text and for kinds without a preset.
-        """
-        from shardwright.machine.presets import preset
-
-        if not isinstance(text, str):
-            raise MachineError(f"machine is a {type(text).__name__}; give a name as '8xH100'")
-        return preset(text)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Machine:
-        """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
-        from shardwright.machine.toml import parse_toml
-
-        try:
-            text = read_within(path, _LARGEST)
-        except (OSError, UnicodeDecodeError, FileSizeError) as e:
-            raise MachineError(
-                f"cannot read machine {path}: {e}; give a TOML file or a preset such as 8xH100"
-            ) from e
-        try:
-            return parse_toml(text)
-        except MachineError as e:
-            raise MachineError(f"machine {path}: {e}") from e
-
-    def with_(self, **figures: object) -> Machine:
-        """The same machine with other figures, named and written as in machine files.
-
-        Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are given as
-        `with_(**{"nvlink.bandwidth": "400GB/s"})`. Raises `MachineError` for other names and for
-        figures that cannot be.
-
-        >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
-        72000000000
-        """
-        from shardwright.machine.toml import changed
-
-        found = changed(self, figures)
-        kept = replace(found.device, timings=self.device.timings)
-        made = {field.name: getattr(found, field.name) for field in fields(found)}
-        made |= {"device": kept, "charged_skew_seconds": self.charged_skew_seconds}
-        return replace(self, **made)
-
-    def to_toml(self) -> str:
-        """The machine as readable TOML; `load` reads it back to an equal machine."""
-        from shardwright.machine.toml import to_toml
-
-        return to_toml(self)
-
     def __str__(self) -> str:
         return self.name
-
-
-def machine_of(given: Machine | str | os.PathLike[str]) -> Machine:
-    """The machine itself, or what a preset's name or a machine file says; else `MachineError`."""
-    if isinstance(given, Machine):
-        return given
-    if not isinstance(given, str | os.PathLike):
-        raise MachineError(
-            f"machine is a {type(given).__name__}; give a Machine, or a preset's name as '8xH100'"
-        )
-    text = os.fspath(given)
-    return Machine.load(text) if text.endswith(".toml") else Machine.preset(text)
 
 
 def canonical_name(levels: tuple[Level, ...], kind: str) -> str:

@@ -25,6 +25,7 @@ from shardwright.machine.model import (
     Machine,
     MachineError,
 )
+from shardwright.machine.presets import preset
 
 _FIGURES = (
     *("overlap", "gather_overlap", "contention", "expert_skew"),
@@ -253,7 +254,7 @@ def parse_toml(text: str) -> Machine:
 def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
     """`machine` with other figures, by their names in machine files; its name tells them.
 
-    >>> changed(Machine.preset("8xH100"), {"overlap": 0.6}).name
+    >>> changed(preset("8xH100"), {"overlap": 0.6}).name
     '8xH100 with overlap=0.6'
     """
     if not figures:
@@ -313,7 +314,7 @@ def named(name: str) -> Machine:
     if part := re.fullmatch(r"(\d+) of (.+)", name):
         return named(part[2]).with_devices(int(part[1]))
     of, *further = name.split(" with ")
-    machine = Machine.preset(of)
+    machine = preset(of)
     for text in further:
         machine = changed(machine, parse_figures(text))
     return machine

@@ -43,7 +43,8 @@ def mesh_of_cuts(machine: Machine) -> Mesh:
 
     The outermost level of links is cut first, and of one level the largest prime.
 
-    >>> str(mesh_of_cuts(Machine.preset("2x6xA100")))
+    >>> from shardwright.machine.presets import preset
+    >>> str(mesh_of_cuts(preset("2x6xA100")))
     'k1=2 k2=3 k3=2'
     """
     levels = (primes(level.size) for level in reversed(machine.levels))

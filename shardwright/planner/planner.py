@@ -15,7 +15,8 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.optimizers import known_optimizer
 from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
-from shardwright.machine.model import Machine, machine_of
+from shardwright.machine.files import machine_of
+from shardwright.machine.model import Machine
 from shardwright.planner.arguments import Asked, MethodError, check_arguments, require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut_plan import kcut_frontier

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.machine.efficiency_curve import Curve, monotone
 from shardwright.machine.model import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
+from shardwright.machine.presets import preset as machine_preset
 from shardwright.profile.timing import APART, Sample
 from shardwright.profile.update_probes import CALLS
 
@@ -86,7 +87,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
 
     Those that no usable sample shows are of the `known` device, by default the preset `cpu`.
     """
-    known = known or Machine.preset("1xcpu").device
+    known = known or machine_preset("1xcpu").device
     single, assumed = _single_figures(samples, known)
     by_name: defaultdict[str, list[Sample]] = defaultdict(list)
     for s in usable(samples):
@@ -210,7 +211,7 @@ def fit_links(
     words = [(s.kind.partition(" "), s) for s in usable(samples)]
     mine = [(parts[2], s) for parts, s in words if parts[0] == level]
     fitted = [(kind, s) for kind, s in mine if kind in ("all_reduce", "all_gather")]
-    found = _known_links(level, ranks, native, known or Machine.preset("2xcpu"))
+    found = _known_links(level, ranks, native, known or machine_preset("2xcpu"))
     if len({s.work for kind, s in fitted if kind == "all_reduce"}) > 1:
         rows = np.array([_terms(kind, s.work, ranks, native) for kind, s in fitted])
         figures = _link_figures(rows, np.array([s.seconds for _, s in fitted]))

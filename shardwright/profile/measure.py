@@ -22,10 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.atomic_io import write_whole
 from shardwright.ir.layout import Bytes, Seconds
+from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Device, Level, Machine, MachineError
 from shardwright.machine.presets import KINDS
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.presets import preset as machine_preset
+from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import link_probes, probes, update_probes
 from shardwright.profile.fit import (
     Compute,
@@ -40,6 +42,17 @@ from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of
 from shardwright.profile.timing import Sample, Stopwatch
 from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
 from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
+
+
+def measure_here(devices: int | None = None) -> Machine:
+    """What the devices at hand reach: of the process group, or of `devices` processes started here.
+
+    Without a process group, as many processes are started as there are GPUs, or cores.
+    """
+    if dist.is_initialized():
+        return measure_ranks()
+    here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    return measure_host(devices or here)
 
 
 def measure_host(
@@ -63,13 +76,13 @@ def measure_host(
     file = (cache_dir or user_cache()) / _cache_name(devices)
     if not anew:
         with suppress(MachineError):  # not there, damaged, or of an older form
-            kept = Machine.load(file)
+            kept = load_machine(file)
             if kept.measured is not None and not kept.measured.doubts:
                 return kept
     machine = _measure(devices, seconds_budget, tell)
     with suppress(OSError):  # nowhere to keep it: measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, machine.to_toml())
+        write_whole(file, to_toml(machine))
     return machine
 
 
@@ -121,7 +134,7 @@ def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
 
 
 def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
-    join(rank, devices, folder, lambda tell: measure_ranks(seconds_budget, tell).to_toml())
+    join(rank, devices, folder, lambda tell: to_toml(measure_ranks(seconds_budget, tell)))
 
 
 def _machine(
@@ -190,9 +203,9 @@ def _known(kind: str, devices: int) -> Machine:
     It is that of the kind of device which `kind` names, and of an A100 where it names none.
     """
     if kind == "cpu":
-        return Machine.preset(f"2x{devices}xcpu")
+        return machine_preset(f"2x{devices}xcpu")
     same = [name for name in KINDS if name != "cpu" and name.lower() in kind.lower()]
-    return Machine.preset(f"2x8x{max(same, key=len, default='A100')}")
+    return machine_preset(f"2x8x{max(same, key=len, default='A100')}")
 
 
 def _hidden(samples: list[Sample], links: Mapping[str, Links], kind: str) -> float | None:

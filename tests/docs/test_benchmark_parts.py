@@ -19,7 +19,7 @@ from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
 from benchmarks.tensoropt import run as limits
 from shardwright.ir.layout import Seconds
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 
 MIB = 2**20
 
@@ -167,7 +167,7 @@ def test_a_row_is_what_the_slower_rank_took_at_the_usual_pace():
 
 def test_a_plan_that_is_chosen_and_known_runs_once():
     graph = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.ones(4, 8),))
-    frontier = sw.search(graph, Machine.preset("2xcpu"))
+    frontier = sw.search(graph, preset("2xcpu"))
     (plan,) = (p for p in frontier.baselines if p.name == "data parallel")
     other = next(p for p in frontier.baselines if p.name != "data parallel")
     same = replace(plan, name="pareto-0", notes=("fast",), lower_bound_seconds=Seconds(0.0))
@@ -218,7 +218,7 @@ def test_a_model_is_measured_until_it_is_quiet_whatever_was_predicted(
         first = replace(first, drift=-one / 2, predicted_seconds=1 / one)
         return [first, replace(second, spread=0.0, drift=-one)], before
 
-    place = SimpleNamespace(name="here", machine=lambda seconds: Machine.preset("2xcpu"))
+    place = SimpleNamespace(name="here", machine=lambda seconds: preset("2xcpu"))
     monkeypatch.setattr(estimates, "_rows", rows)
     log = estimates.Log(tmp_path / "rows", fresh=True)
     options = SimpleNamespace(times=3, seconds=1.0, minutes=1.0)

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import to_toml
 from shardwright.train import launch
 from shardwright.train.launch import Training
 from shardwright.train.loop import StepRecord
@@ -65,7 +66,7 @@ def files(tmp_path_factory):
     for name, machine in (("plan", "8xH100"), ("other", "4xH100")):
         done = command(f"plan {target} --machine {machine} -o {folder / name}.json")
         assert done.exit_code == 0, done.output
-    (folder / "machine.toml").write_text(Machine.preset("2xcpu").to_toml())
+    (folder / "machine.toml").write_text(to_toml(preset("2xcpu")))
     (folder / "mine.json").write_text(json.dumps(TRACE))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -82,7 +83,7 @@ def desk(files, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "launch", lambda *_, **__: Training(0, records))
     monkeypatch.setattr("shardwright.api.verify", lambda *_, **__: Verified())
     monkeypatch.setattr(
-        "shardwright.profile.measure.measure_host", lambda n, **_: Machine.preset(f"{n}xcpu")
+        "shardwright.profile.measure.measure_host", lambda n, **_: preset(f"{n}xcpu")
     )
 
 

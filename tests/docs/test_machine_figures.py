@@ -4,7 +4,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from shardwright.machine.model import Efficiency, Machine
+from shardwright.machine.files import with_figures
+from shardwright.machine.model import Efficiency
+from shardwright.machine.presets import preset
 from shardwright.machine.toml import figures_of, parse_figures
 
 PAGE = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
@@ -12,7 +14,7 @@ ROW = re.compile(r"^\| `([\w.]+)` \| [\w/]+ \| `(\S+)` \| (.+) \|$", re.MULTILIN
 
 
 def test_the_table_has_every_figure_and_its_examples_are_taken():
-    machine = Machine.preset("2x8xH100")
+    machine = preset("2x8xH100")
     words = {"DTYPE": [dtype for dtype, _ in machine.device.flop_per_s]}
     words["KIND"] = [field.name for field in fields(Efficiency)]
     words["LEVEL"] = [level.name for level in machine.levels]
@@ -22,7 +24,7 @@ def test_the_table_has_every_figure_and_its_examples_are_taken():
         names = [name.replace(word, w) for w in words[word]] if word else [name]
         found += names
         for each in names:
-            changed = machine.with_(**parse_figures(f"{each}={example}"))
+            changed = with_figures(machine, **parse_figures(f"{each}={example}"))
             assert changed != machine
             assert changed.name == f"2x8xH100 with {each}={example}"
     assert sorted(found) == sorted(figures_of(machine))

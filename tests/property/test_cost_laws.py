@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from shardwright.simulate.time.step import timeline
 from shardwright.simulate.time.timeline import Stream
@@ -30,7 +30,7 @@ def slowed(machine, factor, latency):
 @settings(max_examples=4)
 @given(st.sampled_from([1.0, 3.0, 50.0]), st.sampled_from([0.0, 1e-3]), st.sampled_from([0.0, 0.7]))
 def test_a_slower_link_speeds_no_plan_up(factor, latency, overlap):
-    fast = replace(Machine.preset("4xH100"), overlap=overlap)
+    fast = replace(preset("4xH100"), overlap=overlap)
     before, after = (search(GRAPH, m) for m in (fast, slowed(fast, factor, latency)))
     known = {(plan.name, plan.mesh): plan for plan in before.baselines}
     for plan in after.baselines:
@@ -43,15 +43,14 @@ def test_a_slower_link_speeds_no_plan_up(factor, latency, overlap):
 
 def test_more_devices_never_raise_the_memory_of_the_smallest_plan():
     peaks = [
-        search(GRAPH, Machine.preset(f"{devices}xH100")).smallest().peak_bytes
-        for devices in (1, 2, 4, 8)
+        search(GRAPH, preset(f"{devices}xH100")).smallest().peak_bytes for devices in (1, 2, 4, 8)
     ]
     assert peaks == sorted(peaks, reverse=True)
 
 
 @pytest.mark.parametrize("machine", ["1xH100", "1xcpu"])
 def test_one_device_takes_the_serial_sum_and_sends_nothing(machine):
-    (plan, *_) = search(GRAPH, Machine.preset(machine), recompute=False)
+    (plan, *_) = search(GRAPH, preset(machine), recompute=False)
     assert plan.transfers == ()
     serial = sum(op.seconds for op in plan.ops) + sum(p.seconds for p in plan.parameters)
     assert plan.step_seconds == pytest.approx(serial, rel=1e-12)

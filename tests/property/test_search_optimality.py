@@ -9,7 +9,7 @@ import torch
 import shardwright as sw
 from benchmarks.search.models import SHALLOW
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
@@ -20,7 +20,7 @@ from tests.unit.planner.layers import residual_layers
 
 
 def check(graph, machine, mesh, limits):
-    model = CostModel(graph, analyze(graph), Machine.preset(machine), Mesh.parse(mesh))
+    model = CostModel(graph, analyze(graph), preset(machine), Mesh.parse(mesh))
     problem = make_space(model).problem
     found = fast_frontier(problem, max_points=300)
     most, least = found.points[0].memory, found.points[-1].memory
@@ -57,7 +57,7 @@ def test_a_layer_of_llama_on_two_axes_is_proved_optimal_to_half_a_percent_given_
     with torch.device("meta"):
         model, batch = SHALLOW["llama-8b, 1 layer"]()
     graph = sw.capture(model, (), batch)
-    costs = CostModel(graph, analyze(graph), Machine.preset("8xH100"), Mesh.parse("dp=4 tp=2"))
+    costs = CostModel(graph, analyze(graph), preset("8xH100"), Mesh.parse("dp=4 tp=2"))
     found = fast_frontier(make_space(costs).problem, max_points=300, max_sums=20_000_000)
     most, least = found.points[0].memory, found.points[-1].memory
     for part in range(10):

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.atomic_io import write_whole
+from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Machine, MachineError
+from shardwright.machine.model import MachineError
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import to_toml
 from shardwright.profile import measure
 from shardwright.profile.measure import measure_host, ranks_of_a_host
 
@@ -42,9 +45,9 @@ def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
     (file,) = (tmp_path / "shardwright").iterdir()
-    assert Machine.load(file) == machine
+    assert load_machine(file) == machine
     believed = replace(machine, measured=replace(machine.measured, busy=0.0, errors=()))
-    file.write_text(believed.to_toml())
+    file.write_text(to_toml(believed))
     started = time.monotonic()
     assert measure_host(2) == believed
     assert time.monotonic() - started < 1
@@ -97,7 +100,7 @@ def test_figures_that_are_doubtful_are_measured_again_the_next_time(
 
 
 def test_figures_that_say_nothing_of_their_measurement_are_measured_again(tmp_path, monkeypatch):
-    found = iter([Machine.preset("2xcpu"), _measured("2x2xcpu")])
+    found = iter([preset("2xcpu"), _measured("2x2xcpu")])
     monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: next(found))
     measure_host(2, cache_dir=tmp_path)
     assert measure_host(2, cache_dir=tmp_path).name == "2x2xcpu"
@@ -114,7 +117,7 @@ def test_processes_that_are_slow_but_go_on_are_waited_for(tmp_path, monkeypatch)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: Machine.preset("2xcpu"))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: preset("2xcpu"))
     (tmp_path / "file").touch()
     assert measure_host(2, cache_dir=tmp_path / "file" / "folder").name == "2xcpu"
 
@@ -133,14 +136,14 @@ def test_no_devices_cannot_be_measured():
 
 
 def _measured(name, busy=0.0, errors=()):
-    return replace(Machine.preset(name), measured=Measured(AT, busy, errors))
+    return replace(preset(name), measured=Measured(AT, busy, errors))
 
 
 def _slow(rank, devices, folder, seconds_budget):
     for number in range(3):
         write_whole(Path(folder) / "progress.txt", f"{number / 3}\nround {number}")
         time.sleep(0.2)
-    write_whole(Path(folder) / "result", Machine.preset("1xcpu").to_toml())
+    write_whole(Path(folder) / "result", to_toml(preset("1xcpu")))
 
 
 def _fail(rank, devices, folder, seconds_budget):

@@ -5,7 +5,7 @@ import torch
 
 from shardwright.ir.graph import Ref
 from shardwright.machine.calls import Call, Given
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.profile import op_timings
 from shardwright.profile.local_ranks import silent
 from shardwright.profile.op_timings import with_remembered, with_timings
@@ -44,7 +44,7 @@ ODD = Call("aten.view.default", (Ref("0"), (7,)), (), (Given((4, 2), "float32", 
 @pytest.mark.ranks
 def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
     known = Remembered(tmp_path / "operators.sqlite", pytest.fail)
-    machine = Machine.preset("2xcpu")
+    machine = preset("2xcpu")
     calls = [linear(4096), linear(64), linear(4096, trained=False), EMBEDDING, LSTM, ODD]
     found = with_timings(machine, calls, 0.5, known, silent)
     times = {timing.call: timing for timing in found.device.timings}

@@ -12,14 +12,14 @@ import pytest
 import shardwright as sw
 from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space_factory import SpaceFactory
 from tests.property.constrained import ROUNDING, Subject
 from tests.unit.planner.layers import residual_layers
 from tests.zoo import ZOO
 
-MACHINE, MESH = Machine.preset("8xH100"), Mesh.parse("dp=8")
+MACHINE, MESH = preset("8xH100"), Mesh.parse("dp=8")
 
 
 def pieces(graph, *texts):

@@ -14,11 +14,11 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from tests.unit.planner.layers import residual_layers
 
-MACHINE = Machine.preset("4xH100")
+MACHINE = preset("4xH100")
 
 
 @pytest.fixture(scope="module")

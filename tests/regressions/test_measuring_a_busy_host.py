@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.machine.model import Machine
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import measure
 from shardwright.profile.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
 from shardwright.profile.timing import APART, Sample
 from tests.unit.profile.test_fit import device
 
-PRESET = Machine.preset("2x2xcpu")
+PRESET = preset("2x2xcpu")
 BAD = (0.0, -1e-6, math.nan, math.inf)
 
 
@@ -123,7 +123,7 @@ def test_the_machine_names_what_was_not_measured(ranks):
 
     whole = machine([*device(), *links()])
     assert whole.measured.assumed == () and whole.measured.doubts == ()
-    assert "assumed" not in whole.to_toml() + whole.provenance
+    assert "assumed" not in to_toml(whole) + whole.provenance
     silent = ("dispatch", "host all_reduce", "overlap all_gather both")
     part = machine(
         [replace(s, seconds=0.0) if s.kind in silent else s for s in (*device(), *links())]
@@ -136,7 +136,7 @@ def test_the_machine_names_what_was_not_measured(ranks):
     assert part.measured.doubts[0].endswith("so those figures are of the preset 2x2xcpu")
     assert part.device.dispatch_seconds == PRESET.device.launch_seconds
     assert part.levels[0].bytes_per_s == 0.8e9
-    assert parse_toml(part.to_toml()) == part
+    assert parse_toml(to_toml(part)) == part
 
 
 def test_a_gpu_is_assumed_to_be_as_its_preset():

@@ -16,13 +16,13 @@ import pytest
 
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from shardwright.report.choice import none_fits
 from shardwright.report.text.explain import explain
 from tests.unit.planner.layers import residual_layers
 
-BIG = Machine.preset("2xH100")
+BIG = preset("2xH100")
 
 
 def holding(count):

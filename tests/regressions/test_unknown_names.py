@@ -10,7 +10,7 @@ import torch
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import Pipeline, PipelineError
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
 from shardwright.runtime.comm.collectives import collected
 from shardwright.simulate.costs.collectives import step_price
@@ -28,7 +28,7 @@ def test_a_collective_that_is_not_known_is_an_error():
     group = SimpleNamespace(get_group=lambda: None)
     with pytest.raises(ValueError, match="no collective"):
         collected(torch.ones(2), SimpleNamespace(collective="broadcast"), group)
-    machine = Machine.preset("2xcpu")
+    machine = preset("2xcpu")
     link = links(machine, Mesh.parse("dp=2"))[0]
     with pytest.raises(ValueError, match="no collective"):
         step_price("broadcast", link, machine)

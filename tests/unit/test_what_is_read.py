@@ -17,7 +17,10 @@ import torch
 from torch import nn
 
 from shardwright.ir.plan import PlanError
-from shardwright.machine.model import Machine, MachineError
+from shardwright.machine.files import load_machine
+from shardwright.machine.model import MachineError
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints
@@ -82,10 +85,10 @@ class MachineFile:
 
     def __init__(self, folder):
         self.file = folder / "machine.toml"
-        self.file.write_text(Machine.preset("2x8xA100").to_toml())
+        self.file.write_text(to_toml(preset("2x8xA100")))
 
     def read(self):
-        return Machine.load(self.file)
+        return load_machine(self.file)
 
 
 class CheckpointFile:
@@ -230,13 +233,13 @@ def test_names_in_plans_and_machines_are_names_and_open_nothing(path, tmp_path):
     plan |= {"name": path, "machine": path, "notes": [path]}
     plan["parameters"][0][0] = plan["ops"][0][-4] = path
     Path("plan.json").write_text(json.dumps(plan))
-    text = Machine.preset("2xcpu").to_toml().replace('"2xcpu"', json.dumps(path))
+    text = to_toml(preset("2xcpu")).replace('"2xcpu"', json.dumps(path))
     Path("machine.toml").write_text(text)
-    assert load_plan("plan.json").machine == path and Machine.load("machine.toml").name == path
+    assert load_plan("plan.json").machine == path and load_machine("machine.toml").name == path
     sys.addaudithook(watch)
     try:
         load_plan("plan.json")
-        Machine.load("machine.toml")
+        load_machine("machine.toml")
     finally:
         watching = False
     assert opened == [("open", "plan.json"), ("open", "machine.toml")]

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.plan_decoder import read_plan
@@ -131,7 +131,7 @@ def chosen_plan(one, mesh):
 
     On devices as they are, nothing is worth splitting in models this small.
     """
-    machine = Machine.preset(f"{mesh.size}xH100")
+    machine = preset(f"{mesh.size}xH100")
     peaks = tuple((dtype, peak / _REDUCED) for dtype, peak in machine.device.flop_per_s)
     none = Seconds(0.0)
     machine = replace(

@@ -12,6 +12,7 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.machine.model import SKEWED_SECONDS, Machine
+from shardwright.machine.toml import to_toml
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import milliseconds, size
 
@@ -58,7 +59,7 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
     if machine is None:
         return  # another rank writes and tells
     if output is not None:
-        write_text(output, machine.to_toml())
+        write_text(output, to_toml(machine))
     if as_json:
         print_json(content(machine, output))
         return

@@ -18,8 +18,10 @@ import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.pipeline import PipelineError
-from shardwright.machine.model import Machine, MachineError
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.files import with_figures
+from shardwright.machine.model import MachineError
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.tracing.call import CaptureError
 
 ROOT = Path(__file__).parents[3]
@@ -90,18 +92,21 @@ def test_a_preset_with_another_figure(api, target, as_json):
 
 
 def test_figures_are_those_of_machine_files_and_the_provenance_tells():
-    found = Machine.preset("2x8xA100").with_(
-        memory="72GiB", overlap=0.6, **{"network.bandwidth": "100Gbit/s", "efficiency.matmul": 0.5}
+    found = with_figures(
+        preset("2x8xA100"),
+        memory="72GiB",
+        overlap=0.6,
+        **{"network.bandwidth": "100Gbit/s", "efficiency.matmul": 0.5},
     )
     assert found.device.memory_bytes == 72 * 2**30
     assert (found.overlap, found.levels[1].bytes_per_s) == (0.6, 12.5e9)
     assert found.device.efficiency.matmul == 0.5
     assert "changed: memory=72GiB, overlap=0.6" in found.provenance
-    assert parse_toml(found.to_toml()) == found
-    assert found.levels[0] == Machine.preset("2x8xA100").levels[0]
+    assert parse_toml(to_toml(found)) == found
+    assert found.levels[0] == preset("2x8xA100").levels[0]
     assert type(sw.Machine.preset("8xH100").with_(memory="72GiB")) is sw.Machine
     with pytest.raises(MachineError, match=r"there are overlap, .*memory.*nvlink.bandwidth"):
-        found.with_(colour="red")
+        with_figures(found, colour="red")
 
 
 @pytest.mark.parametrize("limit", [math.nan, math.inf, -math.inf, -1, 0, 0.0, True, "40", [40]])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import to_toml
 from shardwright.train.targets.target import TargetError, build_model, load_job
 
 VIT = {
@@ -97,7 +98,7 @@ def test_targets_that_are_none(mistake, tmp_path):
     ],
 )
 def test_an_absurd_figure_names_file_and_key(mistake, target, tmp_path, key, figure, says):
-    text = Machine.preset("2xcpu").to_toml()
+    text = to_toml(preset("2xcpu"))
     changed = re.sub(rf"(?m)^{key} = .*$", f"{key} = {figure}", text, count=1)
     assert changed != text
     file = tmp_path / "cluster.toml"

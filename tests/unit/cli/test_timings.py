@@ -11,10 +11,10 @@ import shardwright as sw
 from shardwright.cli.timings import by_timings
 from shardwright.machine.calls import Timing
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.profile import op_timings
 
-MACHINE = replace(Machine.preset("2xcpu"), measured=Measured(datetime.now(UTC), 0.0))
+MACHINE = replace(preset("2xcpu"), measured=Measured(datetime.now(UTC), 0.0))
 
 
 class Model(nn.Module):

@@ -5,17 +5,18 @@ import pytest
 
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Efficiency, Machine, MachineError
-from shardwright.machine.toml import parse_toml
+from shardwright.machine.model import Efficiency, MachineError
+from shardwright.machine.presets import preset
+from shardwright.machine.toml import parse_toml, to_toml
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 MEASURED = Measured(AT, 0.02, (("matmul", 0.01, 0.2), ("host all_reduce", 0.1, 0.3)))
 MACHINE = replace(
-    Machine.preset("2xcpu"),
+    preset("2xcpu"),
     measured=MEASURED,
     gather_overlap=0.25,
     device=replace(
-        Machine.preset("2xcpu").device,
+        preset("2xcpu").device,
         dispatch_seconds=2.5e-5,
         parameter_seconds=4e-5,
         packing_seconds=1e-5,
@@ -25,8 +26,8 @@ MACHINE = replace(
 
 
 def test_a_measured_machine_survives_the_trip_through_toml():
-    assert parse_toml(MACHINE.to_toml()) == MACHINE
-    assert parse_toml(MACHINE.to_toml()).with_devices(1).measured == MEASURED
+    assert parse_toml(to_toml(MACHINE)) == MACHINE
+    assert parse_toml(to_toml(MACHINE)).with_devices(1).measured == MEASURED
 
 
 def test_a_good_measurement_is_believed():
@@ -67,7 +68,7 @@ def test_its_age_is_told_in_words(later, words):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(old, new, says):
-    text = MACHINE.to_toml()
+    text = to_toml(MACHINE)
     assert old in text
     with pytest.raises(MachineError) as caught:
         parse_toml(text.replace(old, new))

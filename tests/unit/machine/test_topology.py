@@ -1,7 +1,7 @@
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
 from tests.unit.planner.tables.examples import toy_machine
 
@@ -56,14 +56,14 @@ def test_a_mesh_beyond_the_machine_is_refused():
 
 
 def test_big_machines_are_no_trouble():
-    machine = Machine.preset("64x8xH100")
+    machine = preset("64x8xH100")
     dp, tp = links(machine, Mesh.parse("dp=64 tp=8"))
     assert tp.bytes_per_s == machine.levels[0].bytes_per_s
     assert dp.bytes_per_s == machine.levels[1].bytes_per_s
 
 
 def test_long_rings_are_counted_once_around():
-    machine = Machine.preset("2048x8xH100")
+    machine = preset("2048x8xH100")
     hosts = machine.levels[1]
     dp, tp = links(machine, Mesh.parse("dp=8192 tp=2"))
     # Two rings cross each host and share the network of its eight devices.

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner import planner
 from shardwright.planner.planner import search
 from tests.plans import fastest_by_sums
 from tests.unit.planner.layers import residual_layers
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 GRAPH = residual_layers(3)
 MESHES = [Mesh.parse("dp=2 tp=4"), Mesh.parse("dp=8")]
 

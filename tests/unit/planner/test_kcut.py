@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, fits
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.kcut import CutError, Cutter
 from shardwright.planner.meshes import mesh_of_cuts
 from shardwright.planner.tables.layout_codes import decode, encode, joined
@@ -16,7 +16,7 @@ from shardwright.rules.rule import Split
 from tests.cut_oracle import Net
 from tests.unit.planner.layers import Writer, residual_layers
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 
 
 def mesh_of(parts):

@@ -6,11 +6,11 @@ import torch
 from shardwright.api import capture
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.kcut import Cutter
 from tests.zoo.convolutional import Classifier
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 HALVES = {n: Mesh(tuple((f"k{i}", 2) for i in range(1, n + 1))) for n in (1, 2, 3)}
 
 

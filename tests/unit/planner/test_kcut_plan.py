@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.arguments import MethodError
 from shardwright.planner.kcut import Cutter
 from shardwright.planner.planner import search
 from tests.unit.planner.layers import residual_layers
 
-MACHINE = Machine.preset("2x6xA100")
+MACHINE = preset("2x6xA100")
 GRAPH = residual_layers(3)
 
 

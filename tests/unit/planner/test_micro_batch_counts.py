@@ -5,7 +5,7 @@ import pytest
 
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.micro_batch_counts import MicroBook, if_tight
 from shardwright.planner.planner import search
@@ -23,7 +23,7 @@ from tests.plans import fastest_by_sums
 from tests.unit.planner.layers import BATCH, residual_layers
 from tests.unit.planner.test_planner import priced_from_scratch
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 MESH = Mesh.parse("dp=8")
 GRAPH = residual_layers(3)
 ANALYSIS = analyze(GRAPH)
@@ -70,7 +70,7 @@ def test_bounds_hold_for_the_whole_space(frontier):
 def test_the_exact_frontier_bounds_the_fast_one():
     tiny = residual_layers(1, inner=lambda _: 2048)
     mesh = [Mesh.parse("dp=2")]
-    two = Machine.preset("2xH100")
+    two = preset("2xH100")
     exact = search(tiny, two, meshes=mesh, micro_batches=(1, 2), exact=True)
     fast = search(tiny, two, meshes=mesh, micro_batches=(1, 2))
     assert exact[0].step_seconds == pytest.approx(fast[0].step_seconds)
@@ -181,7 +181,7 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
 
 
 def test_without_numbers_powers_of_two_are_tried_while_they_help():
-    front = search(residual_layers(1), Machine.preset("2xH100"), micro_batches="all")
+    front = search(residual_layers(1), preset("2xH100"), micro_batches="all")
     counts = sorted({plan.micro_batches for plan in front})
     assert counts[:3] == [1, 2, 4]
     assert all(count & (count - 1) == 0 for count in counts)

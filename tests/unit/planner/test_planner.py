@@ -5,7 +5,7 @@ import pytest
 
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.planner import search
 from shardwright.planner.tables.layout_codes import encode
@@ -15,7 +15,7 @@ from shardwright.rules.placements import parse_tiling
 from tests.plans import fastest_by_sums
 from tests.unit.planner.layers import residual_layers
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_the_memory_of_a_chosen_plan_is_settled_and_decides(frontier):
 
 @pytest.mark.parametrize("devices", [1, 3, 6, 7, 8])
 def test_any_number_of_devices_has_plans(devices):
-    machine = Machine.preset("8xH100").with_devices(devices)
+    machine = preset("8xH100").with_devices(devices)
     found = search(residual_layers(3), machine)
     assert all(plan.devices == devices for plan in found)
     with pytest.raises(InfeasibleError, match="the smallest needs"):

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from shardwright.simulate.time.comm_buckets import flights_of, in_buckets
 from shardwright.simulate.time.step import timeline
 from tests.unit.planner.layers import residual_layers
 
 GRAPH, MESHES = residual_layers(4), [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
-PLAIN = Machine.preset("4xH100")
+PLAIN = preset("4xH100")
 
 
 def searched(overlap):

@@ -4,8 +4,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shardwright.cli.planning import machine_of
+from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.profile import measure
 
 QUIET = Measured(datetime.now(UTC) - timedelta(days=3, hours=1), 0.01, (("matmul", 0.02, 0.1),))
@@ -18,7 +19,7 @@ def measured(monkeypatch):
     def host(devices, seconds, *, tell, anew):
         tell("matmul float32", 0.5)
         asked.append((devices, seconds, anew))
-        return Machine.preset(f"{devices}xcpu")
+        return preset(f"{devices}xcpu")
 
     monkeypatch.setattr(measure, "measure_host", host)
     return asked
@@ -29,7 +30,7 @@ def test_profile_writes_a_machine_that_can_be_planned_for(tmp_path, measured, sh
     result = shardwright_command("profile", "-o", file, "--devices", "3", "--seconds", "5")
     assert result.exit_code == 0, result.exception
     assert measured == [(3, 5.0, True)]
-    assert Machine.load(file) == Machine.preset("3xcpu")
+    assert load_machine(file) == preset("3xcpu")
     assert "float32 80 GFLOP/s" in result.stdout
     assert f"use it as --machine {file}" in " ".join(result.stdout.split())
 
@@ -45,7 +46,7 @@ def test_what_ranks_wait_for_the_last_is_told(tmp_path, measured, monkeypatch, s
     assert "for the last one" not in asked.stdout
 
     def host(devices, seconds, *, tell, anew):
-        return replace(Machine.preset(f"{devices}xcpu"), arrival_skew_seconds=2.5e-4)
+        return replace(preset(f"{devices}xcpu"), arrival_skew_seconds=2.5e-4)
 
     monkeypatch.setattr(measure, "measure_host", host)
     asked = shardwright_command("profile", "-o", tmp_path / "apart.toml", "--devices", "2")
@@ -80,7 +81,7 @@ def test_ranks_of_torchrun_need_a_file(measured, mistake, monkeypatch):
 
 
 def test_a_doubtful_measurement_warns(tmp_path, monkeypatch, shardwright_command):
-    found = replace(Machine.preset("2xcpu"), measured=replace(QUIET, busy=0.6))
+    found = replace(preset("2xcpu"), measured=replace(QUIET, busy=0.6))
     monkeypatch.setattr(measure, "measure_host", lambda *given, **options: found)
     result = shardwright_command("profile", "-o", tmp_path / "machine.toml")
     assert "others took 60% of the cores; median error of the fit: matmul 2% (at most 10%)" in (
@@ -103,7 +104,7 @@ def test_a_doubtful_measurement_warns(tmp_path, monkeypatch, shardwright_command
     ],
 )
 def test_who_plans_for_this_host_is_told_from_when_its_figures_are(busy, says, monkeypatch, capsys):
-    found = replace(Machine.preset("2xcpu"), measured=replace(QUIET, busy=busy))
+    found = replace(preset("2xcpu"), measured=replace(QUIET, busy=busy))
     monkeypatch.setattr(measure, "measure_host", lambda *given, **options: found)
     assert machine_of("here", 2) == found
     said = capsys.readouterr()

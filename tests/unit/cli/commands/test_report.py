@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from shardwright.cli.commands.report import _memory_of
-from shardwright.machine.model import Machine
+from shardwright.machine.files import with_figures
+from shardwright.machine.presets import preset
 from shardwright.machine.toml import named
 from shardwright.plan_io.files import load_plan, save_plan
 from tests import plans
@@ -113,6 +114,9 @@ def test_the_memory_of_a_changed_preset_is_known_by_its_name(name, gb):
 
 
 def test_machines_have_such_names():
-    machine = Machine.preset("8xH100").with_(memory="40GB", overlap=0.5).with_devices(2)
+    machine = with_figures(preset("8xH100"), memory="40GB", overlap=0.5).with_devices(2)
     assert str(machine) == "2 of 8xH100 with memory=40GB, overlap=0.5"
-    assert named(str(machine.with_(context="2GB"))).device == machine.with_(context="2GB").device
+    assert (
+        named(str(with_figures(machine, context="2GB"))).device
+        == with_figures(machine, context="2GB").device
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
@@ -25,7 +25,7 @@ ROWS, WIDTH, ITEM = 9 * 2, 6, 8
 
 
 def model(skew=1.25, mesh=MESH):
-    return CostModel(ONE.graph, ANALYSIS, replace(Machine.preset("6xH100"), expert_skew=skew), mesh)
+    return CostModel(ONE.graph, ANALYSIS, replace(preset("6xH100"), expert_skew=skew), mesh)
 
 
 def option(costs, *words):

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
@@ -18,7 +18,7 @@ from tests.unit.tracing.decompose.test_causal_rows import captured
 @pytest.fixture
 def asked():
     graph = captured()
-    return graph, analyze(graph), Machine.preset("8xV100")
+    return graph, analyze(graph), preset("8xV100")
 
 
 def model_of(asked, *, overlap=0.0):

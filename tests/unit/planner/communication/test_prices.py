@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.communication.prices import Prices
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, decode, joined
 from shardwright.simulate.costs.collectives import redistribution_seconds
@@ -16,7 +16,7 @@ ATOMS = ((7, 12), (33,))  # odd, so that tiles are uneven
     "machine, mesh", [("8xH100", "dp=2 tp=4"), ("4x2xA100", "a=2 b=2 c=2"), ("4xcpu", "a=2 b=2")]
 )
 def test_all_pairs_at_once_cost_what_they_cost_one_by_one(machine, mesh):
-    machine, mesh = Machine.preset(machine), Mesh.parse(mesh)
+    machine, mesh = preset(machine), Mesh.parse(mesh)
     digits = np.array(list(product(range(FIRST_ATOM + 3), repeat=len(mesh.axes))))
     codes = joined(digits)
     if len(codes) > 25:  # three axes: where two of them shard one atom is what is hard

@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import PipelineError
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.pipeline import stage_assignment as pipelines
@@ -58,7 +58,7 @@ def graph():
 @pytest.fixture(scope="module")
 def one_group(graph):
     """What is found on one group of two devices, for a batch in four pieces."""
-    machine = Machine.preset("4xcpu")
+    machine = preset("4xcpu")
     rounds = MeshLoop(SpaceFactory(graph, recompute=True), machine, "adamw", False)
     (mesh,) = (search(graph, machine.with_devices(2))[0].mesh,)
     rounds.run(mesh, 4, float("inf"), compare=False)
@@ -241,7 +241,7 @@ def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, sc
 
 
 def test_pipelines_are_on_the_frontier_and_read_back(graph):
-    frontier = search(graph, Machine.preset("4xcpu"), stages=(1, 2, 4))
+    frontier = search(graph, preset("4xcpu"), stages=(1, 2, 4))
     assert {plan.stages for plan in frontier} >= {1, 2}
     even = {plan.name: plan for plan in frontier.baselines}["even pipeline"]
     assert even.pipeline is not None
@@ -258,7 +258,7 @@ def test_pipelines_are_on_the_frontier_and_read_back(graph):
 
 def test_every_device_of_the_outer_axis_has_a_sample_of_a_first_try(graph):
     told = []
-    machine = Machine.preset("8xcpu")
+    machine = preset("8xcpu")
     found = search(graph, machine, stages=None, progress=lambda what, done: told.append(what))
     first_schedule = r"(\d+) stages on (.*), (\d+) micro-batches(?:, best so far .*)?$"
     tried = [re.match(first_schedule, what) for what in told]
@@ -274,7 +274,7 @@ def test_every_device_of_the_outer_axis_has_a_sample_of_a_first_try(graph):
 
 
 def test_without_time_only_what_must_be_is_searched(graph):
-    machine = Machine.preset("4xcpu")
+    machine = preset("4xcpu")
     plain = search(graph, machine, seconds=0)
     hurried = search(graph, machine, stages=None, seconds=0)
     assert [plan_to_json(p) for p in hurried] == [plan_to_json(p) for p in plain]
@@ -285,7 +285,7 @@ def test_without_time_only_what_must_be_is_searched(graph):
 
 
 def test_climbing_is_as_good_as_searching_every_number_of_stages(graph):
-    machine = Machine.preset("8xcpu")
+    machine = preset("8xcpu")
     climbed = search(graph, machine, stages=None)
     every = search(graph, machine, stages=(1, 2, 4))
     assert climbed[0].step_seconds <= every[0].step_seconds * (1 + 1e-9)
@@ -325,7 +325,7 @@ def test_halves_of_backward_passes_are_read_off_the_whole_graph(graph):
 
 def test_batch_norm_leaves_one_micro_batch():
     model, batch = models.cnn(norm=True)
-    frontier = search(capture_call(model, (), batch).graph, Machine.preset("2xcpu"), stages=(2,))
+    frontier = search(capture_call(model, (), batch).graph, preset("2xcpu"), stages=(2,))
     assert {p.micro_batches for p in frontier} == {1}
     assert {p.mesh.shape[0] for p in frontier} == {2}
     assert not {p.schedule for p in frontier} & {"1F1B", "Interleaved1F1B"}  # which gain nothing
@@ -333,15 +333,15 @@ def test_batch_norm_leaves_one_micro_batch():
 
 def test_stages_that_cannot_be_are_refused(graph):
     with pytest.raises(PipelineError, match="3 stages cannot share the 4 devices of 4xcpu evenly"):
-        search(graph, Machine.preset("4xcpu"), stages=(3,))
+        search(graph, preset("4xcpu"), stages=(3,))
     layers = len(graph.leaves_of(LeafKind.PARAMETER))
     with pytest.raises(PipelineError, match="no pipeline of 64 stages through this model"):
-        search(graph, Machine.preset("8x8xH100"), stages=(64,))
+        search(graph, preset("8x8xH100"), stages=(64,))
     assert layers < 64
 
 
 def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
-    machine = Machine.preset("2xcpu")
+    machine = preset("2xcpu")
     frontier = search(graph, machine, stages=(2,))
     assert not any(plan.schedule.startswith("async") for plan in frontier)
     allowed = search(graph, machine, stages=(2,), allow_async=True)
@@ -356,13 +356,13 @@ def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
         assert "this does not train as one device does, see docs/async.md" in text
         with pytest.raises(PipelineError, match="takes the batch as a whole"):
             plan.pipeline.check(2)
-    shared = search(graph, Machine.preset("4xcpu"), stages=(2,), allow_async=True)
+    shared = search(graph, preset("4xcpu"), stages=(2,), allow_async=True)
     assert any(p.stages == 2 and p.mesh.size == 4 for p in shared if p.pipeline.weights)
     assert not any("asynchronous" in note for p in allowed if p not in asked for note in p.notes)
 
 
 def test_allowing_asynchronous_plans_is_enough_to_search_for_them(graph):
-    machine = Machine.preset("2xcpu")
+    machine = preset("2xcpu")
     by_default = [plan_to_json(plan) for plan in search(graph, machine, allow_async=True)]
     assert by_default == [
         plan_to_json(plan) for plan in search(graph, machine, stages=(1, 2), allow_async=True)

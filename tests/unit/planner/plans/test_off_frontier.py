@@ -9,7 +9,7 @@ import pytest
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.mesh_loop import Candidate
 from shardwright.planner.planner import search
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
@@ -123,7 +123,7 @@ def test_a_frontier_asks_the_others_only_where_its_fastest_does_not_fit():
 
 @pytest.mark.parametrize("machine", ["8xH100", "4xV100"])
 def test_no_mesh_alone_gives_a_clearly_faster_plan_within_a_limit(machine):
-    graph, known = residual_layers(3), Machine.preset(machine)
+    graph, known = residual_layers(3), preset(machine)
     front = search(graph, known)
     alone = [search(graph, known, meshes=[mesh]) for mesh in {plan.mesh for plan in front}]
     roomy, tight = front.fastest().peak_bytes, front.smallest().peak_bytes

@@ -9,7 +9,7 @@ from shardwright.ir.constraints import ConstraintError, parse_constraints
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind, Source
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.permitted import allowed_meshes
 from shardwright.planner.planner import search
 from shardwright.planner.space.constrain import Marks
@@ -17,7 +17,7 @@ from shardwright.planner.space.repeats import shorten
 from tests.plans import fastest_by_sums
 from tests.unit.planner.layers import residual_layers
 
-MACHINE = Machine.preset("8xH100")
+MACHINE = preset("8xH100")
 MESH = Mesh.parse("dp=2 tp=4")
 LAYERS = 7
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_one_line(graph, texts, message):
 
 
 def test_a_size_that_cannot_be_cut_is_named(graph):
-    machine = Machine.preset("2x8xH100")
+    machine = preset("2x8xH100")
     wide = residual_layers(1, inner=lambda layer: 9)
     with pytest.raises(ConstraintError, match=r"left.* would leave a device without a part.* 9"):
         named = replace(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.baselines import baselines
 from shardwright.planner.space.checkpoint_segments import segments
 from shardwright.planner.space.repeats import shorten
@@ -19,7 +19,7 @@ MESH = Mesh.parse("dp=2 tp=4")
 
 def model(graph, mesh=MESH, machine="8xH100", whole=None):
     sizes = bucket_sizes(whole or graph)
-    return CostModel(graph, analyze(graph), Machine.preset(machine), mesh, buckets=sizes)
+    return CostModel(graph, analyze(graph), preset(machine), mesh, buckets=sizes)
 
 
 def folded(graph, mesh=MESH):

@@ -8,7 +8,7 @@ from torch import nn
 
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.plan import Phase
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Joint, Redistribute
 from shardwright.program.lower.rank_program import lower
@@ -78,7 +78,7 @@ def loss_op():
 
 
 def test_a_loss_over_split_classes_pays_for_what_its_devices_tell_each_other():
-    costs = Asking(GRAPH, ANALYSIS, Machine.preset("8xV100"), MESH)
+    costs = Asking(GRAPH, ANALYSIS, preset("8xV100"), MESH)
     op, rule = loss_op(), ANALYSIS.rules[loss_op().name]
     options = costs.options(op)
     whole, split = (options.find(rule, parse_tiling(rule, (word,))) for word in ("-", "c"))
@@ -95,7 +95,7 @@ def test_a_loss_over_split_classes_pays_for_what_its_devices_tell_each_other():
 
 def test_what_a_loss_keeps_is_split_like_its_logits():
     """Log-probabilities are kept, many times the bytes of the loss itself."""
-    costs = Asking(GRAPH, ANALYSIS, Machine.preset("8xV100"), MESH)
+    costs = Asking(GRAPH, ANALYSIS, preset("8xV100"), MESH)
     op, rule = loss_op(), ANALYSIS.rules[loss_op().name]
     options, kept = costs.options(op), costs.model.operator(op).bytes
     whole, classes, samples = (

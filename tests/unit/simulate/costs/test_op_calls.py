@@ -10,12 +10,12 @@ from torch import nn
 import shardwright as sw
 import shardwright.planner.tables.hot_ops as dominating_module
 from shardwright.machine.calls import Timing
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.tables.hot_ops import dominating
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.op_calls import form_of, timed
 
-MACHINE = Machine.preset("2xcpu")
+MACHINE = preset("2xcpu")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_sizes_are_found_from_the_tensors_of_a_call(graph):
 def test_one_call_at_least_of_every_operator_is_timed(graph, monkeypatch):
     """Of many that seem to be short none would be, and the formula would never be found wrong."""
     monkeypatch.setattr(dominating_module, "PART", 0.1)  # of which the first product is more
-    plan = sw.search(graph, Machine.preset("1xcpu")).fastest()
+    plan = sw.search(graph, preset("1xcpu")).fastest()
     found = [call.target for call in dominating(graph, analyze(graph), (plan,))]
     assert found[0] == "aten.linear.default"
     assert "aten.relu.default" in found

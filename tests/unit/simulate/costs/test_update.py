@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from shardwright.machine.efficiency_curve import Curve
-from shardwright.machine.model import Efficiency, Machine
+from shardwright.machine.model import Efficiency
+from shardwright.machine.presets import preset
 from shardwright.simulate.costs.update import update_seconds
 
 DEVICE = replace(
-    Machine.preset("2xcpu").device,
+    preset("2xcpu").device,
     bytes_per_s=1024.0,
     launch_seconds=1.0,
     dispatch_seconds=4.0,

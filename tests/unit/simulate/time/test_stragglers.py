@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.time.stragglers import late, skewed, stretch, with_whole_waits
@@ -138,4 +138,4 @@ def test_a_stretch_is_a_pass_of_a_contraction_and_what_goes_with_it():
 def test_a_graph_without_contractions_is_one_stretch():
     graph, analysis = linear_layer()
     only = replace(graph, ops=graph.ops[1:])
-    assert stretch(only, analysis, Machine.preset("2xcpu")) > 0
+    assert stretch(only, analysis, preset("2xcpu")) > 0

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from shardwright.ir.layout import Mesh
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute
 from shardwright.program.lower.rank_program import lower
@@ -85,7 +85,7 @@ def test_the_last_part_of_a_causal_sequence_sees_most():
 
 def _seconds(graph, rows):
     """Forward, of the products alone, with `rows` of the queries on the device."""
-    device = replace(Machine.preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
+    device = replace(preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
     (op,) = graph.ops
     rule = analyze(graph).rules[op.name]
     sizes = [[rows if factor.name == "l" else factor.size] for factor in rule.factors]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from shardwright.machine.model import Machine
+from shardwright.machine.presets import preset
 from shardwright.planner.tables.memory import kept_bytes
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.compute import forward_seconds
@@ -80,7 +80,7 @@ def test_experts_on_several_devices_pay_for_the_busiest(graph):
     op = next(op for op in graph.ops if op.kind == "experts")
     rule = analyze(graph).rules[op.name]
     work = workload(op, rule, graph, skew=1.3)
-    device = replace(Machine.preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
+    device = replace(preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
 
     def sizes(**local):
         return np.array([[local.get(factor.name, factor.size)] for factor in rule.factors])
