@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from shardwright.program.instructions import Redistribute
 from shardwright.simulate.memory.allocator import Block
+from shardwright.simulate.memory.tape import GatheredBucket, Tape
 from shardwright.simulate.memory.values import View
-
-if TYPE_CHECKING:
-    from shardwright.program.instructions import Redistribute
-    from shardwright.simulate.memory.gathers import PrefetchBucket
-    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
 @final
 class Dropped:
     """Those of one operator, one by one or together with others of their flight."""
 
-    def __init__(self, walk: MemorySimulator, regathers: Sequence[str]) -> None:
+    def __init__(self, walk: Tape, regathers: Sequence[str]) -> None:
         self._walk = walk
         self._names = {id(walk.views[n].block): n for n in regathers if n in walk.views}
         self._alone: list[tuple[Redistribute, View]] = []
-        self._flown: list[tuple[PrefetchBucket, int]] = []
+        self._flown: list[tuple[GatheredBucket, int]] = []
 
     def takes(self, block: Block) -> bool:
         """Whether `block`, which the operator would keep, is such a copy; then it is noted."""

@@ -8,23 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 from shardwright.ir.buckets import gather_messages
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.program.instructions import Gather, Prefetch, Redistribute
 from shardwright.simulate.memory.allocator import Block, Use
+from shardwright.simulate.memory.tape import GatheredBucket, Tape
 from shardwright.simulate.memory.values import View, contiguous_strides
-
-if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 
 @final
 class PrefetchBucket:
     """The gather of a bucket, and the copies that the backward pass wants again."""
 
-    def __init__(self, walk: MemorySimulator, one: Prefetch, before: PrefetchBucket | None) -> None:
+    def __init__(self, walk: Tape, one: Prefetch, before: GatheredBucket | None) -> None:
         self.walk, self.parts, self.before = walk, one.parts, before
         self.ranks = walk.sizes[one.axis]
         self.tiles = [walk.views[part.value] for part in one.parts]
@@ -90,7 +88,7 @@ class PrefetchBucket:
         return cast[0] if cast else self.tiles[number].dtype
 
 
-def prefetch(walk: MemorySimulator, one: Prefetch) -> None:
+def prefetch(walk: Tape, one: Prefetch) -> None:
     """A bucket of copies sets out."""
     walk.heap.where = f"gather of {one.parts[0].value}, forward"
     before = walk.flights[one.before] if one.before else None
@@ -98,7 +96,7 @@ def prefetch(walk: MemorySimulator, one: Prefetch) -> None:
     flight.start()
 
 
-def gather(walk: MemorySimulator, one: Gather) -> None:
+def gather(walk: Tape, one: Gather) -> None:
     """Its copies arrive; their gradients leave in buffers, and arrive as parts of others."""
     heap = walk.heap
     heap.where = f"gather of {one.parts[0].value}, forward"
@@ -142,14 +140,12 @@ class _Gradient(NamedTuple):
         return self.part.cast[1] if self.part.cast else self.gradient.dtype
 
 
-def _messages(
-    parts: Sequence[tuple[Redistribute, str]], walk: MemorySimulator, ranks: int
-) -> list[list[int]]:
+def _messages(parts: Sequence[tuple[Redistribute, str]], walk: Tape, ranks: int) -> list[list[int]]:
     copies = [(prod(one.after) * ITEM_BYTES[dtype], _as_sent(one, ranks)) for one, dtype in parts]
     return gather_messages(copies, on_cpu=walk.on_cpu)
 
 
-def _scattered(walk: MemorySimulator, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:
+def _scattered(walk: Tape, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:
     """Gradients in one buffer, of which this rank gets its part; one that may be is the buffer."""
     heap, (first, *more) = walk.heap, came
     dtype = first.dtype
@@ -169,7 +165,7 @@ def _scattered(walk: MemorySimulator, one: Gather, came: Sequence[_Gradient], ra
     heap.drop(own)
 
 
-def _alone(walk: MemorySimulator, one: _Gradient) -> Block:
+def _alone(walk: Tape, one: _Gradient) -> Block:
     """A buffer of one gradient: itself, if it is of that dtype, in order and nobody else's."""
     heap, gradient = walk.heap, one.gradient
     size = gradient.bytes // ITEM_BYTES[gradient.dtype] * ITEM_BYTES[one.dtype]

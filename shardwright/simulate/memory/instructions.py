@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.program.instructions import (
@@ -24,15 +23,13 @@ from shardwright.program.instructions import (
 )
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.dropped_copies import Dropped
+from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View, contiguous_strides
-
-if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
 _BITS = 4  # bytes of a random number
 
 
-def draw(walk: MemorySimulator, one: Dropout | Uniform) -> None:
+def draw(walk: Tape, one: Dropout | Uniform) -> None:
     """Random bits of a tile, and what is made of them."""
     heap, op = walk.heap, one.op
     elements = prod(length for dim in one.positions for _, length, _ in dim)
@@ -68,7 +65,7 @@ def draw(walk: MemorySimulator, one: Dropout | Uniform) -> None:
     heap.drop(mask)
 
 
-def attention(walk: MemorySimulator, op: Op) -> None:
+def attention(walk: Tape, op: Op) -> None:
     """The fused kernel: it keeps its operands, its result and a number for each query."""
     heap = walk.heap
     names = tuple(dict.fromkeys(op.operands))
@@ -119,7 +116,7 @@ def attention(walk: MemorySimulator, op: Op) -> None:
     walk.node(walk.label(op), (result,), back)
 
 
-def is_fused(walk: MemorySimulator, op: Op) -> bool:
+def is_fused(walk: Tape, op: Op) -> bool:
     """Whether torch has one kernel for this attention."""
     if op.kind != "scaled_dot_product_attention":
         return False
@@ -138,7 +135,7 @@ def _by_heads(shape: Shape) -> Shape:
 
 
 def local_shapes(
-    walk: MemorySimulator, one: Joint | RunModule | Attention | SharedAttention
+    walk: Tape, one: Joint | RunModule | Attention | SharedAttention
 ) -> tuple[Shape, ...]:
     """Shapes of the local results."""
     op = one.op
@@ -160,7 +157,7 @@ class Kept:
 
 
 def stated(
-    walk: MemorySimulator,
+    walk: Tape,
     op: Op,
     shapes: tuple[Shape, ...],
     one: Instruction | None = None,
@@ -237,7 +234,7 @@ def stated(
     walk.node(walk.label(op), op.outputs, back)
 
 
-def shared_bytes(walk: MemorySimulator, one: SharedAttention) -> int:
+def shared_bytes(walk: Tape, one: SharedAttention) -> int:
     """What shared attention holds for a while beside operands and result, and in single precision.
 
     Halves on their way; of a ring two blocks of keys and values, and results in single precision.
@@ -251,7 +248,7 @@ def shared_bytes(walk: MemorySimulator, one: SharedAttention) -> int:
     return found
 
 
-def recompute(walk: MemorySimulator, one: Recompute) -> None:
+def recompute(walk: Tape, one: Recompute) -> None:
     """A piece that keeps what comes in, and runs again in the backward pass."""
     heap = walk.heap
     outer = walk.saving

@@ -9,13 +9,8 @@ redistributions need `moving`'s, and what kernels take inside `kernels`'.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import final
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -25,24 +20,18 @@ from shardwright.program.instructions import (
     Instruction,
     Joint,
     Load,
-    Move,
     Prefetch,
-    Program,
     Recompute,
     Redistribute,
     Reduce,
     RunModule,
-    Shape,
     SharedAttention,
     Uniform,
     reads,
-    writes,
 )
-from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.collectives import moved
+from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.dropped_copies import Dropped
-from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.gathers import PrefetchBucket, gather, prefetch
+from shardwright.simulate.memory.gathers import gather, prefetch
 from shardwright.simulate.memory.instructions import (
     attention,
     draw,
@@ -54,80 +43,19 @@ from shardwright.simulate.memory.instructions import (
 from shardwright.simulate.memory.mixture import held_experts
 from shardwright.simulate.memory.op_memory_trace import Seen
 from shardwright.simulate.memory.parameters import fetch, load, reduce
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.tape import Tape
+from shardwright.simulate.memory.values import View
 from shardwright.simulate.memory.workspaces import inside
 
 
-@dataclass
-class Node:
-    """A node of the autograd graph: it turns gradients of `results` into others.
-
-    What it makes belongs to `module`.
-    """
-
-    label: str
-    module: str | None
-    results: tuple[str, ...]
-    run: Callable[[], None]
-
-
 @final
-class MemorySimulator:
-    """One rank's step, in blocks of memory on `heap`.
-
-    `given` are the leaves as the program is called with them; `stored` those
-    among them that are parameters in plain tensors, whose gradients are taken
-    as they come. `skew` as in `Machine.expert_skew`.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        program: Program,
-        given: Mapping[str, View],
-        heap: Allocator,
-        footprints: Footprints,
-        on_cpu: bool,
-        plain: bool,
-        skew: float = 1.0,
-    ) -> None:
-        self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
-        self.sizes = dict(program.mesh.axes)
-        self.on_cpu, self.plain, self.skew = on_cpu, plain, skew
-        self.views: dict[str, View] = dict(given)
-        ends = graph.leaves_of(LeafKind.PARAMETER, LeafKind.INPUT)
-        self.ends = {leaf.name for leaf in ends}  # where gradients go
-        self.gradients: dict[str, View] = {}  # on their way back
-        self.kept: dict[str, View] = {}  # gradients of parameters and inputs
-        self.nodes: list[Node] = []
-        self.serial = {op.name: op for op in graph.ops}
-        self.unread: dict[str, Node] = {}  # those that come just before a value's first reader
-        self.saving = True
-        # Copies that may be made again: one by one, or together with others.
-        self.source: dict[str, tuple[Redistribute, View]] = {}
-        self.flown: dict[str, tuple[PrefetchBucket, int]] = {}
-        self.flights: dict[str, PrefetchBucket] = {}
-        self.works: defaultdict[str, list[Block]] = defaultdict(
-            list
-        )  # what sums of gradients on their way keep
+class MemorySimulator(Tape):
+    """Runs one rank's program on a `Tape`, forward and backward."""
 
     def forward(self) -> None:
         """Run the program; what it returns stays."""
         returned = (*self.program.outputs, *(value for _, value in self.program.updates))
         self.through(self.program.instructions, returned)
-
-    def through(self, instructions: Sequence[Instruction], returned: Sequence[str]) -> None:
-        """Run `instructions`, forgetting each value after its last reader."""
-        last = {name: i for i, one in enumerate(instructions) for name in reads(one)}
-        last.update((name, len(instructions)) for name in returned)
-        mine: set[str] = set()
-        for i, instruction in enumerate(instructions):
-            self.run(instruction)
-            made = writes(instruction)
-            mine.update(made)
-            for name in dict.fromkeys((*reads(instruction), *made)):
-                if name in mine and last.get(name, i) == i and name in self.views:
-                    self.heap.drop(self.views.pop(name).block)
 
     def backward(self) -> None:
         """The backward pass, from the first output."""
@@ -144,14 +72,6 @@ class MemorySimulator:
         for name in dict.fromkeys(returned):
             if name in self.views and name not in self.program.leaves:
                 self.heap.drop(self.views.pop(name).block)
-
-    def back(self) -> None:
-        """Run all nodes from the last to the first."""
-        while self.nodes:
-            node = self.nodes.pop()
-            self.heap.where = f"{node.label}, backward"
-            self.heap.module = node.module
-            node.run()
 
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
@@ -188,111 +108,6 @@ class MemorySimulator:
             case Joint() | RunModule() | Attention() | SharedAttention():
                 heap.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
-
-    def label(self, op: Op) -> str:
-        where = op.source.module
-        return f"{where}: {op.kind}" if where else op.kind
-
-    def module(self, one: Instruction) -> str | None:
-        """The module that an instruction belongs to; None if to none or to several."""
-        match one:
-            case Compute() if one.op.name not in self.serial:  # a cast of a parameter
-                return self.views[one.op.operands[0]].block.module
-            case Redistribute():
-                return self.views[one.value].block.module
-            case Load() | Fetch() | Reduce() | Prefetch() | Gather() | Recompute():
-                return None
-        return one.op.source.module
-
-    # Gradients on their way
-
-    def give(self, name: str, gradient: View) -> None:
-        """Hand over a gradient of the value `name`; its owner is passed on."""
-        old = self.gradients.get(name)
-        if old is None:
-            self.gradients[name] = gradient
-        elif old.block.owners == 1 and old.dense and old.block.use is not Use.HELD:
-            self.heap.drop(gradient.block)
-        else:
-            new = self.heap.new(old.bytes, like=old.block)
-            self.heap.drop(old.block)
-            self.heap.drop(gradient.block)
-            strides = contiguous_strides(old.shape)
-            self.gradients[name] = View(new, old.shape, strides, old.dtype)
-        if name in self.ends:
-            self.keep(name)
-
-    def keep(self, name: str) -> None:
-        """The gradient of a leaf has come home: it is taken over, or added to the last."""
-        gradient = self.gradients.pop(name)
-        old = self.kept.get(name)
-        if old is not None:
-            self.heap.drop(gradient.block)
-            return
-        if not gradient.contiguous:
-            new = self.heap.new(gradient.bytes)
-            self.heap.drop(gradient.block)
-            gradient = View(new, gradient.shape, contiguous_strides(gradient.shape), gradient.dtype)
-        self.heap.becomes(gradient.block, Use.GRADIENT)
-        self.heap.assign(gradient.block, self.views[name].block.module, gradient.bytes)
-        self.kept[name] = gradient
-
-    def taken(self, name: str) -> View | None:
-        """The gradient of a value, for the node that made it."""
-        return self.gradients.pop(name, None)
-
-    # Instructions
-
-    def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
-        if self.saving:
-            self.nodes.append(Node(label, self.heap.module, results, run))
-
-    def once_read(self, name: str, run: Callable[[], None]) -> None:
-        """What happens to the gradient of the value `name` when its first reader has given its."""
-        if self.saving:
-            module = self.views[name].block.module
-            self.unread[name] = Node("parameters", module, (name,), run)
-
-    def redistribute(self, one: Redistribute) -> None:
-        """A value in another layout; its gradient takes its own way back."""
-        source = self.views[one.value]
-        found = self.brought(one, source)
-        found.grad = one.differentiable and source.grad
-        self.views[one.result] = found
-        self.source[one.result] = one, source
-        if not found.grad:
-            return
-
-        def back() -> None:
-            gradient = self.taken(one.result)
-            if gradient is None:
-                return
-            cast = self.cast(gradient, one.cast[1] if one.cast else "")
-            sent = self.moved(cast, one.backward, one.atoms_grad, one.before)
-            self.heap.drop(cast.block)
-            self.heap.drop(gradient.block)
-            self.give(one.value, sent)
-
-        self.node(f"gradient of {one.value}", (one.result,), back)
-
-    def brought(self, one: Redistribute, source: View) -> View:
-        """The value in its new layout, with an owner."""
-        cast = self.cast(source, one.cast[0] if one.cast else "")
-        found = self.moved(cast, one.forward, one.atoms_before, one.after)
-        self.heap.drop(cast.block)
-        return found
-
-    def cast(self, view: View, dtype: str) -> View:
-        """`view` in another dtype, or as it is, with an owner."""
-        if dtype in ("", view.dtype):
-            self.heap.own(view.block)
-            return view
-        block = self.heap.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
-        return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
-
-    def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
-        """`view` in another layout, with an owner."""
-        return moved(self.heap, view, moves, atoms, shape, self.sizes, self.on_cpu)
 
     def compute(self, one: Compute) -> None:
         """An operator as torch runs it."""

@@ -7,18 +7,15 @@ follows `runtime.experts`.
 from __future__ import annotations
 
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.program.instructions import Compute
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.op_memory_trace import Seen
-
-if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import MemorySimulator
+from shardwright.simulate.memory.tape import Tape
 
 
-def held_experts(walk: MemorySimulator, one: Compute) -> None:
+def held_experts(walk: Tape, one: Compute) -> None:
     """The operator as it would run on the rows that are there, and rows on their way."""
     op, how = one.op, one.routing
     assert how is not None, "a mixture of which all is here is an operator like others"

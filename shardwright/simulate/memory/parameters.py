@@ -6,17 +6,14 @@ It follows `runtime.loading`.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from shardwright.program.instructions import Fetch, Load, Redistribute, Reduce, Shape
 from shardwright.simulate.memory.allocator import Block, Use
+from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View, contiguous_strides
 
-if TYPE_CHECKING:
-    from shardwright.simulate.memory.memory_simulator import MemorySimulator
 
-
-def load(walk: MemorySimulator, one: Load) -> None:
+def load(walk: Tape, one: Load) -> None:
     """A view of a parameter."""
     leaf = walk.views[one.leaf]
     _alias(walk, one.result, one.shape, leaf)
@@ -24,7 +21,7 @@ def load(walk: MemorySimulator, one: Load) -> None:
         walk.node("parameters", (one.result,), lambda: _passed_on(walk, one.result, one.leaf))
 
 
-def fetch(walk: MemorySimulator, one: Fetch) -> None:
+def fetch(walk: Tape, one: Fetch) -> None:
     """Views of parameters; their gradients come home together."""
     for part in one.parts:
         _alias(walk, part.result, part.shape, walk.views[part.leaf])
@@ -62,7 +59,7 @@ def fetch(walk: MemorySimulator, one: Fetch) -> None:
     walk.node("parameters", tuple(part.result for part, _ in trained), back)
 
 
-def reduce(walk: MemorySimulator, one: Reduce) -> None:
+def reduce(walk: Tape, one: Reduce) -> None:
     """Parameters as they are; their gradients are summed in one buffer."""
     for part in one.parts:
         _alias(walk, part.result, part.after, walk.views[part.value])
@@ -94,13 +91,13 @@ def reduce(walk: MemorySimulator, one: Reduce) -> None:
     walk.node("sums of gradients", tuple(part.result for part in one.parts), back)
 
 
-def _alias(walk: MemorySimulator, result: str, shape: Shape, source: View) -> None:
+def _alias(walk: Tape, result: str, shape: Shape, source: View) -> None:
     walk.heap.own(source.block)
     strides = contiguous_strides(shape)
     walk.views[result] = View(source.block, shape, strides, source.dtype, source.grad)
 
 
-def _home(walk: MemorySimulator, result: str, leaf: str, copied: bool) -> None:
+def _home(walk: Tape, result: str, leaf: str, copied: bool) -> None:
     gradient = walk.taken(result)
     if gradient is None:
         return
@@ -113,7 +110,7 @@ def _home(walk: MemorySimulator, result: str, leaf: str, copied: bool) -> None:
     walk.give(leaf, View(block, shape, contiguous_strides(shape), gradient.dtype))
 
 
-def _passed_on(walk: MemorySimulator, result: str, to: str) -> None:
+def _passed_on(walk: Tape, result: str, to: str) -> None:
     gradient = walk.taken(result)
     if gradient is not None:
         walk.give(to, gradient)
