@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
@@ -21,8 +21,10 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.costs.update_memory import update_bytes
-from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.step import Trainer, step_memory
+
+if TYPE_CHECKING:
+    from shardwright.simulate.memory.footprints import Footprints
+    from shardwright.simulate.memory.step import Trainer
 
 _BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
 
@@ -38,9 +40,23 @@ class MemoryRefinement:
         self._given = analysis
         self._context = machine.device.context_bytes
         self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
+        self._machine, self._optimizer = machine, optimizer
+
+    # Operators are traced with torch, which the planner does not import until a plan is refined.
+
+    @cached_property
+    def _book(self) -> Footprints:
+        from shardwright.simulate.memory.footprints import Footprints
+
+        return Footprints(on_cpu=self._machine.backend == "gloo")
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        from shardwright.simulate.memory.step import Trainer
+
+        machine, optimizer = self._machine, self._optimizer
         gpu = machine.backend != "gloo"
-        self._book = Footprints(on_cpu=not gpu)
-        self._trainer = Trainer(
+        return Trainer(
             states=optimizer_spec(optimizer).state_tensors,
             update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
             granularity=_BLOCK if gpu else 1,
@@ -58,6 +74,8 @@ class MemoryRefinement:
             return plan
         if id(plan) in self._known:
             return self._known[id(plan)][1]
+        from shardwright.simulate.memory.step import step_memory
+
         decisions = read_plan(plan, self.graph, self._analysis)
         alike = plan.mesh.size == 1 or ranks_are_alike(self.graph, self._analysis, decisions)
         found = [
