@@ -1,4 +1,4 @@
-"""The idea of shardwright in one sitting: every floor of the house, on a model of two layers.
+"""The idea of shardwright in one sitting: every layer of the package, on a model of two layers.
 
 Run it (`python docs/tour.py`): it prints each stage and checks what it says.
 No GPU and no process group is needed until the very last step, which is left to

@@ -1,4 +1,4 @@
-"""Small plans and frontiers written by hand, for the rooms that read them."""
+"""Small plans and frontiers written by hand, for the packages that read them."""
 
 from dataclasses import replace
 
