@@ -167,7 +167,7 @@ def state_parts(graph: Graph, name: str, held: int, optimizer: str) -> dict[str,
 
     >>> from shardwright.ir.graph import Graph, Leaf, Tensor
     >>> w = Tensor("w", (8,), "float32", requires_grad=True)
-    >>> graph = Graph((Leaf("w", LeafKind.PARAMETER),), (), (), (w,))
+    >>> graph = Graph((Leaf("w", LeafKind.PARAMETER, ("w",)),), (), (), (w,))
     >>> state_parts(graph, "w", 128, "adamw")
     {'parameters': 32, 'gradients': 32, 'optimizer_state': 64}
     """
