@@ -122,6 +122,8 @@ def preset(text: str) -> Machine:
     >>> preset("16xH100").name
     '2x8xH100'
     """
+    if not isinstance(text, str):
+        raise MachineError(f"machine is a {type(text).__name__}; give a name as '8xH100'")
     found = re.fullmatch(r"\s*(?:(\d+)x)?(\d+)x([A-Za-z][\w-]*)\s*", text)
     if found is None or 0 in (int(found[1] or 1), int(found[2])):
         raise MachineError(

@@ -30,7 +30,7 @@ from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
-from shardwright.program.lower.pipeline import needs_one_stage
+from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import thin
 

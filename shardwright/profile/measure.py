@@ -52,7 +52,7 @@ def measure_here(devices: int | None = None) -> Machine:
     if dist.is_initialized():
         return measure_ranks()
     here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    return measure_host(devices or here)
+    return measure_host(here if devices is None else devices)
 
 
 def measure_host(

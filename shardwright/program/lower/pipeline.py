@@ -19,7 +19,7 @@ from shardwright.ir.pipeline import Pipeline, PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Shape
 from shardwright.program.lower.micro_batches import MicroPrograms, lower_part, placings_of
-from shardwright.program.lower.stages import Stage, StageError, split
+from shardwright.program.lower.stages import Stage, StageError, needs_one_stage, split
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, one_batch
 
@@ -97,17 +97,6 @@ class StagedGraph:
             for leaf in part.graph.leaves_of(LeafKind.PARAMETER):
                 found.setdefault(leaf.name, []).append(number)
         return {name: tuple(stages) for name, stages in found.items()}
-
-
-def needs_one_stage(graph: Graph) -> str:
-    """Why `graph` cannot be cut into stages, whatever the cuts; empty if it can."""
-    for leaf in graph.leaves_of(LeafKind.INPUT):
-        if graph.tensor[leaf.name].requires_grad:
-            return (
-                f"pipelines are not possible: their stages give no gradient of the batch, and"
-                f" {leaf.keys[0]} requires one; detach it, or plan with stages=(1,)"
-            )
-    return ""
 
 
 def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ...]:

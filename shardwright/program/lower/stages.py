@@ -148,3 +148,14 @@ def _stage(
 def _described(value: Tensor, received: tuple[str, ...]) -> Tensor:
     """What is received has memory of its own."""
     return replace(value, alias_of="") if value.name in received else value
+
+
+def needs_one_stage(graph: Graph) -> str:
+    """Why `graph` cannot be cut into stages, whatever the cuts; empty if it can."""
+    for leaf in graph.leaves_of(LeafKind.INPUT):
+        if graph.tensor[leaf.name].requires_grad:
+            return (
+                f"pipelines are not possible: their stages give no gradient of the batch, and"
+                f" {leaf.keys[0]} requires one; detach it, or plan with stages=(1,)"
+            )
+    return ""

@@ -337,7 +337,7 @@ class _Taken:
 
 
 class Remade:
-    """How a `Regathering` makes one of a bucket's copies again."""
+    """How a `ReshardAfterForward` makes one of a bucket's copies again."""
 
     def __init__(self, number: int) -> None:
         self.number = number

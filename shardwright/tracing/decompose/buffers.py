@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from shardwright.tracing.call import CaptureError
 
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])  # the package `tracing`
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 

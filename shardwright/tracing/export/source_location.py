@@ -17,7 +17,7 @@ from shardwright.tracing.call import CaptureError
 _ATTENTION = "scaled_dot_product_attention"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])  # the package `tracing`
 PREFIX = "model."  # FlatCall holds the user's model under this name
 
 

@@ -81,7 +81,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
         asked.update(plan=plan, seed=seed, group=dist.is_initialized())
         return Serial(model.to(device))
 
-    monkeypatch.setattr(worker, "ManyShapes", parallel)
+    monkeypatch.setattr(worker, "ShapeVariants", parallel)
     target, plan, losses = (tmp_path / name for name in ("worker_job.py", "p.json", "l.jsonl"))
     target.write_text(JOB)
     save_plan(plans.simple(mesh="dp=1"), plan)

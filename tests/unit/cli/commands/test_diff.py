@@ -1,13 +1,14 @@
 import pytest
 
+from shardwright.plan_io.files import save_plan
 from tests import plans
 
 
 @pytest.fixture
 def files(tmp_path):
     fast, _, small = plans.frontier()
-    fast.save(tmp_path / "fast.json")
-    small.save(tmp_path / "small.json")
+    save_plan(fast, tmp_path / "fast.json")
+    save_plan(small, tmp_path / "small.json")
     return tmp_path / "fast.json", tmp_path / "small.json"
 
 

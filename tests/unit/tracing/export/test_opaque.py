@@ -72,7 +72,7 @@ def test_a_block_that_branches_is_one_operator_and_everything_else_is_captured()
     assert [buffer for buffer, _ in graph.updates] == ["blocks.0.calls"]
     assert "forward" not in model.blocks[0].__dict__ and model.blocks[0].calls == 0
     assert graph.note.startswith("blocks.0 (Branch) kept whole and computed by every device, since")
-    assert "test_opaque.py:25 decides on the value of a tensor" in graph.note
+    assert "test_opaque.py:27 decides on the value of a tensor" in graph.note
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -129,13 +129,13 @@ def test_a_model_on_the_meta_device_says_that_it_needs_weights():
         model = Net(Branch())
     with pytest.raises(WeightsNeededError) as wrong:
         capture_call(model, (X,))
-    assert "test_opaque.py:25 decides on the value of a tensor" in str(wrong.value)
+    assert "test_opaque.py:27 decides on the value of a tensor" in str(wrong.value)
     assert "blocks.0 could be kept whole instead, but it is on the meta device" in str(wrong.value)
     assert "build the model with weights" in str(wrong.value)
 
 
 def test_where_the_model_itself_would_be_kept_whole_the_error_stays():
-    with pytest.raises(CaptureError, match=r"Branch cannot be captured: .*test_opaque\.py:25 dec"):
+    with pytest.raises(CaptureError, match=r"Branch cannot be captured: .*test_opaque\.py:27 dec"):
         capture_call(Branch(3), (X,))
     with pytest.raises(CaptureError, match=r"decides on the value.*fails too: blocks\.0 returns"):
         capture_call(Net(Grows()), (X,))

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from shardwright.plan_io.files import save_plan
 from shardwright.train.checkpoint import async_save
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.reading import CheckpointError
@@ -254,7 +253,7 @@ def test_steps_go_on_while_what_was_is_written(tmp_path, monkeypatch):
 def test_an_optimizer_of_other_parameters_is_a_mistake(tmp_path):
     run = start(Serial(), job(lambda ps: torch.optim.SGD([nn.Parameter(torch.ones(3))])))
     with pytest.raises(CheckpointError, match=r"a parameter of shape \(3,\) that is not of"):
-        save_plan(Checkpoints(tmp_path, PLAN), run)
+        Checkpoints(tmp_path, PLAN).save(run)
 
 
 def test_what_a_checkpoint_cannot_hold_is_a_mistake(tmp_path):
@@ -264,7 +263,7 @@ def test_what_a_checkpoint_cannot_hold_is_a_mistake(tmp_path):
 
     run = start(Serial(), job(schedule=lambda o: Odd(o, 4)))
     with pytest.raises(ValueError, match=r"cannot hold a builtins\.object"):
-        save_plan(Checkpoints(tmp_path, PLAN), run)
+        Checkpoints(tmp_path, PLAN).save(run)
     assert list(tmp_path.iterdir()) == []
 
 
