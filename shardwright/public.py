@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 
@@ -81,6 +81,9 @@ class Frontier(ir_frontier.Frontier):
     Fastest first, so memory strictly falls: `frontier[0]`, `frontier.fastest(memory_limit)`,
     `frontier.smallest()`. `baselines` are well-known plans priced by the same model.
     """
+
+    plans: Sequence[Plan]
+    baselines: Sequence[Plan] = ()
 
     @classmethod
     def of(cls, found: ir_frontier.Frontier) -> Frontier:

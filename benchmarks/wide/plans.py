@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import shardwright as sw
-from shardwright.ir.frontier import Frontier, InfeasibleError
+from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import Graph
 from shardwright.machine.model import Machine
 
 
-def both(graph: Graph, machine: Machine, words: Sequence[str]) -> tuple[Frontier, Frontier]:
+def both(graph: Graph, machine: Machine, words: Sequence[str]) -> tuple[sw.Frontier, sw.Frontier]:
     """All that is searched, and what is left where nothing is split that the `words` mean."""
     left_out = [f"forbid *=*:{word}" for word in words]
     return sw.search(graph, machine), sw.search(graph, machine, constraints=left_out)
 
 
-def fastest(frontier: Frontier, limit: int, words: Sequence[str]) -> dict[str, Any]:
+def fastest(frontier: sw.Frontier, limit: int, words: Sequence[str]) -> dict[str, Any]:
     """The fastest plan within `limit` bytes if one fits, and bounds on the time of all.
 
     `at_least` holds for plans that add up to `limit` bytes, `with_any_memory` for every plan.
