@@ -28,7 +28,7 @@ models: $(READY) ## Capture, plan and verify every model, and write docs/models.
 benchmarks-quick: $(READY) ## Run a small version of each comparison with other ways to train
 	$(VENV)/bin/python -m benchmarks.quick
 
-check: $(READY) ## Format, lint, types, layers, docs
+check: $(READY) ## Format, lint, types, layers, examples in docstrings
 	scripts/check
 
 docs: $(READY) ## Build the documentation site into build/site, strictly
