@@ -1,7 +1,7 @@
 """Wrong arguments of the Python functions are errors of this project that name the argument.
 
-Of 1,027 calls with a value of a wrong kind 190 were other exceptions from somewhere inside, and as
-many passed: a constraint that is a number, a job of nan steps, a batch given as a tensor.
+Such values used to be exceptions from somewhere inside, or passed: a constraint that is a number, a
+job of nan steps, a batch given as a tensor.
 """
 
 import math
