@@ -151,7 +151,7 @@ def test_the_tree_is_filtered_by_name_layout_and_collective(tab):
 def test_the_tree_works_by_keyboard(tab):
     tab.focus("#tree tbody tr")
     tab.keyboard.press("End")
-    assert tab.evaluate("document.activeElement.innerText").startswith("(not told apart)")
+    assert tab.evaluate("document.activeElement.innerText").startswith("(not attributed)")
     for _ in range(2):
         tab.keyboard.press("ArrowUp")
     assert tab.evaluate("document.activeElement.innerText").startswith("down")
@@ -236,7 +236,7 @@ def test_the_treemap_adds_up(tab):
     assert values[0] == 120 * plans.MIB, "the peak of this plan"
     inner = [v for v, parent in zip(values, parents, strict=True) if parent == "0"]
     assert sum(inner) == values[0]
-    assert "(not told apart)" in labels
+    assert "(not attributed)" in labels
     tab.select_option("#measure", "compute")
 
 

@@ -1,4 +1,4 @@
-"""What is decided together in a space, the same whatever constraints leave out.
+"""Leaders, followers and shared readings of a space, the same whatever constraints leave out.
 
 Which operators follow others and which read a value together depends on what they may do. Were it
 worked out from what constraints leave, less to choose from would make more decisions: an operator

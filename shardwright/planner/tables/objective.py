@@ -1,4 +1,4 @@
-"""What the first column of a cost table measures: seconds of a step, or another additive quantity.
+"""The measure in the first column of a cost table: seconds of a step, or another additive one.
 
 Whatever it is, the search makes its sum least. Bytes of memory are no measure: they are always
 there, as the second number.

@@ -96,7 +96,7 @@ def head(plan: Plan) -> list[str]:
         for share in shares(plan):
             parts[part_name(share.part)] += share.bytes
         lines += _sum_of(parts)
-        lines.append(_item("", "by tables that add up; of a settled plan all of it is told apart"))
+        lines.append(_item("", "by tables that add up; of a settled plan all of it is attributed"))
     rest = plan.step_seconds - compute - moved - update
     if plan.pipeline is not None:
         lines[2] += " of all stages, at the same time"

@@ -18,7 +18,7 @@ from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
 T = TypeVar("T")
 
 # Parts of memory that was not settled, beside `PARTS`.
-_TABLES = {"state": "state", "mixed": "not told apart", "unknown": "not known by module"}
+_TABLES = {"state": "state", "mixed": "not attributed", "unknown": "not known by module"}
 _STATE = (*STATE, "state")
 _FREE = ("slice", "mask", "embed")  # steps of a redistribution that move no data
 
@@ -123,7 +123,7 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     """What belongs to which module of the plan's memory; it adds up to `peak_bytes`.
 
     Where the memory was not settled, that is what tables have for parameters and operators, and
-    the rest of the peak is not told apart: the batch, workspace, and saved tensors that tables have
+    the rest of the peak is not attributed: the batch, workspace, and saved tensors that tables have
     on edges. Where only its parts are known, or tables have more, no module has any of it.
     """
     if plan.memory is not None:

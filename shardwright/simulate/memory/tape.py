@@ -88,7 +88,7 @@ class Tape(ABC):
         self.views: dict[str, View] = dict(given)
         ends = graph.leaves_of(LeafKind.PARAMETER, LeafKind.INPUT)
         self.ends = {leaf.name for leaf in ends}  # where gradients go
-        self.gradients: dict[str, View] = {}  # on their way back
+        self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
         self.kept: dict[str, View] = {}  # gradients of parameters and inputs
         self.nodes: list[Node] = []
         self.serial = {op.name: op for op in graph.ops}

@@ -2,7 +2,7 @@
 
 Gradients that are only summed share buckets (`program/lower/buckets.py`), and so do copies of
 sharded parameters and their gradients (`program/lower/gathers.py`), of which bf16 and float32 are
-not told apart here: a plan does not say what a parameter is made of.
+not distinguished here: a plan does not say what a parameter is made of.
 """
 
 from __future__ import annotations

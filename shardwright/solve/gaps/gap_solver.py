@@ -8,7 +8,7 @@ better points make the region smaller for the next.
 
 Paper: the two phases of bi-objective optimisation (Ulungu and Teghem 1995); variable fixing by
 reduced costs.
-Deviation: a tolerance, so that what is nearly as good is not told apart.
+Deviation: a tolerance, so that what is nearly as good is not distinguished.
 Complexity: exponential at worst; `max_sums` bounds the sums of points that are made.
 Oracle: `eliminate.exact_frontier` and a mixed-integer program.
 Known inefficiency: the repeats of a folded problem are written out, so deep ones are left as they

@@ -1,4 +1,4 @@
-"""What autograd functions say whose backward pass cannot be differentiated itself."""
+"""Errors of autograd functions whose backward pass cannot be differentiated itself."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def test_the_tree_holds_what_explain_says():
 
 def test_branches_end_at_the_last_child():
     tree = drawn(plans.transformer()).splitlines()
-    (last,) = [line for line in tree if "(not told apart)" in line]
-    assert last.strip().startswith("└ (not told apart)")
+    (last,) = [line for line in tree if "(not attributed)" in line]
+    assert last.strip().startswith("└ (not attributed)")
     (first,) = [line for line in tree if "blocks.0-1" in line]
     assert first.strip().startswith("├ blocks.0-1")
 

@@ -61,7 +61,7 @@ def test_the_lower_bound_is_a_distance_from_the_optimum(bound_ms, text):
 
 def test_memory_parts_add_up():
     plan = plans.simple(mib=100)
-    assert "= state 1.00 MiB + saved for backward 1.00 MiB + not told apart 98.00 MiB" in explain(
+    assert "= state 1.00 MiB + saved for backward 1.00 MiB + not attributed 98.00 MiB" in explain(
         plan
     )
 

@@ -17,7 +17,7 @@ def test_neighbours_that_read_the_same_are_one_node():
         (1, "blocks.0-2", "blocks.0", 3),
         (2, "up", "blocks.0.up", 1),
         (2, "down", "blocks.0.down", 1),
-        (1, "(not told apart)", "", 1),
+        (1, "(not attributed)", "", 1),
     ]
 
 
