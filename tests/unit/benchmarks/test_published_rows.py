@@ -1,0 +1,190 @@
+"""Rows of published measurements: readers on samples, and the committed rows."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from benchmarks.published.readers import (
+    fms_fsdp,
+    litgpt,
+    llm_foundry,
+    megatron_bridge,
+    torchtitan,
+    vtrain,
+)
+from benchmarks.published.readers.snapshot import tables
+from benchmarks.published.row import problems, read, read_file, sources, step_seconds, write_file
+
+
+@dataclass
+class Pages:
+    """A snapshot of pages that are given as texts; those at other commits are the same."""
+
+    texts: dict
+    commit: str = "c" * 40
+
+    def read(self, path):
+        return self.texts.get(path, "")
+
+    def at(self, commit):
+        return replace(self, commit=commit)
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read()
+
+
+def table(**cells):
+    """A Markdown table with one row."""
+    lines = (cells, ["---"] * len(cells), cells.values())
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def test_tables_have_their_heading_and_line():
+    text = "# A\nwords\n\n| a | b |\n|---|:-:|\n| 1 | x |\n\nother\n| c |\n| - |\n| 2 |\n"
+    found = [(line.number, line.heading, line.cells) for line in tables(text)]
+    assert found == [(6, "words", {"a": "1", "b": "x"}), (11, "other", {"c": "2"})]
+
+
+def test_vtrain():
+    header = (
+        "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
+        "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n"
+    )
+    texts = dict.fromkeys(vtrain._FILES, header)
+    texts[vtrain._FILES[0]] = "\ufeff" + header + "8,32,4,1024,16,24,1024,2,2,2,219.5\n"
+    (row,) = vtrain.rows(Pages(texts))
+    assert (row.tp, row.dp_replicate, row.pp, row.gpus, row.micro_batches) == (2, 2, 2, 8, 4)
+    assert (row.step_seconds, row.schedule, row.line) == (0.2195, "1F1B", 2)
+    assert list(problems(row)) == []
+
+
+def test_llm_foundry():
+    page = table(
+        **{
+            "Model": "7b",
+            "SeqLen (T)": "2048",
+            "# GPUs": "16",
+            "GPU": "a100_40gb",
+            "MicroBatchSize": "16",
+            "GlobalBatchSize": "256",
+            "Throughput (T/s)": "52428.8",
+            "Precision": "bf16",
+            "MP Mode": "PURE",
+            "Sharding Strategy": "SHARD_GRAD_OP",
+            "Activation Checkpointing": "True",
+        }
+    )
+    (row,) = llm_foundry.rows(Pages({llm_foundry._PATH: page}))
+    assert (row.step_seconds, row.dp_shard, row.reshard, row.reduce) == (10.0, 16, False, "bf16")
+    assert (row.recompute, row.gpu, row.nodes) == ("full", "A100-40", 2)
+    assert list(problems(row)) == []
+
+
+def test_torchtitan_takes_degrees_from_the_cells():
+    page = """**Table 2** words
+| Parallelism | Sequence Length | TPS/GPU | Memory(GiB) |
+| ----- | ----: | ----: | ----: |
+| FSDP 4, CP 2 | 65536 | 2,048 | 84.2 |
+
+| repo | commit |
+| --- | --- |
+| torch | x |
+"""
+    (row,) = torchtitan.rows(Pages({torchtitan._2024: page}))
+    assert (row.dp_shard, row.cp, row.global_batch, row.memory_gib) == (4, 2, 4, 84.2)
+    assert row.step_seconds == 4 * 65536 / 8 / 2048
+    assert list(problems(row)) == []
+
+
+def test_a_table_of_fms_fsdp_has_a_measurement_for_each_gpu():
+    page = """
+| Model Size | Sharding Strategy | Activation Checkpointing | Batch Size | {0}A100 80G|{0}H100 96 |
+|---|---|---|---|---|---|
+| 7b | HSDP | No AC | 2 | 4096 | 8192 |
+| 13b | FSDP | Selective AC | 2 | 2,150 | 4,850 |
+""".format("tokens/sec/GPU <br/> ")
+    found = [row for row in fms_fsdp.rows(Pages({"README.md": page})) if row.commit == "c" * 40]
+    assert [(row.gpu, row.step_seconds) for row in found[:2]] == [("A100-80", 2.0), ("H100", 1.0)]
+    assert (found[0].dp_replicate, found[0].dp_shard) == (16, 8)
+    assert [bool(row.excluded) for row in found] == [False, False, True, True]
+
+
+def test_litgpt_runs_out_of_memory_and_infers():
+    recipes = """
+| Config | Max seq length | Micro batch size | Machine | Training runtime | Peak memory |
+|---|---|---|---|---|---|
+| llama-2-7b/full.yaml | 512 | 4 | 4xA10G | OOM | OOM |
+| | | | | | |
+| phi-2/lora.yaml | 512 | 4 | 1xA10G | 3.78 min | 13.98 GB |
+"""
+    resources = """## Single-GPU Inference
+
+| Size | Model | Quantization | GPU | Max GPU RAM | Token/sec |
+|---|---|---|---|---|---|
+| 70 B | Llama 2 | None | 1 x A100 | OOM | - |
+"""
+    pages = Pages({litgpt._RECIPES: recipes, litgpt._RESOURCES: resources})
+    full, lora, inference = litgpt.rows(pages)
+    assert (full.verdict, full.gpus, full.zero, full.memory_gib) == ("out of memory", 4, 3, None)
+    assert (lora.tuning, lora.memory_gib) == ("lora", round(13.98e9 / 2**30, 3))
+    assert inference.excluded == "inference"
+
+
+def test_megatron_bridge_excludes_experts():
+    columns = "| #-GPUs | Precision | GBS | MBS | Sequence Length | TP | PP | CP | VP | EP |"
+    columns += " Tokens / sec / GPU |"
+    page = f"""### Pre-Training Performance
+#### Model: LLAMA3_70B
+| System {columns}
+|---|---|---|---|---|---|---|---|---|---|---|---|
+| DGX-GB200 | 64 | MXFP8 | 128 | 1 | 8192 | 4 | 8 | 1 | 5 | n/a | 4096[^1] |
+#### Model: DeepSeekV3
+| System {columns}
+|---|---|---|---|---|---|---|---|---|---|---|---|
+| DGX-H100 | 64 | BF16 | 128 | 1 | 8192 | 1 | 8 | 1 | n/a | 8 | 4096 |
+"""
+    dense, experts = megatron_bridge.rows(Pages({megatron_bridge._PAGES[0]: page}))
+    assert (dense.dp_shard, dense.schedule, dense.gpus_per_node) == (2, "Interleaved1F1B", 4)
+    assert (dense.step_seconds, dense.zero) == (128 * 8192 / 64 / 4096, 1)
+    assert list(problems(dense)) == []
+    assert experts.excluded
+
+
+def test_times_of_steps_by_what_is_published():
+    assert step_seconds("milliseconds", 250.0, 1, 1) == 0.25
+    assert step_seconds("tokens/s", 500.0, 1000, 8) == 2.0
+    assert step_seconds("minutes/run", 500.0, 1000, 8) is None
+
+
+def test_contradictions_are_found(committed):
+    row = committed[0]
+    assert list(problems(row)) == []
+    for change, found in (
+        ({"gpus": row.gpus * 2}, "degrees multiply"),
+        ({"step_seconds": 2 * (row.step_seconds or 1.0), "metric": "seconds"}, "published figure"),
+        ({"memory_kind": "allocated"}, "a figure of memory needs its kind"),
+        ({"micro_batch": row.global_batch + 1}, "no whole micro-batches"),
+        ({"recompute": "some"}, "recompute is"),
+        ({"layers": 0}, "a size of the model"),
+    ):
+        broken = replace(row, excluded="", published=row.published or 1.0, **change)
+        assert any(found in problem for problem in problems(broken)), change
+
+
+def test_committed_rows_are_consistent_and_enough(committed):
+    assert [f"{row.key}: {problem}" for row in committed for problem in problems(row)] == []
+    assert {row.source for row in committed} == set(sources())
+    assert Counter(row.key for row in committed).most_common(1)[0][1] == 1
+    used = [row for row in committed if not row.excluded]
+    assert sum(row.step_seconds is not None for row in used) >= 1500
+    assert sum(row.memory_gib is not None or row.verdict != "ran" for row in used) >= 100
+    assert all(len(row.commit) == 40 for row in committed)
+
+
+def test_rows_are_read_as_they_are_written(tmp_path, committed):
+    some = committed[:5] + committed[-5:]
+    write_file(some, tmp_path / "rows.csv")
+    assert read_file(tmp_path / "rows.csv") == some
