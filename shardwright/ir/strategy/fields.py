@@ -1,0 +1,87 @@
+"""Fields of a `Strategy`: their words, and the values that each can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.ir.schedules.registry import SCHEDULES
+from shardwright.ir.strategy.recompute import Recompute
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # outer to inner
+CP_STYLES = ("ring-zigzag", "all-gather", "ulysses")
+DTYPES = ("float32", "bfloat16", "float16", "tf32")
+FP8 = ("rowwise", "tensorwise", "blockwise", "delayed", "mxfp8")
+OFFLOADS = ("activations", "optimizer", "parameters")
+COMPILES = ("off", "regional")
+LOSSES = ("vocabulary-parallel", "whole", "fused")  # and chunked(n)
+SYNCS = ("last", "every")
+DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "grad_dtype", "state_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """Which values a field can have, and the words for them."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _whole(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _one_of(*words: Any) -> Possible:
+    shown = ", ".join(str(word) for word in words)
+    return Possible(shown, lambda value: isinstance(value, str | None) and value in words)
+
+
+def chunks_of(loss: str) -> int | None:
+    """Chunks of a loss that is "chunked(n)"; None for the others.
+
+    >>> chunks_of("chunked(8)")
+    8
+    """
+    number = loss.removeprefix("chunked(").removesuffix(")")
+    is_chunked = loss == f"chunked({number})" and number.isdecimal()
+    return int(number) if is_chunked and str(int(number)) == number and int(number) else None
+
+
+_COUNT = Possible("a whole number of at least 1", _whole)
+_SWITCH = Possible("True or False", lambda value: isinstance(value, bool))
+_DTYPE = _one_of(*DTYPES[:3], None)
+_SYNCHRONOUS = tuple(name for name, one in SCHEDULES.items() if not one.asynchronous)
+POSSIBLE: Mapping[str, Possible] = {
+    **dict.fromkeys((*AXES, "ep", "virtual_stages", "micro_batches"), _COUNT),
+    "etp": Possible(f"{_COUNT.words}, or None", lambda v: v is None or _whole(v)),
+    "order": Possible(
+        f"a tuple of {', '.join(AXES)}, each once",
+        lambda v: isinstance(v, tuple) and sorted(v) == sorted(AXES),
+    ),
+    "zero": Possible("0, 1, 2 or 3", lambda v: _whole(v, 0) and v <= 3),
+    "reshard_after_forward": Possible(
+        "True, False or None", lambda v: v is None or isinstance(v, bool)
+    ),
+    "sequence_parallel": _SWITCH,
+    "cp_style": _one_of(*CP_STYLES),
+    "schedule": _one_of(*_SYNCHRONOUS),
+    "stage_cut": Possible(
+        "a tuple of layers of each stage, or None",
+        lambda v: v is None or (isinstance(v, tuple) and bool(v) and all(_whole(n, 0) for n in v)),
+    ),
+    "recompute": Possible("a Recompute", lambda v: isinstance(v, Recompute)),
+    "offload": Possible(
+        f"a tuple of {', '.join(OFFLOADS)}, in this order",
+        lambda v: isinstance(v, tuple) and v == tuple(o for o in OFFLOADS if o in v),
+    ),
+    "param_dtype": _one_of(*DTYPES, None),
+    **dict.fromkeys(DTYPE_FIELDS[1:], _DTYPE),
+    "fp8": _one_of(*FP8, None),
+    "compile": _one_of(*COMPILES),
+    "loss": Possible(
+        f"{', '.join(LOSSES)} or chunked(n)",
+        lambda v: isinstance(v, str) and (v in LOSSES or chunks_of(v) is not None),
+    ),
+    "gradient_sync": _one_of(*SYNCS, None),
+}
