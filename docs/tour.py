@@ -13,14 +13,18 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.graph import LeafKind
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.planner.baselines import baselines
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.rank_program import lower
-from shardwright.rules.analysis import analyze
+from shardwright.program.step.lowering import lower_step
+from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.optimize import optimized
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.rule import Split
 
 
@@ -35,6 +39,18 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         scores = self.down(torch.relu(self.up(x)))
         return nn.functional.cross_entropy(scores, target)
+
+
+def fully_sharded(graph: Graph, analysis: Analysis) -> Decisions:
+    """The batch split over two devices, and every parameter stored in two parts."""
+    mesh = Mesh((("dp", 2),))
+    tilings = {}
+    for op in graph.ops:
+        batch = [factor.name for factor in analysis.rules[op.name].factors if factor.size == 6]
+        tilings[op.name] = (Split(batch[0]) if batch else None,)
+    parameters = graph.leaves_of(LeafKind.PARAMETER)
+    storage = {leaf.name: Layout.parse("dp:S(0)", mesh) for leaf in parameters}
+    return Decisions(mesh, tilings, storage)
 
 
 def stages() -> Iterator[tuple[str, str]]:
@@ -53,7 +69,7 @@ def stages() -> Iterator[tuple[str, str]]:
     rule = analysis.rules["linear_1"]
     lines = []
     for choice in (Split("b0"), Split("n"), Split("k")):
-        placed = rule.placed(choice)
+        placed = rule.axis_placements(choice)
         operands = " ".join(str(p) for p in placed.operands)
         grads = " ".join(str(p) for p in placed.operand_grads)
         lines.append(f"{choice}: {operands} -> {placed.results[0]}; gradients {grads}")
@@ -62,7 +78,7 @@ def stages() -> Iterator[tuple[str, str]]:
     # Floor 3, cost: tables of seconds and bytes over the tilings of every operator.
     machine = sw.Machine.preset("2xH100")
     mesh = Mesh((("tp", 2),))
-    model = CostModel(graph, analysis, machine, mesh, "adamw")
+    model = CostModel(graph, analysis, machine, mesh)
     space = make_space(model)
     nodes = zip(space.problem.nodes, space.problem.sizes, strict=True)
     yield "space", "\n".join(f"{node.name:20} {size} choices" for node, size in nodes)
@@ -79,6 +95,13 @@ def stages() -> Iterator[tuple[str, str]]:
     decisions = Decisions(mesh, space.tilings(assignment), space.storage(assignment))
     program = lower(graph, analysis, decisions, 1)
     yield "program", str(program)
+
+    # The whole step of rank 0 in two micro-batches, parameters sharded, before and after passes.
+    decisions = fully_sharded(graph, analysis)
+    step = micro_batched_step(graph, analysis, micro_batches(graph, analysis, 2), decisions, 0)
+    naive = lower_step(step)
+    yield "naive step", str(naive)
+    yield "step", str(optimized(naive))
 
     # The same machinery gives data parallelism: another split, and the gradients are reduced.
     tilings = {op.name: (None,) for op in graph.ops}

@@ -1,4 +1,4 @@
-"""What the pictures of docs/explanation.md show: plans of the readme, tiles by rule, results."""
+"""Data of the pictures in docs/explanation/concepts.md: plans of the readme, tiles, results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def tilings() -> list[Tiled]:
 
 
 def _tiled(title: str, rule: Rule, tiling: Tiling) -> Tiled:
-    placed = [rule.placed(choice) for choice in tiling]
+    placed = [rule.axis_placements(choice) for choice in tiling]
     values = [
         (rule.operands[0], Layout(MESH, tuple(axis.operands[0] for axis in placed))),
         (rule.operands[1], Layout(MESH, tuple(axis.operands[1] for axis in placed))),

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/explanation.md: frontier, tilings, folding, prediction.
+"""Draws the pictures of docs/explanation/concepts.md: frontier, tilings, folding, prediction.
 
     python -m scripts.explanation_pictures                     # all, which takes a minute
     python -m scripts.explanation_pictures folding prediction

@@ -1,4 +1,4 @@
-"""What the documentation site takes from the code: commands, public names, errors.
+"""What the documentation site takes from the code: commands and errors.
 
 A hook of mkdocs. Pages hold a marker where the text belongs, so that a page is
 never older than the code. Links that leave the documentation become plain text.
@@ -22,7 +22,7 @@ PACKAGE = ROOT / "shardwright"
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Fill the markers of a page."""
-    for marker, text in (("commands", commands), ("python", names), ("errors", errors)):
+    for marker, text in (("commands", commands), ("errors", errors)):
         if f"<!-- {marker} -->" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->", "\n".join(text()))
     return re.sub(r"\[([^\]]*)\]\(\s*(?:\.\./)+(?!docs/)[^)]*\)", _outside, markdown)
@@ -56,33 +56,6 @@ def options(command: click.Command) -> list[click.Option]:
     return [p for p in command.params if isinstance(p, click.Option)]
 
 
-def names() -> Iterator[str]:
-    """Every public name with its signature and docstring; of classes, what they offer."""
-    import shardwright
-
-    for name in sorted(shardwright.__all__):
-        found = getattr(shardwright, name)
-        yield f"## {name}\n"
-        if inspect.isclass(found):
-            yield f"{_doc(found)}\n"
-            for member, value in members(found):
-                yield f"### {name}.{member}{_signature(value)}\n"
-                yield f"{_doc(value)}\n"
-        else:
-            yield f"    shardwright.{name}{_signature(found)}\n"
-            yield f"{_doc(found)}\n"
-
-
-def members(kind: type) -> Iterator[tuple[str, object]]:
-    """The public methods and properties of a class that have a docstring."""
-    for name in sorted(vars(kind) | {n: None for base in kind.__mro__[1:-1] for n in vars(base)}):
-        value = inspect.getattr_static(kind, name)
-        value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        documented = isinstance(value, property) or inspect.isfunction(value)
-        if not name.startswith("_") and documented and value.__doc__:
-            yield name, value
-
-
 def errors() -> Iterator[str]:
     """Every error that the user's input can raise, by module."""
     yield "| error | raised for |\n| --- | --- |"
@@ -100,19 +73,6 @@ def error_classes() -> Iterator[tuple[str, str]]:
                 found: ModuleType = importlib.import_module(module)
                 if issubclass(getattr(found, node.name), ValueError | RuntimeError):
                     yield module, node.name
-
-
-def _signature(value: object) -> str:
-    if isinstance(value, property) or not callable(value):
-        return ""
-    text = str(inspect.signature(value))
-    return re.sub(r"\((self|cls)(, )?", "(", text, count=1)
-
-
-def _doc(value: object) -> str:
-    """The docstring, its examples as code."""
-    text = inspect.cleandoc(getattr(value, "__doc__", None) or "")
-    return re.sub(r"(?m)^(>>> .*(?:\n(?!\n).*)*)", r"```pycon\n\1\n```", text)
 
 
 def _cell(text: str) -> str:
