@@ -1,5 +1,5 @@
-"""The nouns of the house: graphs, meshes, layouts, machines and plans.
+"""Values: graphs, meshes, layouts, constraints, plans and frontiers.
 
-Everything here is a frozen dataclass over the standard library: it prints as
-text, round-trips through JSON and knows neither torch nor any other room.
+Frozen dataclasses over the standard library that print as text. They import neither torch nor
+any other package.
 """

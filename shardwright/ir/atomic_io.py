@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` aside first, then rename, so that a reader never sees half of it.
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to a temporary file and rename it, so that a reader never sees half of it.
 
-    Raises `OSError`, and leaves nothing behind, where that is not possible.
+    Raises `OSError`, and leaves no file behind, where that is not possible.
     """
-    target, aside = _target_and_aside(path)
+    target, temporary = _target_and_temporary(path)
     try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, target)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, target)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _target_and_aside(path: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """The file to write, and the one beside it that is renamed to it.
+def _target_and_temporary(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """The file to write, and the temporary file in the same folder that is renamed to it.
 
-    Raises `OSError` for what a rename must not replace: a folder, a device, a pipe.
+    Raises `OSError` for a target that a rename must not replace: a folder, a device, a pipe.
     """
     target = Path(path)
     if not target.name or target.is_dir():
@@ -36,22 +37,22 @@ def _target_and_aside(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 
 def check_file(path: str | os.PathLike[str], *, make_folder: bool = False) -> None:
-    """Raise `OSError` where `write_whole` could not write; nothing is left behind.
+    """Raise `OSError` where `write_atomically` could not write; leaves no file behind.
 
-    With `make_folder` the file's folder is made before it is written, and need not be there.
+    With `make_folder` the caller makes the file's folder before writing, so it need not exist.
     """
-    target, aside = _target_and_aside(path)
+    target, temporary = _target_and_temporary(path)
     if make_folder and not target.parent.exists():
         check_folder(target.parent)
         return
     try:
-        aside.touch()
+        temporary.touch()
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raise `OSError` where no folder `path` can be made, or none of its files be written."""
+    """Raise `OSError` where the folder `path` cannot be made, or no file written in it."""
     folder = Path(path).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -62,20 +63,23 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 class FileSizeError(ValueError):
-    """A file with more bytes than anything of its kind has."""
+    """A file that is too large to be what it should be."""
 
 
-def read_within(path: str | os.PathLike[str], most_bytes: int) -> str:
-    """The text of a file that someone else may have written.
+def read_text_up_to(path: str | os.PathLike[str], most_bytes: int) -> str:
+    """The text of an untrusted file.
 
-    Raises `FileSizeError` for one of more than `most_bytes`, before they are read, `OSError` and
-    `UnicodeDecodeError`.
+    Raises `FileSizeError` for a file of more than `most_bytes`, before it is read, `OSError`, also
+    for what is no regular file (a pipe may never end), and `UnicodeDecodeError`.
     """
-    if not isinstance(path, str | os.PathLike):  # a number is a file that is open
+    if not isinstance(path, str | os.PathLike):  # `open` takes an int as a file descriptor
         raise OSError(errno.EINVAL, f"a {type(path).__name__} is no path")
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        # A device has no size, and no end.
+    # Opening a pipe without a writer would wait for one.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        size = found.st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""
     if size > most_bytes or len(data) > most_bytes:
         raise FileSizeError(f"it has {max(size, len(data))} bytes, at most {most_bytes} are read")

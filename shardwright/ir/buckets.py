@@ -1,6 +1,6 @@
 """Sizes of communication buckets: gradients that are summed, sharded parameters that are gathered.
 
-The lowered program does so, the timeline shows it, and prices assume it.
+Lowering, the simulated timeline and the cost tables all use these functions.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
 _LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
-ALONE_BYTES = 2**20  # of a copy that is worth one on CPUs
 
 
 def gradient_bucket_bytes(total: int) -> int:
-    """Bytes of gradients that are summed in one buffer, of `total` bytes.
+    """Size in bytes of a bucket of gradients, of a model with `total` bytes of gradients.
 
-    An eighth, so that small models too sum while they compute, but from 256 KiB to 25 MiB.
+    An eighth, so that the all-reduces of small models too overlap with computation, within 256 KiB
+    and 25 MiB.
     """
     return min(BUCKET_BYTES, max(_LEAST_SUM_BYTES, -(-total // _SUMS)))
 
 
 def gradient_buckets(sizes: Sequence[int], limit: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """Which gradients are summed in one buffer, of `sizes` bytes in the order of their reading.
+    """The buckets of gradients, as indices into `sizes` (bytes, in the order of the forward pass).
 
-    One of at least `limit` bytes is summed alone, where it is. The others fill buckets up to that
-    from the end, as the backward pass knows the last ones first.
+    A gradient of at least `limit` bytes has a bucket of its own, without a copy. The others fill
+    buckets from the end, because the backward pass produces the last ones first.
 
     >>> gradient_buckets([1, 1, 9, 3, 1, 3], limit=4)
     ((0,), (1, 3), (2,), (4, 5))
@@ -46,9 +46,9 @@ def gradient_buckets(sizes: Sequence[int], limit: int | None = None) -> tuple[tu
 
 
 def gather_limit(largest: int) -> int:
-    """Bytes that a bucket of gathered copies holds at most, of which one has `largest`.
+    """The most bytes of a bucket of gathered parameters, the largest of which has `largest`.
 
-    Twice the largest, so that what is on its way does not take much memory, within 1 and 25 MiB.
+    Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB.
     """
     return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
@@ -64,29 +64,30 @@ def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     given = list(copies)
     limit = gather_limit(max((size for size, _ in given), default=0))
     found: list[list[int]] = []
-    held, last = 0, None
+    filled, last = 0, None
     for number, (size, kind) in enumerate(given):
-        if not found or kind != last or held + size > limit:
+        if not found or kind != last or filled + size > limit:
             found.append([])
-            held, last = 0, kind
+            filled, last = 0, kind
         found[-1].append(number)
-        held += size
+        filled += size
     return found
 
 
-def gather_messages(copies: Iterable[tuple[int, bool]], *, on_cpu: bool) -> list[list[int]]:
-    """The messages of one bucket, of copies given by bytes and by whether they arrive as they are.
+def gather_messages(copies: Iterable[tuple[int, bool]], alone_bytes: int | None) -> list[list[int]]:
+    """The messages of one bucket: lists of indices into `copies`, pairs of (bytes, contiguous).
 
-    That they do whose tiles, one rank's after the other's, are the copy. Of several that share a
-    message each is copied out of it; a large one on CPUs takes longer to copy than to send alone.
+    A copy is contiguous if the concatenation of all ranks' tiles is the copy. Copies that share a
+    message are copied out of it; one of `alone_bytes` takes longer to copy than to send alone
+    (`BackendSpec`).
 
-    >>> gather_messages([(2**20, True), (8, True), (2**21, True), (8, False)], on_cpu=True)
+    >>> gather_messages([(2**20, True), (8, True), (2**21, True), (8, False)], alone_bytes=2**20)
     [[0], [1, 3], [2]]
     """
     found: list[list[int]] = []
     together: list[int] = []
     for number, (size, as_sent) in enumerate(copies):
-        if on_cpu and as_sent and size >= ALONE_BYTES:
+        if alone_bytes is not None and as_sent and size >= alone_bytes:
             found.append([number])
             continue
         if not together:

@@ -26,12 +26,12 @@ _PLACEMENT = re.compile(r"[RP]|S\(.*\)")
 
 
 class ConstraintError(ValueError):
-    """A constraint that cannot be read, that means nothing here, or that no plan can meet."""
+    """A constraint that cannot be read, that matches nothing, or that no plan can meet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Along one mesh axis, or along every one (`*`): any of these words."""
+    """Alternatives along one mesh axis, or along every axis (`*`): any of `words`."""
 
     axis: str
     words: tuple[str, ...]
@@ -48,7 +48,7 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """All in the modules, or all parameters, that `glob` matches does what each of `along` says."""
+    """Every operator or parameter in the modules that `glob` matches does what `along` says."""
 
     glob: str
     along: tuple[Along, ...]
@@ -59,7 +59,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """Nothing that `glob` matches does what any of `along` says."""
+    """No operator or parameter that `glob` matches does what any of `along` says."""
 
     glob: str
     along: tuple[Along, ...]
@@ -70,7 +70,7 @@ class Forbid:
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """The plan's mesh is this one, or another that is allowed in the same way."""
+    """The plan's mesh is this one; several such constraints are alternatives."""
 
     mesh: Mesh
 
@@ -111,15 +111,15 @@ def parse_constraints(texts: Iterable[str | Constraint]) -> tuple[Constraint, ..
 
 
 def matches(glob: str, path: str) -> bool:
-    """Whether `glob` matches a module's path or that of one it is in; `*` crosses dots.
+    """Whether `glob` matches a module's path or that of an enclosing module; `*` crosses dots.
 
     >>> matches("layers.*.mlp", "layers.0.mlp.up"), matches("layers.1", "layers.12")
     (True, False)
     """
-    return any(fnmatchcase(outer, glob) for outer in _and_outer(path))
+    return any(fnmatchcase(outer, glob) for outer in _enclosing_modules(path))
 
 
-def _and_outer(path: str) -> Iterator[str]:
+def _enclosing_modules(path: str) -> Iterator[str]:
     yield path
     while "." in path:
         path = path.rpartition(".")[0]

@@ -18,10 +18,9 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 10 ** (3 * _power)
 
 
-Overtaken = Callable[[Bytes, Seconds, float], Plan | None]
-
 _UNITLESS = 2**20  # fewer bytes than this as a text without a unit are a forgotten unit
-UNLIMITED = "unlimited"  # the memory limit of who wants plans that exceed the devices' memory
+UNLIMITED = "unlimited"  # as a memory limit: plans may exceed the devices' memory
+
 MOST_SETTLED = 16  # plans of a frontier whose memory is settled to show all of it
 
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
@@ -36,7 +35,7 @@ class InfeasibleError(ValueError):
 
 
 class MemoryLimitError(ValueError):
-    """A memory limit that is no number of bytes, or one that nobody means."""
+    """A memory limit that is no number of bytes, or an implausible one."""
 
 
 def parse_bytes(text: str | int | float) -> Bytes:
@@ -84,9 +83,9 @@ def format_bytes(count: float) -> str:
 
 
 class Plans(Sequence[Plan]):
-    """Plans that are written when they are first asked for; what they cost is known before.
+    """A lazy sequence of plans: their costs are known, a plan is built on first access.
 
-    A plan names every operator of the model, so writing one takes longer than finding it.
+    A plan names every operator of the model, so building one takes longer than finding it.
     """
 
     def __init__(
@@ -106,10 +105,10 @@ class Plans(Sequence[Plan]):
     def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(len(self))[index])
-        place = range(len(self))[index]
-        if place not in self._written:
-            self._written[place] = self._write(place)
-        return self._written[place]
+        index = range(len(self))[index]
+        if index not in self._written:
+            self._written[index] = self._write(index)
+        return self._written[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -120,21 +119,17 @@ class Plans(Sequence[Plan]):
 
 @dataclass(frozen=True)
 class Frontier:
-    """Plans that no other plan found beats in both time and memory.
+    """Plans that no other plan found beats in both time and memory, fastest first.
 
-    Fastest first, so memory strictly falls. `baselines` are the well-known
-    plans (data parallel, fully sharded, Megatron-style), costed by the same
-    model, for comparison. All plans keep the `constraints`; `broken` has, by
-    its name, those that a baseline does not keep: it is shown and never chosen.
+    Memory strictly falls from plan to plan. A search returns a subclass, whose memory adds up and
+    is settled for the plan that is chosen.
 
-    Memory that adds up, as the search needs it, counts what is never alive at once, so plans need
-    at most what is said here. `settle` gives a plan the memory that it really needs: that of a plan
-    that is chosen is settled. `least` is what the plan at a place cannot need less than.
-    `device_bytes` is the memory that a device has for tensors, and the limit where none is given.
-    `hints` say what of this search or model makes that harder to keep than it need be.
-    `overtaken` looks, within a limit, for a plan faster than so many seconds among those that are
-    not here because another needs less by what adds up; it is told the share of that which plans
-    were found to need.
+    * `baselines`: well-known plans (data parallel, fully sharded, Megatron-style), costed by the
+      same model, for comparison;
+    * `constraints`: the constraints that all plans keep; `broken`: by the name of a baseline, the
+      constraints that it breaks. Such a baseline is shown and never chosen;
+    * `device_bytes`: the memory that a device has for tensors, and the default limit;
+    * `hints`: advice for the error message of a limit that no plan meets.
     """
 
     plans: Sequence[Plan]
@@ -142,9 +137,6 @@ class Frontier:
     search_seconds: float = 0.0
     constraints: tuple[str, ...] = ()
     broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
-    least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
-    overtaken: Overtaken | None = field(default=None, compare=False, repr=False)
     device_bytes: Bytes | None = None
     hints: tuple[str, ...] = ()
 
@@ -172,19 +164,19 @@ class Frontier:
         """
         limit = self.limit(memory_limit)
         if limit is None:
-            return self._told(self.settled(self.plans[0]))
-        if (plan := self._fitting(limit)) is not None:
-            return self._told(plan)
+            return self._with_excess_note(self.settled(self.plans[0]))
+        if (plan := self._fastest_fitting(limit)) is not None:
+            return self._with_excess_note(plan)
         raise self._infeasible(limit, memory_limit)
 
     def limit(self, memory_limit: str | int | None = None) -> Bytes | None:
-        """Bytes that a memory limit means here: of a device where none is given; None is none."""
+        """`memory_limit` in bytes: of a device where it is None, None where it is unlimited."""
         if memory_limit is None:
             return self.device_bytes
         return None if memory_limit == UNLIMITED else parse_bytes(memory_limit)
 
     def _infeasible(self, limit: Bytes, given: str | int | None) -> InfeasibleError:
-        """The error where nothing fits into `limit`, which may be `given`."""
+        """The error that no plan fits into `limit`; `given` is the user's text, None for none."""
         least = self._smallest()
         under = " under these constraints" if self.constraints else ""
         whose = "" if given is not None else f" of a device of {least.machine}"
@@ -206,8 +198,8 @@ class Frontier:
             least.peak_bytes,
         )
 
-    def _told(self, plan: Plan) -> Plan:
-        """`plan`, which notes it where it exceeds the memory of a device."""
+    def _with_excess_note(self, plan: Plan) -> Plan:
+        """`plan`, with a note if it exceeds the memory of a device."""
         if self.device_bytes is None or plan.peak_bytes <= self.device_bytes:
             return plan
         note = (
@@ -216,52 +208,18 @@ class Frontier:
         )
         return replace(plan, notes=(note, *plan.notes))
 
-    def _fitting(self, limit: Bytes) -> Plan | None:
-        """The fastest plan that is found to fit; few are settled, as each takes a while."""
-        found, share = self._own_fitting(limit)
-        seconds = found.step_seconds if found is not None else Seconds(math.inf)
-        if self.overtaken is None or seconds <= self.costs[0][0]:
-            return found
-        return self.overtaken(limit, seconds, min(share, 1.0)) or found
-
-    def _own_fitting(self, limit: Bytes) -> tuple[Plan | None, float]:
-        """Of these plans; and the least share of what adds up that any settled one needs.
-
-        Tried first is the smallest of those that are as good as the fastest; then what would fit if
-        it needed as small a share of what adds up as any plan that was settled before. Only if none
-        of those fits all others are tried too.
-        """
-        mosts = [most for _, most in self.costs]
-        left = [i for i, m in enumerate(mosts) if min(m, self._least(i)) <= limit]
-        found, share = None, math.inf
-        good = self.good
-        first = max((i for i in left if i < good), default=-1)
-        while left:
-            likely = (i for i in left if share * mosts[i] <= limit)
-            place = next(likely, -1 if found else left[0])
-            if share == math.inf and first >= 0 and mosts[place] > limit:
-                place = first
-            if place < 0:
-                break
-            plan = self.settled(self.plans[place])
-            share = min(share, plan.peak_bytes / mosts[place])
-            if plan.peak_bytes <= limit:
-                found, left = plan, left[: left.index(place)]
-            else:
-                left.remove(place)
-        return found, share
+    def _fastest_fitting(self, limit: Bytes) -> Plan | None:
+        """The fastest plan that is found to fit."""
+        fitting = (i for i, (_, peak) in enumerate(self.costs) if peak <= limit)
+        return next((self.plans[i] for i in fitting), None)
 
     @property
     def good(self) -> int:
-        """How many plans are about as fast as the fastest."""
+        """Number of plans that are about as fast as the fastest, within 2 %."""
         return sum(seconds <= _AS_GOOD * self.costs[0][0] for seconds, _ in self.costs)
 
-    def _least(self, place: int) -> Bytes:
-        """What the plan at `place` cannot need less than."""
-        return self.costs[place][1] if self.least is None else Bytes(self.least(place))
-
     def with_rivals(self, plan: Plan) -> Plan:
-        """`plan`, one of these, with the costs of the others and of the baselines."""
+        """`plan`, one of these, with `rivals`: the costs of the others and of the baselines."""
         devices = plan.devices
         costs = [c for c in self.costs if c[0] != plan.step_seconds]  # its own is settled
         others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
@@ -281,44 +239,49 @@ class Frontier:
         limit, best = self.limit(memory_limit), self._smallest()
         if limit is not None and best.peak_bytes > limit:
             raise self._infeasible(limit, memory_limit)
-        return self._told(best)
+        return self._with_excess_note(best)
 
     def _smallest(self) -> Plan:
-        best = self.settled(self.plans[-1])
-        for place in range(len(self.plans) - 2, -1, -1):
-            if self._least(place) < best.peak_bytes:
-                best = min(self.settled(self.plans[place]), best, key=lambda plan: plan.peak_bytes)
-        return best
+        """The plan that needs the least memory."""
+        return self.plans[-1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the memory of plans is settled already."""
+        return True
+
+    def settled(self, plan: Plan) -> Plan:
+        """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
+
+        Args:
+            plan: one of these plans, or of the baselines.
+
+        Returns:
+            The same plan with the `peak_bytes` and `memory` that it needs.
+        """
+        return plan
 
     def all_settled(self, most: int = MOST_SETTLED) -> Frontier:
-        """The frontier of the memory that plans and baselines really need.
+        """The frontier of simulated memory.
 
-        Settling takes a while, so of a long frontier `most` plans are taken, evenly, with both
-        ends; of these remain those that none of the others beats.
+        Simulation takes a quarter of a second to a second for a plan of a large model.
+
+        Args:
+            most: plans to simulate at most; of a longer frontier they are taken evenly, with both
+                ends.
+
+        Returns:
+            Those plans that none of the others beats, and the baselines.
         """
-        last = len(self.plans) - 1
-        places: Sequence[int] = range(last + 1)
-        if last >= most:
-            places = sorted({round(i * last / (most - 1)) for i in range(most)})
-        found = [self.settled(self.plans[place]) for place in places]
-        kept: list[Plan] = []
-        for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
-            if not kept or plan.peak_bytes < kept[-1].peak_bytes:
-                kept.append(plan)
-        known = tuple(self.settled(plan) for plan in self.baselines)
-        return replace(self, plans=tuple(kept), baselines=known, settle=None, least=None)
+        return self
 
     def bound(self, peak: int) -> Seconds:
-        """Seconds that no plan that adds up to at most `peak` bytes beats, as these plans know it.
+        """A lower bound in seconds on every plan whose added-up memory is at most `peak` bytes.
 
-        That is the bound of the smallest that needs as much, or of the fastest where none does.
+        The bound of the smallest listed plan that needs as much, or of the fastest where none does.
         """
         roomy = [i for i, (_, needed) in enumerate(self.costs) if needed >= peak]
         return self[roomy[-1] if roomy else 0].lower_bound_seconds
-
-    def settled(self, plan: Plan) -> Plan:
-        """`plan`, one of these or of the baselines, with the memory that it needs."""
-        return self.settle(plan) if self.settle is not None else plan
 
     def __len__(self) -> int:
         return len(self.plans)

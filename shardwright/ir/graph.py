@@ -1,8 +1,8 @@
 """The serial dataflow graph of one training step's forward pass.
 
 Single assignment: every value is a leaf (parameter, buffer, constant or input)
-or defined by exactly one operator. Targets are names of torch operators; the
-room itself does not know torch.
+or defined by exactly one operator. Targets are names of torch operators, as
+text: this package does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,11 @@ ITEM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
+
+
+# Targets of calls without an operator of torch, by their arguments.
+FUNCTION = "shardwright.function.default"  # operands, key of the call, class and arguments
+OPAQUE = "shardwright.opaque.default"  # operands, key of the call, class
 
 
 class VerifyError(Exception):
@@ -63,7 +68,7 @@ class Ref:
 class Symbol:
     """An argument that only torch has a word for: a dtype, layout, memory format or device.
 
-    The device is always `Symbol("device", "here")`: where a program runs is not the graph's matter.
+    The device is always `Symbol("device", "here")`: a graph does not say where it runs.
     """
 
     kind: str
@@ -78,7 +83,13 @@ Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where in the user's code an operator comes from."""
+    """Where in the user's code an operator comes from.
+
+    Attributes:
+        module: path of the module.
+        file: file of its code.
+        line: line of the call.
+    """
 
     module: str = ""
     file: str = ""
@@ -90,10 +101,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value: global shape, dtype, and whether a gradient flows back through it.
+    """A value of the graph.
 
-    `alias_of` names the operand whose memory this value shares (the result of a
-    `view`, say); empty when it has memory of its own.
+    Attributes:
+        name: its name in the graph.
+        shape: its global shape.
+        dtype: its dtype, as torch names it.
+        requires_grad: whether a gradient flows back through it.
+        alias_of: the operand whose memory it shares (the result of a `view`, say); else empty.
     """
 
     name: str
@@ -122,9 +137,11 @@ class Tensor:
 class Leaf:
     """A value that no operator defines.
 
-    `keys` are the user's names: of a parameter all its names in the module
-    (tied weights have several), of an input its path in the call, as
-    `kwargs.input_ids` or `args.0`.
+    Attributes:
+        name: its name in the graph.
+        kind: parameter, buffer, input or constant.
+        keys: the user's names: all names of a parameter in the module (tied weights have several),
+            or the path of an input in the call, as `kwargs.input_ids`.
     """
 
     name: str
@@ -134,16 +151,24 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator call. `target` is `namespace.name.overload`, for example `aten.mm.default`.
+    """One operator call.
 
-    `saves` are the operands and results that autograd keeps for the backward
-    pass, `extra_saved` the bytes it keeps besides (a mask, a log-sum-exp). Of those of a mixture
-    of experts `extra_rows` are as many however wide the experts are inside.
-    `rule` is its index notation where none is written, found out or stated by
-    the user; empty if there is none. `part_of` names the call of the module's
-    that this operator is a part of, where that was taken apart in a way that
-    costs something; empty otherwise. `flop` is what a module kept whole takes,
-    forward and backward; other operators' rules say that.
+    Attributes:
+        name: its name in the graph.
+        target: `namespace.name.overload`, for example `aten.mm.default`.
+        args: positional arguments; tensors as references to values.
+        kwargs: keyword arguments.
+        outputs: names of its results.
+        source: module, file and line of the user's code.
+        saves: operands and results that autograd keeps for the backward pass.
+        extra_saved: bytes that it keeps besides, such as a mask or a log-sum-exp.
+        extra_rows: of the `extra_saved` of a mixture of experts, those that do not depend on the
+            inner width of the experts.
+        rule: its index notation where none is written, found by experiment or stated by the user;
+            empty if there is none.
+        part_of: the call that this operator is a part of, where that was decomposed at a cost; else
+            empty.
+        flop: of a module kept whole, forward and backward; 0 for other operators.
     """
 
     name: str
@@ -179,8 +204,21 @@ class Op:
         return f"{outputs} = {self.target}({', '.join(given)})"
 
 
+def argument(op: Op, index: int, name: str, default: Arg = None) -> Arg:
+    """Positional argument `index`, or keyword `name`, or the default."""
+    return op.args[index] if index < len(op.args) else dict(op.kwargs).get(name, default)
+
+
+def with_argument(op: Op, index: int, name: str, value: Arg) -> Op:
+    """The call with another value for the argument at `index`, or else for the keyword `name`."""
+    if index < len(op.args):
+        return replace(op, args=(*op.args[:index], value, *op.args[index + 1 :]))
+    kwargs = tuple(pair for pair in op.kwargs if pair[0] != name)
+    return replace(op, kwargs=(*kwargs, (name, value)))
+
+
 def extra_scales_with(op: Op, tensors: Mapping[str, Tensor]) -> str:
-    """The value whose part a device holds says what part of `extra_saved` it keeps.
+    """The value with which `extra_saved` scales when it is sharded.
 
     The first result (a mask, a log-sum-exp), unless more is kept than it has
     bytes: then a reduction keeps something of the size of its first operand.
@@ -193,13 +231,17 @@ def extra_scales_with(op: Op, tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Graph:
-    """Leaves, then operators in an order in which each value is defined before it is read.
+    """A serial dataflow graph: leaves, then operators in topological order.
 
-    `outputs` are the values returned; `updates` are pairs (buffer, value): the
-    buffer's new content after the step. `constants` are the arguments of the
-    call that are no tensors, by path. `note` says what was unusual about the
-    capture; empty if nothing was. `habits` are what the user chose to give up of
-    being exactly one device.
+    Attributes:
+        leaves: parameters, buffers, inputs and constants.
+        ops: the operators, each with its operands, results and the user's file and line.
+        outputs: names of the values that are returned.
+        values: name, shape and dtype of every value.
+        updates: pairs (buffer, value): the buffer's content after the step.
+        constants: arguments of the call that are no tensors, by path.
+        note: what was unusual about the capture; empty if nothing was.
+        numerics: how far the graph departs from one device (`rng`, `batch_norm`, `precision`).
     """
 
     leaves: tuple[Leaf, ...]
@@ -209,12 +251,17 @@ class Graph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
     note: str = ""
-    habits: Numerics = EXACT
+    numerics: Numerics = EXACT
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
         """Every value by name."""
         return {value.name: value for value in self.values}
+
+    @cached_property
+    def op(self) -> dict[str, Op]:
+        """Every operator by name."""
+        return {op.name: op for op in self.ops}
 
     @cached_property
     def producer(self) -> dict[str, Op]:
@@ -240,7 +287,7 @@ class Graph:
         lines += [str(op) for op in self.ops]
         lines += [f"{value.name}: {value}" for value in self.values]
         lines += [" ".join(self.outputs), str(self.updates)]
-        lines += [] if self.habits == EXACT else [str(self.habits)]
+        lines += [] if self.numerics == EXACT else [str(self.numerics)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -334,7 +381,7 @@ def to_json(graph: Graph) -> str:
             "updates": [list(pair) for pair in graph.updates],
             "constants": [list(pair) for pair in graph.constants],
             "note": graph.note,
-            "habits": asdict(graph.habits),
+            "numerics": asdict(graph.numerics),
         }
     )
 
@@ -366,7 +413,7 @@ def from_json(text: str) -> Graph:
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, value) for key, value in data["constants"]),
         note=data["note"],
-        habits=Numerics(**data["habits"]),
+        numerics=Numerics(**data["numerics"]),
     )
 
 

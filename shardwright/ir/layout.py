@@ -78,9 +78,12 @@ def parse_placement(text: str) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A named, logical view of the devices, for example `dp=2 tp=4`, outermost axis first.
+    """A named, logical view of the devices, as `dp=2 tp=4`, outermost axis first.
 
     Ranks are numbered row-major, so the last axis joins neighbouring ranks.
+
+    Attributes:
+        axes: pairs (name, size).
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -95,14 +98,17 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Name of each axis, outermost first."""
         return tuple(name for name, _ in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Size of each axis, outermost first."""
         return tuple(size for _, size in self.axes)
 
     @property
     def size(self) -> int:
+        """Number of devices."""
         return prod(self.shape)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
@@ -126,8 +132,15 @@ class Mesh:
     def parse(cls, text: str) -> Mesh:
         """Read what `str(mesh)` printed.
 
-        >>> Mesh.parse("dp=2 tp=4").shape
-        (2, 4)
+        Args:
+            text: axes with their sizes, outermost first.
+
+        Raises:
+            LayoutError: malformed text, a size below 1, or a name given twice.
+
+        Examples:
+            >>> Mesh.parse("dp=2 tp=4").shape
+            (2, 4)
         """
         axes = []
         for part in text.split():
@@ -140,10 +153,13 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one tensor lies on a mesh: `placements[i]` belongs to `mesh.axes[i]`.
+    """The layout of one tensor on a mesh.
 
-    Two axes may shard the same atom: the outer axis cuts first, the inner one
-    cuts each tile again.
+    Two axes may shard the same atom: the outer axis cuts first, the inner one cuts each tile again.
+
+    Attributes:
+        mesh: the mesh.
+        placements: one `Shard`, `Replicate` or `Partial` per axis of the mesh.
     """
 
     mesh: Mesh
@@ -157,7 +173,7 @@ class Layout:
             )
 
     def __hash__(self) -> int:
-        return hash(self.placements)  # those that are looked up together are of few meshes
+        return hash(self.placements)  # cheap; layouts in one table are of few meshes
 
     @classmethod
     def replicated(cls, mesh: Mesh) -> Layout:
@@ -168,7 +184,7 @@ class Layout:
         return all(isinstance(p, Replicate) for p in self.placements)
 
     def dual(self) -> Layout:
-        """Layout wanted of this tensor's gradient: Partial becomes Replicate, the rest stays."""
+        """The layout that this tensor's gradient must have: Partial becomes Replicate."""
         dual = tuple(REPLICATE if isinstance(p, Partial) else p for p in self.placements)
         return Layout(self.mesh, dual)
 
@@ -180,9 +196,17 @@ class Layout:
     def parse(cls, text: str, mesh: Mesh) -> Layout:
         """Read what `str(layout)` printed.
 
-        >>> mesh = Mesh.parse("dp=2 tp=4")
-        >>> str(Layout.parse("dp:S(0) tp:R", mesh))
-        'dp:S(0) tp:R'
+        Args:
+            text: axes with their placements, outermost first.
+            mesh: the mesh that has these axes.
+
+        Raises:
+            LayoutError: malformed text, or other axes than those of the mesh.
+
+        Examples:
+            >>> mesh = Mesh.parse("dp=2 tp=4")
+            >>> str(Layout.parse("dp:S(0) tp:R", mesh))
+            'dp:S(0) tp:R'
         """
         found = dict(part.partition(":")[::2] for part in text.split())
         if tuple(found) != mesh.names:
@@ -295,7 +319,7 @@ def is_natural(atoms: Atoms, layout: Layout) -> bool:
 
 
 def with_atoms(layout: Layout, atoms: Atoms) -> Layout:
-    """A natural layout told in other atoms of the same tensor; natural if these can tell it.
+    """A natural layout expressed in other atoms of the same tensor; natural if these allow it.
 
     >>> mesh = Mesh.parse("dp=3 tp=4")
     >>> str(with_atoms(Layout(mesh, (Shard(0), Shard(0))), ((3, 12, 64),)))

@@ -11,7 +11,7 @@ from shardwright.ir.layout import Bytes
 
 NOTHING = Bytes(0)
 
-# What the parts are called where people read them.
+# The parts of the peak, and their names in output.
 PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -28,8 +28,8 @@ STATE = ("parameters", "gradients", "optimizer_state")
 class Share(NamedTuple):
     """Bytes of one part of the peak that belong to one module.
 
-    `module` is its path, "" the model itself; None where they belong to none, as buffers of
-    collectives in which several modules' parameters are sent. `part` is one of `PARTS`.
+    `module` is its path, "" the model itself; None for bytes of no one module, such as buffers of
+    collectives for several modules' parameters. `part` is one of `PARTS`.
     """
 
     module: str | None
@@ -39,22 +39,24 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of tensors at the peak, on the rank that needs most; they add up to `peak`.
+    """Bytes of tensors at the peak, on the rank that needs most; the parts add up to `peak`.
 
-    * `parameters`, `optimizer_state`, `gradients`: as far as they are there at that moment;
-    * `batch`: inputs, buffers and constants;
-    * `saved`: what autograd keeps for the backward pass;
-    * `workspace`: operands, results, gradients on their way and temporaries;
-    * `communication`: buffers of collectives;
-    * `rounding`: what the allocator hands out beyond what is asked for.
+    The memory of a pipeline is not simulated: it is the sum of the cost tables on the group that
+    needs most, and `at` is empty.
 
-    `context` is what the driver and its libraries take beside, which no allocator counts. `at` is
-    the operator, by module, that runs at that moment, and in which pass; `rank` the first of those
-    that need most. `shares` says what belongs to which module, each module and part once: those of
-    a part add up to it. There are none where that is not known, as in plans of older versions.
-
-    A pipeline's memory is what the tables of the search add up to on the group that needs most:
-    `at` is empty.
+    Attributes:
+        parameters: parameters and their gathered copies at that moment.
+        gradients: gradients of parameters at that moment.
+        optimizer_state: state of the optimizer.
+        batch: inputs, buffers and constants.
+        saved: what autograd keeps for the backward pass.
+        workspace: operands, results, gradients of activations and temporaries.
+        communication: buffers of collectives.
+        rounding: what the allocator hands out beyond what is asked for.
+        context: memory of the driver and its libraries, which no allocator counts.
+        rank: the first of the ranks that need most.
+        at: the operator, by module, that runs at the peak, and in which pass.
+        shares: every part split by module; empty in plans of older versions.
     """
 
     parameters: Bytes
@@ -82,7 +84,7 @@ class Memory:
 
     @property
     def peak(self) -> Bytes:
-        """All of it but the context."""
+        """Bytes of all parts, without the context."""
         return Bytes(sum(self.parts().values()))
 
     def parts(self) -> dict[str, Bytes]:
@@ -91,7 +93,7 @@ class Memory:
 
 
 def as_json(memory: Memory | None) -> dict[str, Any] | None:
-    """Everything of it by name, for `--json`; None where it was not settled."""
+    """All fields by name, for `--json`; None for memory that was not simulated."""
     if memory is None:
         return None
     return {**asdict(memory), "shares": [share._asdict() for share in memory.shares]}

@@ -1,32 +1,32 @@
 """Parameters kept in float32 and used in bfloat16: `precision="bf16"`.
 
 The recipe is that of Micikevicius et al. (Mixed Precision Training, ICLR 2018), with
-bfloat16 in the place of float16, so without a scale of the loss. In the graph such a
-parameter has the dtype that operators take it in; here is what it is stored in.
+bfloat16 in place of float16, and therefore without loss scaling. In the graph such a
+parameter has the dtype of computation; this module says in which dtype it is stored.
 """
 
 from __future__ import annotations
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
 
-MASTER, NARROW = "float32", "bfloat16"
+MASTER, COMPUTE = "float32", "bfloat16"
 
 
-def masters(graph: Graph) -> frozenset[str]:
+def master_weights(graph: Graph) -> frozenset[str]:
     """The parameters of `graph` that are stored in float32 and cast before operators take them."""
-    if graph.habits.precision != "bf16":
+    if graph.numerics.precision != "bf16":
         return frozenset()
     leaves = graph.leaves_of(LeafKind.PARAMETER)
-    return frozenset(leaf.name for leaf in leaves if graph.tensor[leaf.name].dtype == NARROW)
+    return frozenset(leaf.name for leaf in leaves if graph.tensor[leaf.name].dtype == COMPUTE)
 
 
 def stored_item_bytes(graph: Graph, parameter: str) -> int:
-    """Bytes of an element of a parameter as it is stored, and of its gradient."""
+    """Bytes of one element of a stored parameter, and of its gradient."""
     dtype = graph.tensor[parameter].dtype
-    narrow = graph.habits.precision == "bf16" and dtype == NARROW
-    return ITEM_BYTES[MASTER if narrow else dtype]
+    is_master = graph.numerics.precision == "bf16" and dtype == COMPUTE
+    return ITEM_BYTES[MASTER if is_master else dtype]
 
 
 def stored_bytes(graph: Graph, parameter: str) -> int:
-    """Bytes of a whole parameter as it is stored, and of its gradient."""
+    """Bytes of an unsharded stored parameter, and of its gradient."""
     return graph.tensor[parameter].num_elements * stored_item_bytes(graph, parameter)

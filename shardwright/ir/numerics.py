@@ -31,12 +31,12 @@ CHOICES = {
 
 
 class NumericsError(ValueError):
-    """A choice that is not known."""
+    """An unknown option or value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How random numbers are drawn, what batch norms see, and in what precision is computed.
+    """How random numbers are drawn, over what batch norms reduce, and the dtype of computation.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
       torch's fused kernels, whose numbers depend on the plan;
@@ -59,7 +59,7 @@ class Numerics:
                 raise NumericsError(f"{name}={given!r} is not known; write {known}")
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Each choice that is not the exact one, and what follows from it."""
+        """Name and consequence of every option that is not exact."""
         for field in fields(self):
             if (field.name, value := getattr(self, field.name)) in _MEANING:
                 yield field.name, _MEANING[field.name, value]

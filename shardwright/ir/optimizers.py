@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class OptimizerError(ValueError):
-    """An optimizer whose memory and update are not known."""
+    """An optimizer whose memory and update are unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,18 @@ FORMAT = 1  # of plan files; raised when an older reader would misread them
 
 
 class PlanError(ValueError):
-    """A plan that cannot be read, or that does not belong to what it is used with."""
+    """A plan that cannot be read, or that belongs to another model or machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One tensor that the model is called with. `key` is its path: `args.0`, `kwargs.labels`.
+    """One tensor argument of the model.
 
-    Whether the step computes a gradient of it, too, says `requires_grad`.
+    Attributes:
+        key: its path in the call: `args.0`, `kwargs.labels`.
+        shape: its global shape.
+        dtype: its dtype, as torch names it.
+        requires_grad: whether the step computes its gradient.
     """
 
     key: str
@@ -40,11 +44,21 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOp:
-    """What one operator does under the plan.
+    """One operator under the plan.
 
-    `tiling` names the split factor of its rule per mesh axis ("-" where every
-    device computes all of it), `splits` the same in words ("batch", "heads",
-    "features (sum)"); `layout` is how its first result lies.
+    Attributes:
+        name: its name in the graph.
+        target: its name in `torch.ops`.
+        source: module, file and line of the user's code.
+        tiling: the split factor of its rule per mesh axis, `"-"` where every device computes it
+            whole.
+        splits: the same in words: `"batch"`, `"heads"`, `"features (sum)"`.
+        layout: the layout of its first result.
+        seconds: forward and backward, on the slowest rank.
+        saved_bytes: kept for the backward pass, per rank.
+        segment: number of its recomputed segment, from 1 on; 0 if it is not recomputed.
+        backward_seconds: the part of `seconds` for gradients.
+        reads: names of the operators, parameters and inputs that it reads.
     """
 
     name: str
@@ -55,22 +69,27 @@ class PlannedOp:
     layout: Layout
     seconds: Seconds  # forward and backward, on the slowest rank
     saved_bytes: Bytes  # kept for the backward pass, per rank
-    piece: int = 0  # of the operators that are recomputed together, from 1 on; 0 if it is not
+    segment: int = 0  # number of its recomputed segment, from 1 on; 0 if it is not recomputed
     backward_seconds: Seconds = NO_TIME  # of `seconds`, what the gradients take
     reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
 
     @property
     def forward_seconds(self) -> Seconds:
-        """Once forward; an operator that is recomputed runs forward twice."""
-        return Seconds((self.seconds - self.backward_seconds) / (2 if self.piece else 1))
+        """Seconds of one forward run; a recomputed operator runs forward twice."""
+        return Seconds((self.seconds - self.backward_seconds) / (2 if self.segment else 1))
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """How one parameter is stored between steps.
+    """The storage of one parameter between steps.
 
-    A copy of it that an operator needs in another layout is kept until the
-    backward pass, or dropped and `regathered` then.
+    Attributes:
+        name: its name in the module.
+        layout: its layout.
+        bytes: weight, gradient and optimizer state, per rank.
+        seconds: its optimizer update, per rank.
+        regathered: whether a gathered copy is freed after the forward pass and gathered again
+            (`reshard_after_forward` of FSDP2).
     """
 
     name: str
@@ -81,7 +100,7 @@ class PlannedParameter:
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is an update; there is none of a frozen parameter."""
+        """Whether the optimizer updates it; a frozen parameter has no update."""
         return self.seconds > 0
 
 
@@ -89,15 +108,22 @@ class Phase(enum.StrEnum):
     """When a redistribution takes place."""
 
     FORWARD = "forward"
-    AGAIN = "again"  # of what the forward pass made and did not keep, in the backward pass
+    RECOMPUTE = "again"  # in the backward pass, of a value that the forward pass did not keep
     BACKWARD = "backward"  # of a gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One redistribution that an edge needs, in one phase, `times` a step.
+    """One redistribution on an edge of the graph, in one phase of the step.
 
-    `consumer` is the operator that reads the value, "" where the step returns it.
+    Attributes:
+        value: the name of the value.
+        consumer: the operator that reads the value, `""` where the step returns it.
+        phase: forward, backward, or again in the backward pass.
+        collectives: such as `"all_reduce tp"`, in the order they run.
+        bytes: of the largest tile that takes part.
+        seconds: of all times together.
+        times: how often it runs in a step.
     """
 
     value: str
@@ -111,7 +137,14 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What another plan of the same search costs; `name` is that of a baseline, else empty."""
+    """The cost of another plan of the same search.
+
+    Attributes:
+        name: that of a baseline, else empty.
+        devices: number of devices.
+        step_seconds: predicted seconds of a step.
+        peak_bytes: predicted peak bytes per rank.
+    """
 
     name: str
     devices: int
@@ -121,18 +154,19 @@ class Rival:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything `parallelize` needs, and everything `explain` says.
+    """Everything `parallelize` needs, and everything `explain` prints.
 
-    `step_seconds` is one optimizer step, `peak_bytes` the memory of the worst
-    rank, `lower_bound_seconds` a time that no plan of the same cost model
-    within the same memory can beat. `overlap` is the part of sums of gradients that
-    the machine hides behind operators, `gather_overlap` that of copies of sharded
-    parameters and of their gradients (None: the same), `contention` the part by which
-    messages along two axes delay each other. `expert_skew` is how many more rows than
-    the mean the busiest device is taken to have where devices hold different experts,
-    0 where none do. `remarks` are on operators whose rule nobody wrote and on those
-    that were taken apart, `habits` what the graph was captured with, `rivals` the plans
-    that it was chosen from.
+    * `step_seconds`: predicted time of one optimizer step; `peak_bytes`: memory of the worst rank;
+    * `lower_bound_seconds`: a time that no plan of the same cost model within the same memory can
+      beat;
+    * `overlap`: the fraction of gradient reductions that the machine hides behind computation;
+      `gather_overlap`: the same of parameter gathers and their gradients (None: equal);
+    * `contention`: the factor by which collectives along two axes delay each other;
+    * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
+      0 where none do;
+    * `remarks`: on operators without a written rule, and on decomposed ones;
+    * `numerics`: the options under which the graph was captured;
+    * `rivals`: the costs of the plans that it was chosen from.
     """
 
     fingerprint: str
@@ -143,7 +177,7 @@ class Plan:
     peak_bytes: Bytes
     lower_bound_seconds: Seconds
     inputs: tuple[InputSpec, ...]
-    constants: tuple[tuple[str, Any], ...]  # arguments of the call that are no tensors
+    constants: tuple[tuple[str, Any], ...]  # arguments of the call other than tensors
     parameters: tuple[PlannedParameter, ...]
     ops: tuple[PlannedOp, ...]
     transfers: tuple[Transfer, ...]
@@ -151,17 +185,19 @@ class Plan:
     stages: int = 1
     schedule: str = NONE
     cuts: tuple[str, ...] = ()  # the operators that later stages begin with
-    ways: tuple[Seconds, ...] = ()  # of a micro-batch's values into these, or gradients back
-    micro_batches: int = 1  # pieces of the batch, one after the other; their gradients add up
+    receive_seconds: tuple[
+        Seconds, ...
+    ] = ()  # per cut, to send one micro-batch's activations, or gradients
+    micro_batches: int = 1  # gradients of a step's micro-batches are accumulated
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0
     expert_skew: float = 0.0
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
-    habits: Numerics = EXACT
+    numerics: Numerics = EXACT
     rivals: tuple[Rival, ...] = ()
-    memory: Memory | None = None  # what `peak_bytes` is made of; None where it was not settled
+    memory: Memory | None = None  # the parts of `peak_bytes`; None where it was not simulated
 
     @property
     def devices(self) -> int:
@@ -177,7 +213,7 @@ class Plan:
 
     @property
     def layout_mesh(self) -> Mesh:
-        """The mesh that layouts and tilings are about: in a pipeline that of one group."""
+        """The mesh of layouts and tilings: in a pipeline that of one group."""
         return self.mesh if self.schedule == NONE else stage_mesh(self.mesh)
 
     @property
@@ -189,15 +225,15 @@ class Plan:
 
     @property
     def tilings(self) -> Mapping[str, tuple[str, ...]]:
-        """What every operator splits per mesh axis, as `PlannedOp.tiling`."""
+        """The tiling of every operator, as `PlannedOp.tiling`."""
         return {op.name: op.tiling for op in self.ops}
 
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20
         size = f"{peak / 1024:.2f} GiB" if peak >= 1024 else f"{peak:.4g} MiB"
-        pieces = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        batches = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         return (
-            f"{self.name}: {self.mesh} on {self.machine}{pieces},"
+            f"{self.name}: {self.mesh} on {self.machine}{batches},"
             f" {self.step_seconds * 1e3:.2f} ms/step, {size}/rank"
         )
 

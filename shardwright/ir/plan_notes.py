@@ -10,20 +10,20 @@ from enum import Enum
 
 
 class RemarkKind(Enum):
-    """Why operators are remarked upon."""
+    """The reasons for a remark."""
 
     DISCOVERED = "discovered"  # their rule was found by experiment
     STATED = "stated"  # the user stated their rule
     REPLICATED = "replicated"  # they cannot be split: every device computes all of them
     OPAQUE = "opaque"  # sub-modules that are kept whole
-    EXPLICIT = "explicit"  # the parts of an operator that was taken apart
+    EXPLICIT = "explicit"  # the parts of a decomposed operator
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
     """Operators that share a remark.
 
-    `what` is their target, or of parts the operator they make; `text` the rule
+    `what` is their target, or for parts the operator they replace; `text` the rule
     or the reason; `ops` their names; `count` how often `what` occurs.
     """
 

@@ -1,14 +1,16 @@
 """Decomposes a redistribution between two layouts into steps along one mesh axis each.
 
-The steps are planned here once: the cost model prices exactly what the lowered
-program runs.
+The cost model and the lowered program both use these steps, so what is priced
+is what runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from typing import Generic, TypeVar, final
 
 from shardwright.ir.layout import (
     REPLICATE,
@@ -19,13 +21,19 @@ from shardwright.ir.layout import (
     Shard,
 )
 
+T = TypeVar("T")
+
 
 class Collective(Enum):
-    """What one step does on the devices of its mesh axis; the first three move no data."""
+    """The operation of one step on the devices of its mesh axis; the first three move no data.
 
-    SLICE = "slice"  # Replicate -> Shard: keep the own tile
+    A new kind has its change of placement in `KINDS`, and an entry in each `ByCollective`: its
+    price (`simulate/costs`), its memory (`simulate/memory`) and how it is run (`runtime/comm`).
+    """
+
+    SLICE = "slice"  # Replicate -> Shard: every device keeps its tile
     MASK = "mask"  # Replicate -> Partial: the first device keeps it, the others hold zeros
-    EMBED = "embed"  # Shard -> Partial: the own tile among zeros
+    EMBED = "embed"  # Shard -> Partial: every device's tile, padded with zeros
     REDUCE_SCATTER = "reduce_scatter"  # Partial -> Shard
     ALL_TO_ALL = "all_to_all"  # Shard -> another Shard
     ALL_REDUCE = "all_reduce"  # Partial -> Replicate
@@ -33,7 +41,26 @@ class Collective(Enum):
 
     @property
     def moves_data(self) -> bool:
+        """Whether devices send each other anything."""
         return self not in (Collective.SLICE, Collective.MASK, Collective.EMBED)
+
+    @property
+    def change(self) -> tuple[type[Placement], type[Placement]]:
+        """The placements before and after."""
+        return next(pair for pair, kind in KINDS.items() if kind is self)
+
+    @property
+    def gradient(self) -> Collective:
+        """The kind that takes the gradient of its result to that of its operand: its transpose.
+
+        The gradient of a value that all devices have is a sum of their terms, and the other way
+        round.
+
+        >>> Collective.ALL_GATHER.gradient.value, Collective.ALL_REDUCE.gradient.value
+        ('reduce_scatter', 'all_reduce')
+        """
+        src, dst = (_GRADIENT[placement] for placement in self.change)
+        return KINDS[dst, src]
 
 
 KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
@@ -45,8 +72,56 @@ KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
     (Replicate, Partial): Collective.MASK,
     (Shard, Partial): Collective.EMBED,
 }
+
+
+class Exchange(Enum):
+    """Point-to-point messages inside of one operator; its pieces travel, no layout changes."""
+
+    SWAP = "swap"  # parts of a sequence go to the ranks that compute with them (zigzag), and back
+    RING = "ring"  # blocks of keys and values go round (ring attention)
+
+
+def communication_named(word: str) -> Collective | Exchange:
+    """The kind of this name in plans; raises `ValueError` if it is not known."""
+    if word in {kind.value for kind in Exchange}:
+        return Exchange(word)
+    return Collective(word)
+
+
+_GRADIENT: dict[type[Placement], type[Placement]] = {
+    Replicate: Partial,
+    Partial: Replicate,
+    Shard: Shard,
+}
+MOVING = tuple(kind for kind in Collective if kind.moves_data)
+LOCAL = tuple(kind for kind in Collective if not kind.moves_data)
 # Steps that shrink the tile come first, those that grow it last: less to move in between.
 ORDER = {kind: position for position, kind in enumerate(KINDS.values())}
+
+
+@final
+class ByCollective(Generic[T]):
+    """What one layer knows of each kind of collective: its price, its memory, how it is run.
+
+    Raises `ValueError` where one of `kinds` is missing or another one is there, and for a kind that
+    is looked up and not known: "... is no collective `that`".
+    """
+
+    def __init__(
+        self,
+        that: str,
+        entries: Mapping[Collective, T],
+        kinds: Iterable[Collective] = tuple(Collective),
+    ) -> None:
+        if wrong := set(kinds) ^ entries.keys():
+            names = ", ".join(sorted(kind.value for kind in wrong))
+            raise ValueError(f"of collectives {that}, {names} is missing or must not be there")
+        self._that, self._entries = that, dict(entries)
+
+    def __getitem__(self, kind: Collective) -> T:
+        if kind not in self._entries:
+            raise ValueError(f"{kind} is no collective {self._that}")
+        return self._entries[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +171,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
 
 
 def _blockers(now: list[Placement], want: list[Placement], axis: int) -> list[int]:
-    """Axes that must change before `axis` can go from `now` to what it wants."""
+    """Axes that must change before `axis` can change to its wanted placement."""
     touched = [p for p in (now[axis], want[axis]) if isinstance(p, Shard)]
     inner = [j for j in range(axis + 1, len(now)) if now[j] in touched]
     outer = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shardwright.ir.atomic_io import FileSizeError, read_within, write_whole
+from shardwright.ir.atomic_io import FileSizeError, read_text_up_to, write_atomically
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 
@@ -14,7 +14,7 @@ _LARGEST = 2**28  # bytes of a plan file; one of 10,000 operators has 4 MiB
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write `plan` as JSON to `path`, atomically; raises `PlanError` where that is not possible."""
     try:
-        write_whole(path, plan_to_json(plan) + "\n")
+        write_atomically(path, plan_to_json(plan) + "\n")
     except OSError as e:
         raise PlanError(f"cannot write plan {path}: {e.strerror}; choose another path") from e
 
@@ -22,7 +22,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file; raises `PlanError` for anything that is not a whole, valid plan."""
     try:
-        text = read_within(path, _LARGEST)
+        text = read_text_up_to(path, _LARGEST)
     except (OSError, UnicodeDecodeError, FileSizeError) as e:
         reason = getattr(e, "strerror", None) or e
         raise PlanError(f"cannot read plan {path}: {reason}; give a file that `plan` wrote") from e

@@ -27,6 +27,7 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.plan_notes import Remark, RemarkKind
+from shardwright.ir.redistribution import communication_named
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def plan_to_json(plan: Plan) -> str:
             "stages": plan.stages,
             "schedule": plan.schedule,
             "cuts": list(plan.cuts),
-            "ways": list(plan.ways),
+            "ways": list(plan.receive_seconds),
             "micro_batches": plan.micro_batches,
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
@@ -57,51 +58,16 @@ def plan_to_json(plan: Plan) -> str:
             **({} if plan.gather_overlap is None else {"gather_overlap": plan.gather_overlap}),
             "contention": plan.contention,
             **({"expert_skew": plan.expert_skew} if plan.expert_skew else {}),
-            **asdict(plan.habits),
+            **asdict(plan.numerics),
             "notes": list(plan.notes),
-            "remarks": [
-                [r.kind.value, r.what, r.text, r.count, " ".join(r.ops)] for r in plan.remarks
-            ],
+            "remarks": [_remark_row(remark) for remark in plan.remarks],
             "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
-            "inputs": [
-                [i.key, list(i.shape), i.dtype, *([True] if i.requires_grad else [])]
-                for i in plan.inputs
-            ],
+            "inputs": [_input_row(given) for given in plan.inputs],
             "constants": [[key, value] for key, value in plan.constants],
-            "parameters": [
-                [p.name, str(p.layout), p.bytes, p.seconds, _STORED[p.regathered]]
-                for p in plan.parameters
-            ],
-            "ops": [
-                [
-                    op.name,
-                    op.target,
-                    " ".join(op.tiling),
-                    ", ".join(op.splits),
-                    str(op.layout),
-                    op.seconds,
-                    op.saved_bytes,
-                    op.piece,
-                    op.source.module,
-                    op.source.file,
-                    op.source.line,
-                    op.backward_seconds,
-                ]
-                for op in plan.ops
-            ],
+            "parameters": [_parameter_row(parameter) for parameter in plan.parameters],
+            "ops": [_op_row(op) for op in plan.ops],
             "reads": [[op.name, *op.reads] for op in plan.ops],
-            "transfers": [
-                [
-                    t.value,
-                    t.consumer,
-                    t.phase.value,
-                    ", ".join(t.collectives),
-                    t.bytes,
-                    t.seconds,
-                    *([t.times] if t.times > 1 else []),
-                ]
-                for t in plan.transfers
-            ],
+            "transfers": [_transfer_row(transfer) for transfer in plan.transfers],
             "shares": [] if plan.memory is None else [list(share) for share in plan.memory.shares],
         }
     )
@@ -158,13 +124,7 @@ def _read(data: dict[str, Any]) -> Plan:
     whole_mesh = Mesh.parse(_is(data["mesh"], str))
     schedule = _is(data["schedule"], str)
     mesh = whole_mesh if schedule == NONE else stage_mesh(whole_mesh)
-    cuts = tuple(_is(name, str) for name in data.get("cuts", ()))
-    if _is(data["stages"], int) != len(cuts) + 1:
-        raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
-    ways = tuple(Seconds(_number(way)) for way in data.get("ways", ()))
-    if len(ways) not in (0, len(cuts)):
-        raise ValueError(f"{len(ways)} ways into the stages behind {len(cuts)} cuts")
-    constants = tuple((_is(k, str), _plain(v)) for k, v in data["constants"])
+    cuts, receive_seconds = _stages(data)
     reads = data.get("reads", [[row[0]] for row in data["ops"]])
     return Plan(
         name=_is(data["name"], str),
@@ -174,7 +134,7 @@ def _read(data: dict[str, Any]) -> Plan:
         stages=len(cuts) + 1,
         schedule=schedule,
         cuts=cuts,
-        ways=ways,
+        receive_seconds=receive_seconds,
         micro_batches=_at_least_one(data.get("micro_batches", 1)),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
@@ -185,56 +145,87 @@ def _read(data: dict[str, Any]) -> Plan:
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
         contention=_number(data.get("contention", 1.0)),
         expert_skew=_number(data.get("expert_skew", 0.0)),
-        habits=Numerics(
+        numerics=Numerics(
             **{f.name: _is(data[f.name], str) for f in fields(Numerics) if f.name in data}
         ),
         notes=tuple(_is(note, str) for note in data["notes"]),
-        remarks=tuple(
-            Remark(
-                RemarkKind(kind),
-                _is(what, str),
-                _is(text, str),
-                tuple(_is(names, str).split()),
-                _is(count, int),
-            )
-            for kind, what, text, count, names in data.get("remarks", [])
-        ),
-        inputs=tuple(
-            InputSpec(
-                _is(key, str),
-                tuple(_is(n, int) for n in shape),
-                _is(dtype, str),
-                *(_is(wanted, bool) for wanted in gradient),
-            )
-            for key, shape, dtype, *gradient in data["inputs"]
-        ),
-        constants=constants,
-        rivals=tuple(
-            Rival(
-                _is(name, str),
-                _at_least_one(devices),
-                Seconds(_number(seconds)),
-                Bytes(_is(size, int)),
-            )
-            for name, devices, seconds, size in data.get("rivals", [])
-        ),
-        parameters=tuple(
-            PlannedParameter(
-                _is(name, str),
-                Layout.parse(_is(layout, str), mesh),
-                Bytes(_is(size, int)),
-                Seconds(_number(seconds)),
-                _STORED.index(stored) == 1,
-            )
-            for name, layout, size, seconds, stored in data["parameters"]
-        ),
+        remarks=tuple(_remark(row) for row in data.get("remarks", [])),
+        inputs=tuple(_input(row) for row in data["inputs"]),
+        constants=tuple((_is(key, str), _plain(value)) for key, value in data["constants"]),
+        rivals=tuple(_rival(row) for row in data.get("rivals", [])),
+        parameters=tuple(_parameter(row, mesh) for row in data["parameters"]),
         ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),
         transfers=tuple(_transfer(row) for row in data["transfers"]),
     )
 
 
+def _stages(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Seconds, ...]]:
+    """The cuts between stages, and the seconds to receive what each stage but the first is sent."""
+    cuts = tuple(_is(name, str) for name in data.get("cuts", ()))
+    if _is(data["stages"], int) != len(cuts) + 1:
+        raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
+    receive_seconds = tuple(Seconds(_number(way)) for way in data.get("ways", ()))
+    if len(receive_seconds) not in (0, len(cuts)):
+        raise ValueError(f"{len(receive_seconds)} ways into the stages behind {len(cuts)} cuts")
+    return cuts, receive_seconds
+
+
+# Rows of tables, each written by one function and read by the next.
+
+
+def _remark_row(remark: Remark) -> list[Any]:
+    return [remark.kind.value, remark.what, remark.text, remark.count, " ".join(remark.ops)]
+
+
+def _remark(row: list[Any]) -> Remark:
+    kind, what, text, count, names = row
+    ops = tuple(_is(names, str).split())
+    return Remark(RemarkKind(kind), _is(what, str), _is(text, str), ops, _is(count, int))
+
+
+def _rival(row: list[Any]) -> Rival:
+    name, devices, seconds, size = row
+    times = Seconds(_number(seconds))
+    return Rival(_is(name, str), _at_least_one(devices), times, Bytes(_is(size, int)))
+
+
+def _input_row(given: InputSpec) -> list[Any]:
+    return [given.key, list(given.shape), given.dtype, *([True] if given.requires_grad else [])]
+
+
+def _input(row: list[Any]) -> InputSpec:
+    key, shape, dtype, *requires_grad = row
+    sizes = tuple(_is(n, int) for n in shape)
+    gradient = (_is(wanted, bool) for wanted in requires_grad)
+    return InputSpec(_is(key, str), sizes, _is(dtype, str), *gradient)
+
+
+def _parameter_row(parameter: PlannedParameter) -> list[Any]:
+    stored = _STORED[parameter.regathered]
+    layout = str(parameter.layout)
+    return [parameter.name, layout, parameter.bytes, parameter.seconds, stored]
+
+
+def _parameter(row: list[Any], mesh: Mesh) -> PlannedParameter:
+    name, layout, size, seconds, stored = row
+    return PlannedParameter(
+        _is(name, str),
+        Layout.parse(_is(layout, str), mesh),
+        Bytes(_is(size, int)),
+        Seconds(_number(seconds)),
+        _STORED.index(stored) == 1,
+    )
+
+
+def _op_row(op: PlannedOp) -> list[Any]:
+    decided = [" ".join(op.tiling), ", ".join(op.splits), str(op.layout)]
+    costs = [op.seconds, op.saved_bytes, op.segment]
+    source = [op.source.module, op.source.file, op.source.line]
+    return [op.name, op.target, *decided, *costs, *source, op.backward_seconds]
+
+
 def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
-    name, target, tiling, splits, layout, seconds, saved, piece, *source = row
+    name, target, tiling, splits, layout, seconds, saved, segment, *source = row
     module, file, line, *backward = source
     return PlannedOp(
         _is(name, str),
@@ -245,10 +236,16 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
         Layout.parse(_is(layout, str), mesh),
         Seconds(_number(seconds)),
         Bytes(_is(saved, int)),
-        _is(piece, int),
+        _is(segment, int),
         Seconds(_number(backward[0] if backward else 0.0)),
         _reads(name, read),
     )
+
+
+def _transfer_row(transfer: Transfer) -> list[Any]:
+    ends = [transfer.value, transfer.consumer, transfer.phase.value]
+    times = [transfer.times] if transfer.times > 1 else []
+    return [*ends, ", ".join(transfer.collectives), transfer.bytes, transfer.seconds, *times]
 
 
 def _transfer(row: list[Any]) -> Transfer:
@@ -257,11 +254,17 @@ def _transfer(row: list[Any]) -> Transfer:
         _is(value, str),
         _is(consumer, str),
         Phase(phase),
-        tuple(_is(names, str).split(", ")),
+        tuple(map(_step, _is(names, str).split(", "))),
         Bytes(_is(size, int)),
         Seconds(_number(seconds)),
         _at_least_one(times[0] if times else 1),
     )
+
+
+def _step(text: str) -> str:
+    """A kind of communication and its axis; raises `ValueError` for one that is not known."""
+    communication_named(text.partition(" ")[0])
+    return text
 
 
 def _is(value: Any, kind: type[T]) -> T:

@@ -1,0 +1,161 @@
+"""Options of a search, checked: shared by `sw.plan`, `sw.search` and the commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
+from shardwright.ir.frontier import parse_limit
+from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.optimizers import known_optimizer
+from shardwright.ir.schedules.schedule import PipelineError
+
+METHODS = ("joint", "kcut")
+ALL = "all"  # numbers of micro-batches, while more of them save memory
+
+_STAGES = "(1, 2, 4), or None for all powers of two"
+_MICRO_BATCHES = f"(1, 2, 4), {ALL!r}, or None for as many as the memory limit asks for"
+
+
+class OptionsError(ValueError):
+    """An option of a search that does not exist, or not with what else is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What is asked of a search beside its graph and machine; `of` checks what users give.
+
+    * `optimizer`: a name of `ir/optimizers.py`;
+    * `method`: "joint", all mesh axes at once, or "kcut", SoyBean's one after the other;
+    * `exact`: the exact frontier of the additive costs instead of its supported points;
+    * `recompute`: whether segments may run again in the backward pass;
+    * `meshes`: the meshes of plans without stages; None is all of one and of two axes;
+    * `constraints`: what plans must or must not do;
+    * `micro_batches`: numbers that a step may take its batch in; None tries more than one where the
+      memory limit makes plans slower or rules all out, "all" for as long as they save memory;
+    * `memory_limit`: bytes per rank, or "unlimited"; None is the memory of a device;
+    * `stages`: numbers of pipeline stages; None climbs to the best power of two;
+    * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
+    * `seconds`: about how long to search at most.
+    """
+
+    optimizer: str = "adamw"
+    method: str = "joint"
+    exact: bool = False
+    recompute: bool = True
+    meshes: tuple[Mesh, ...] | None = None
+    constraints: tuple[Constraint, ...] = ()
+    micro_batches: tuple[int, ...] | str | None = None
+    memory_limit: Bytes | str | None = None
+    stages: tuple[int, ...] | None = (1,)
+    allow_async: bool = False
+    seconds: float = math.inf
+
+    @classmethod
+    def of(cls, **given: Any) -> PlanOptions:
+        """The options that a user gives by name; texts are read, the others have their defaults.
+
+        Raises `OptimizerError`, `OptionsError`, `ConstraintError`, `MemoryLimitError` or
+        `PipelineError`, each naming the argument, for a value that it cannot have, and
+        `OptionsError` for what contradicts each other.
+        """
+        if unknown := sorted(given.keys() - _READ.keys()):
+            raise TypeError(f"there is no option {unknown[0]!r} of a search")
+        options = cls(**{name: _READ[name](name, value) for name, value in given.items()})
+        options._require_possible()
+        return options
+
+    @property
+    def counts(self) -> tuple[int, ...] | None:
+        """The numbers of micro-batches that are named; None where none are."""
+        return None if isinstance(self.micro_batches, str) else self.micro_batches
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether plans of more than one stage are searched."""
+        return self.stages != (1,) or self.allow_async
+
+    def _require_possible(self) -> None:
+        """Raise `OptionsError` where options contradict each other."""
+        if self.method != "kcut":
+            return
+        plain = not (self.exact or self.constraints or self.allow_async)
+        one = len(self.meshes or ()) <= 1
+        if not (plain and one) or {*(self.micro_batches or (1,)), *(self.stages or (0,))} != {1}:
+            raise OptionsError(
+                "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
+                " micro-batches, no stages and no `allow_async`; leave these out"
+            )
+
+
+def _method(name: str, value: object) -> object:
+    if value not in METHODS:
+        raise OptionsError(f"{name} {value!r} is not known; choose one of {', '.join(METHODS)}")
+    return value
+
+
+def _switch(name: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise OptionsError(f"{name}={value!r} is not known; give True or False")
+    return value
+
+
+def _meshes(name: str, value: object) -> tuple[Mesh, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list):
+        raise ConstraintError(f"{name} is {value!r}; give a list, as [Mesh.parse('dp=4 tp=2')]")
+    for mesh in value:
+        if not isinstance(mesh, Mesh):
+            raise ConstraintError(f"{mesh!r} is no Mesh; write it as Mesh.parse('dp=4 tp=2')")
+    return tuple(value)
+
+
+def _micro_batches(name: str, value: object) -> object:
+    if value is None or value == ALL:
+        return value
+    if isinstance(value, str):
+        raise OptionsError(f"{name}={value!r} is not known; give numbers such as {_MICRO_BATCHES}")
+    return _counts(name, value, OptionsError, _MICRO_BATCHES)
+
+
+def _stages(name: str, value: object) -> object:
+    return None if value is None else _counts(name, value, PipelineError, _STAGES)
+
+
+def _counts(name: str, counts: object, error: type[ValueError], example: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1; raises `error` for anything else."""
+    if isinstance(counts, str) or not isinstance(counts, Sequence | set | frozenset) or not counts:
+        raise error(f"{name}={counts!r} is no list of counts; give {example}")
+    for count in counts:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise error(
+                f"{name}={counts!r}: {count!r} is no whole number of at least 1; give {example}"
+            )
+    return tuple(counts)
+
+
+def _seconds(name: str, value: object) -> object:
+    if not isinstance(value, Real) or math.isnan(value) or value < 0:
+        raise OptionsError(f"{name}={value!r} is no time to search; give 0 or more")
+    return value
+
+
+_READ: Mapping[str, Callable[[str, Any], Any]] = {
+    "optimizer": lambda _, value: known_optimizer(value),
+    "method": _method,
+    "exact": _switch,
+    "recompute": _switch,
+    "meshes": _meshes,
+    "constraints": lambda _, value: parse_constraints(value),
+    "micro_batches": _micro_batches,
+    "memory_limit": lambda _, value: None if value is None else parse_limit(value),
+    "stages": _stages,
+    "allow_async": _switch,
+    "seconds": _seconds,
+}
+DEFAULTS = PlanOptions()

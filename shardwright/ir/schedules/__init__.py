@@ -1,0 +1,1 @@
+"""Pipeline schedules: one value each, and the registry of them."""
