@@ -1,7 +1,7 @@
 """Exact, correctly rounded sums of many floating-point numbers, vectorised.
 
-Every number is a whole multiple of one power of two. Its digits go into a few machine words, words
-are summed as whole numbers, and only their total is rounded. The result is that of `math.fsum`.
+Every number is an integer multiple of one power of two. Its digits are spread over a few machine
+words, words are summed as integers, and only the total is rounded. The result equals `math.fsum`.
 Oracle: `math.fsum`.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from shardwright.solve.elimination.problem import Floats, Ints
 
-_DIGITS = 31  # binary ones in a word: sums of 2 ** 32 numbers fit into 64
+_DIGITS = 31  # bits of a number in one word: sums of 2 ** 32 numbers fit into 64 bits
 _MANTISSA = 53
-_MOST_WORDS = 8  # numbers that are further apart are summed one by one
+_MOST_WORDS = 8  # beyond this spread of exponents numbers are summed one by one
 _AT_ONCE = 1 << 20  # entries of a block
 
 
@@ -62,7 +62,7 @@ class ExactSums:
 
 
 def _word(whole: Ints, shift: Ints, number: int) -> Ints:
-    """Digits of `whole * 2 ** shift` that belong into a word."""
+    """The digits of `whole * 2 ** shift` in word `number`."""
     down = _DIGITS * number - shift  # how far the word's lowest digit is above the number's
     mask = (1 << _DIGITS) - 1
     upper = (whole >> down.clip(0, _MANTISSA)) & mask

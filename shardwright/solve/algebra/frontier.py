@@ -1,11 +1,11 @@
 """Frontiers of (time, memory) and their algebra: reduce, union, product.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), the frontier operations.
-Deviation: frontiers come by the thousand, so they lie end to end in flat arrays and every
-operation works on all of them at once. A point's trace is the place of the points it was made
-from, and is followed only at the end of a search.
+Deviation: thousands of frontiers are stored end to end in flat arrays, and every operation works
+on all of them at once. The trace of a point holds the indices of the points that it was made from;
+it is followed only at the end of a search.
 Complexity: O(n log n) to reduce n candidates; a product of frontiers of F and G points has F · G.
-Oracle: `tests/oracles.py::non_dominated`.
+Oracle: `tests/harness/oracles.py::non_dominated`.
 Known inefficiency: a product sorts all pairs, although rows of the outer sum are already sorted.
 """
 
@@ -29,7 +29,7 @@ class Frontiers:
     """Frontiers end to end: points `starts[i]` to `starts[i + 1]` are frontier i.
 
     In each frontier time strictly rises and memory strictly falls. `trace` has one row for each
-    parent: the place, among all points of that parent, of the point that went into this one.
+    parent table: the index, among all points of that table, of the point that this one was made of.
     """
 
     starts: Ints  # (frontiers + 1,)
@@ -98,12 +98,12 @@ def reduce(
 
 
 def union(table: Frontiers, width: int) -> Frontiers:
-    """Merge every `width` consecutive frontiers into one. The traces stay what they were."""
+    """Merge every `width` consecutive frontiers into one; traces do not change."""
     return reduce(table.starts[::width], table.time, table.memory, table.trace)
 
 
 def take(table: Frontiers, cells: Ints) -> Frontiers:
-    """Frontier `cells[i]` of `table` becomes frontier i; the trace is the place in `table`."""
+    """Frontier `cells[i]` of `table` becomes frontier i; the trace is the index in `table`."""
     lengths = table.lengths[cells]
     starts = np.concatenate(([0], np.cumsum(lengths)))
     index = np.arange(starts[-1]) + np.repeat(table.starts[cells] - starts[:-1], lengths)
@@ -111,7 +111,7 @@ def take(table: Frontiers, cells: Ints) -> Frontiers:
 
 
 def select(table: Frontiers, kept: NDArray[np.bool_]) -> Frontiers:
-    """Those points of `table` that are `kept`, one by one: (points,)."""
+    """The points of `table` selected by the mask `kept`: (points,)."""
     before = np.concatenate(([0], np.cumsum(kept)))
     return Frontiers(
         before[table.starts],
@@ -121,10 +121,10 @@ def select(table: Frontiers, kept: NDArray[np.bool_]) -> Frontiers:
     )
 
 
-def thin(table: Frontiers, slack: float) -> Frontiers:
-    """Of points of one frontier whose times fall into the same span of `slack` keep the smallest.
+def thin_by_time(table: Frontiers, slack: float) -> Frontiers:
+    """Keep the smallest of all points of a frontier whose times fall into one interval of `slack`.
 
-    What is dropped has a stand-in that needs no more memory and less than `slack` more time.
+    For every dropped point a kept one needs no more memory and less than `slack` more time.
     """
     span = np.floor(table.time / slack)
     cell = np.repeat(np.arange(len(table)), table.lengths)
@@ -142,8 +142,8 @@ def product(
 ) -> Frontiers:
     """Frontier i is all sums of a point of `left[i]` and a point of `right[cells[i]]`, reduced.
 
-    The trace is that of the left point, and the place of the right point as one more row. Sums that
-    `keep` does not want are dropped first.
+    The trace is that of the left point, with the index of the right point as one more row. Sums for
+    which `keep` is false are dropped first.
     """
     num_right = right.lengths[cells]
     starts = np.concatenate(([0], np.cumsum(left.lengths * num_right)))

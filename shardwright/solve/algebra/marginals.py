@@ -1,8 +1,8 @@
-"""Lower bounds of the rest of a problem beside each table entry: (min, +) messages both ways.
+"""Min-marginals of table entries: (min, +) messages in both directions of an elimination.
 
-The inside of a table is what its part of the graph costs, from `minplus.forward`; the outside is
-the least that everything else costs, given the table's choices. Their sum, an entry's min-marginal,
-is the best value of any assignment that takes the entry.
+The inside of a table is the cost of its part of the graph, from `minplus.forward`; the outside is
+the least cost of everything else, given the table's choices. Their sum, an entry's min-marginal, is
+the best value of any assignment that takes the entry.
 
 Paper: none of the four; the two messages of min-sum belief propagation on a junction tree (Aji and
 McEliece 2000).

@@ -8,7 +8,7 @@ Paper: the elimination of TensorOpt / FT (arXiv 2004.10856); the scalars are Lag
 Deviation: only the values are computed forward; choices are read off backward, where one column of
 each table is enough, so no table of choices is ever stored.
 Complexity: K^(w+1) additions for each node and objective, at elimination width w (2 for chains).
-Oracle: `tests/oracles.py::enumerate_problem`.
+Oracle: `tests/harness/oracles.py::enumerate_problem`.
 Known inefficiency: choices that another choice beats under every objective are not removed first.
 """
 
@@ -22,17 +22,17 @@ from functools import cache
 import numpy as np
 
 from shardwright.solve.elimination.problem import Floats, Ints
-from shardwright.solve.elimination.schedule import Given, Join, Leaf, Schedule
+from shardwright.solve.elimination.schedule import ExternalTable, Join, Leaf, Schedule
 
 Rows = Floats  # (objectives, ...)
 
-_AT_ONCE = 1 << 17  # entries added at once in a (min, +) product: they should stay in cache
+_AT_ONCE = 1 << 17  # entries of a block of a (min, +) product, which should fit into the cache
 _TINY = 1e-9  # a weight that only breaks ties
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objectives:
-    """What is to be least, row by row: `time * seconds + memory * bytes`."""
+    """Objectives to minimise, one a row: `time * seconds + memory * bytes`."""
 
     time: Floats  # (L,)
     memory: Floats  # (L,)
@@ -56,11 +56,11 @@ def weighted(weights: Floats) -> Objectives:
     return Objectives(np.ones(len(weights)), weights)
 
 
-def ends(most_time: float, most_memory: float) -> Objectives:
+def extreme_objectives(most_time: float, most_memory: float) -> Objectives:
     """Four objectives: least time; least memory; and each again, ties broken by the other.
 
-    `most_time` and `most_memory` are more than any assignment costs: the ties are of costs that
-    agree to a billionth of these.
+    `most_time` and `most_memory` exceed the cost of any assignment: costs tie if they are equal to
+    a billionth of these.
     """
     by_memory = _TINY * (most_time or 1.0) / (most_memory or 1.0)
     by_time = _TINY * (most_memory or 1.0) / (most_time or 1.0)
@@ -70,9 +70,9 @@ def ends(most_time: float, most_memory: float) -> Objectives:
 def minimise(
     schedule: Schedule, objectives: Objectives, num_nodes: int, pins: Ints
 ) -> tuple[Rows, Ints]:
-    """Least value of every objective, and an assignment that reaches it: (L,), (L, nodes).
+    """The least value of every objective, and an assignment that attains it: (L,), (L, nodes).
 
-    The pinned nodes choose `pins`, (L, pinned). Of equals the lower choice of a node wins.
+    The pinned nodes choose `pins`, (L, pinned). Among equals the lower choice of a node wins.
     """
     chosen = dict(zip(schedule.pinned, pins.T, strict=True))
 
@@ -88,9 +88,9 @@ def minimise(
 
 
 def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
-    """At most the least value of every objective, whatever the pinned nodes choose: (L,).
+    """A lower bound of every objective over all choices of the pinned nodes: (L,).
 
-    Every cost that mentions a pinned node takes that node's best choice on its own.
+    Every cost over a pinned node takes that node's best choice independently.
     """
     tables = forward(schedule, objectives, leaf_rows=lambda leaf: relaxed_rows(leaf, objectives))
     return tables[schedule.factors[schedule.root].table]
@@ -106,7 +106,7 @@ def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) ->
 
 
 def relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
-    """At most what a table costs, whatever its pinned nodes choose: (L, axes that are left...)."""
+    """A lower bound of a table over all choices of its pinned nodes: (L, remaining axes...)."""
     table = objectives.rows(leaf.time, leaf.memory)
     pinned = tuple(axis + 1 for axis, pin in enumerate(leaf.pinned) if pin is not None)
     return np.asarray(table.min(axis=pinned)) if pinned else table
@@ -119,26 +119,28 @@ def forward(
     done: Sequence[Rows] = (),
     leaf_rows: Callable[[Leaf], Rows] | None = None,
 ) -> list[Rows]:
-    """All tables of a schedule, the first of which are `done`: (L, axes of the table...).
+    """Compute all tables of a schedule, the first of which are `done`: (L, axes of the table...).
 
-    `leaf_rows` weighs cost tables, where that is not just their sum under the objectives.
+    `leaf_rows` replaces the default weighting of cost tables by the objectives.
     """
     tables = list(done)
-    weigh = leaf_rows or _weighed(schedule, objectives, len(done))
+    weigh = leaf_rows or _objective_rows(schedule, objectives, len(done))
     for table in schedule.tables[len(done) :]:
         if isinstance(table, Leaf):
             tables.append(weigh(table))
-        elif isinstance(table, Given):
+        elif isinstance(table, ExternalTable):
             tables.append(given[table.number])
         else:
             tables.append(_join(table, tables))
     return tables
 
 
-def _weighed(schedule: Schedule, objectives: Objectives, done: int) -> Callable[[Leaf], Rows]:
-    """The objectives of cost tables, all of which after the first `done` tables are made at once.
+def _objective_rows(
+    schedule: Schedule, objectives: Objectives, done: int
+) -> Callable[[Leaf], Rows]:
+    """A function from leaf to rows, which weighs all leaves after the first `done` tables at once.
 
-    Leaves must be asked for in their order.
+    It must be called on leaves in their order.
     """
     leaves = schedule.leaves
     places = iter([begin for table, begin in leaves.begin.items() if table >= done])
@@ -170,16 +172,16 @@ def _join(join: Join, tables: Sequence[Rows]) -> Rows:
         return _least(inputs, np.empty(shape, inputs[0].dtype), max(1, _AT_ONCE // entries))
     found = np.empty(shape, inputs[0].dtype)
     axes = 2 if len(shape) > 2 and entries > _AT_ONCE * shape[0] * 4 else 1
-    for index in np.ndindex(*shape[:axes]):  # as much at once as stays in cache
-        parts = [table[_within(index, table.shape[1:])] for table in inputs]
+    for index in np.ndindex(*shape[:axes]):  # blocks that fit into the cache
+        parts = [table[_broadcast_index(index, table.shape[1:])] for table in inputs]
         _least(parts, found[index], 1)
     return found
 
 
-def _within(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int, ...]:
-    """Where an index of a joint table stands in one whose axes of size 1 it repeats.
+def _broadcast_index(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice | int, ...]:
+    """The index into a table that broadcasts along axes of size 1, for an index of a joint table.
 
-    The axis before all is taken whole.
+    The leading axis is taken whole.
     """
     return (slice(None), *(min(i, size - 1) for i, size in zip(index, shape, strict=False)))
 
@@ -205,7 +207,7 @@ def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
 def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
     """`table` with every joint axis, of size 1 where it has none: (L, joint...).
 
-    An axis that is to be eliminated moves to the front.
+    The axis to eliminate moves to the front.
     """
     order, index = _arrangement(axes, len(join.sizes), join.eliminates)
     return np.ascontiguousarray(table.transpose(order)[index])
@@ -238,7 +240,7 @@ def backward(schedule: Schedule, tables: Sequence[Rows], choice: Ints, rows: Int
     for step in reversed(schedule.steps):
         if step.node is None:
             continue
-        columns = []  # what each choice of the node costs, all its neighbours being decided
+        columns = []  # cost of each choice of the node, given the choices of its neighbours
         for number in step.inputs:
             scope, table = schedule.factors[number]
             at = tuple(slice(None) if n == step.node else choice[:, n] for n in scope)

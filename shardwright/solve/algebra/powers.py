@@ -15,11 +15,11 @@ import numpy as np
 
 from shardwright.solve.elimination.problem import Floats, Ints
 
-_AT_ONCE = 1 << 15  # entries of a product made at once: they should stay in cache
+_AT_ONCE = 1 << 15  # entries of a block of a product, which should fit into the cache
 
 
 class Power(NamedTuple):
-    """The n-th power of a table, and what it was made from.
+    """The n-th power of a table, and the products that it was computed from.
 
     `squares[b]` is the power 2 ** b; `prefixes[p]` the product of the first p + 1 squares that n
     takes, the largest first.
@@ -70,10 +70,10 @@ def product(left: Floats, right: Floats) -> Floats:
     return found.reshape(*shape, rows, columns)
 
 
-def ways(found: Power, index: tuple[Ints, ...], first: Ints, last: Ints) -> Ints:
-    """Where the best way from `first` to `last` stands after each step: (A,) -> (A, exponent + 1).
+def paths(found: Power, index: tuple[Ints, ...], first: Ints, last: Ints) -> Ints:
+    """The best path from `first` to `last`, after each step: (A,) -> (A, exponent + 1).
 
-    `index` says for each way which of the leading axes it is on. Of equals the lower wins.
+    `index` holds the indices of each path into the leading axes. Among equals the lower wins.
     """
     digits = _digits(found.exponent)
     marks = {0: first, found.exponent: last}

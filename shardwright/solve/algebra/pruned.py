@@ -24,7 +24,7 @@ from shardwright.solve.algebra.frontier import (
     select,
     singletons,
     take,
-    thin,
+    thin_by_time,
     union,
 )
 from shardwright.solve.algebra.marginals import insides, outsides
@@ -33,15 +33,15 @@ from shardwright.solve.algebra.region import Bools, Region
 from shardwright.solve.elimination.problem import Floats, Ints, Problem
 from shardwright.solve.elimination.schedule import Join, Schedule, Step, make_schedule
 
-SUMS_PER_STEP = 500  # could be made in the time that a step takes without any
+SUMS_PER_STEP = 500  # cost of a step that makes no sums, in sums
 _TABLE = 250_000  # frontiers of a table, at most
 
 
-class Inside(NamedTuple):
+class AssignmentsInRegion(NamedTuple):
     """Assignments of a problem inside a region: (A, nodes).
 
-    Whatever lies inside has one among these that needs no more memory and no more than `slack`
-    seconds more, unless those seconds lead out of the region.
+    For every assignment in the region one of these needs no more memory and at most `slack` seconds
+    more, unless those seconds leave the region.
     """
 
     assignments: Ints
@@ -49,26 +49,26 @@ class Inside(NamedTuple):
 
 
 class Budget:
-    """How many sums of two points may still be made."""
+    """The number of sums of two points that may still be made."""
 
     def __init__(self, sums: int) -> None:
         self.left = sums
 
     def spend(self, sums: int) -> None:
-        """Raises `SpentError` when that is more than is left."""
+        """Subtract `sums`; raises `BudgetExceededError` when fewer are left."""
         self.left -= sums
         if self.left < 0:
-            raise SpentError
+            raise BudgetExceededError
 
 
-class SpentError(Exception):
-    """The budget is used up. Never seen outside this package."""
+class BudgetExceededError(Exception):
+    """The budget is used up. Caught inside this package."""
 
 
-def reduced(
+def without_excluded_choices(
     problem: Problem, schedule: Schedule, tables: Sequence[Rows], region: Region
 ) -> tuple[Problem, list[Ints]] | None:
-    """The problem without choices that lead out of the region, and those that are left; or None.
+    """The problem without choices that lead out of the region, and the remaining choices; or None.
 
     `schedule` is of all of `problem`, and `tables` hold the region's objectives.
     """
@@ -78,7 +78,7 @@ def reduced(
         if number == len(problem.parts):
             break
         total = tables[factor.table] + rest
-        alive.append(region.may_hold(total.reshape(len(total), -1)).reshape(total.shape[1:]))
+        alive.append(region.may_contain(total.reshape(len(total), -1)).reshape(total.shape[1:]))
     num = len(problem.nodes)
     kept = [np.flatnonzero(mask) for mask in alive[:num]]
     if not all(choices.size for choices in kept):
@@ -95,14 +95,16 @@ def reduced(
     return Problem(nodes, tuple(edges)), kept
 
 
-def assignments_inside(problem: Problem, region: Region, slack: float, budget: Budget) -> Inside:
-    """What of the frontier of `problem` lies in the region, give or take `slack` seconds.
+def assignments_in_region(
+    problem: Problem, region: Region, slack: float, budget: Budget
+) -> AssignmentsInRegion:
+    """The part of the frontier of `problem` in the region, up to `slack` seconds.
 
-    Raises `SpentError` where the budget does not suffice or a table would be too large.
+    Raises `BudgetExceededError` where the budget does not suffice or a table would be too large.
     """
     schedule = make_schedule(problem, _TABLE)
     if schedule.pinned:
-        raise SpentError
+        raise BudgetExceededError
     budget.spend(len(schedule.steps) * SUMS_PER_STEP)
     tables = forward(schedule, region.objectives)
     outside = outsides(schedule, tables)
@@ -116,13 +118,13 @@ def assignments_inside(problem: Problem, region: Region, slack: float, budget: B
         inputs = [points.pop(number) for number in step.inputs]
         result = _join(schedule, step, inputs, tables, outside[step.output], region, budget)
         if each > 0:
-            thinner = thin(result, each)
+            thinner = thin_by_time(result, each)
             used += each * (len(thinner.time) < len(result.time))
             result = thinner
         trace.append(result.trace)
         points[step.output] = Frontiers(result.starts, result.time, result.memory)
     found = _unroll(schedule, trace, len(points[schedule.root].time), len(problem.nodes))
-    return Inside(found, used)
+    return AssignmentsInRegion(found, used)
 
 
 def _pruned(table: Frontiers, region: Region, outside: Rows) -> Frontiers:
@@ -134,7 +136,7 @@ def _pruned(table: Frontiers, region: Region, outside: Rows) -> Frontiers:
 
 def _keep(region: Region, rest: Rows) -> Keep:
     def keep(cell: Ints, time: Floats, memory: Ints) -> Bools:
-        return region.may_hold_sums(time, memory, rest, cell)
+        return region.may_contain_sums(time, memory, rest, cell)
 
     return keep
 
@@ -148,7 +150,7 @@ def _join(
     region: Region,
     budget: Budget,
 ) -> Frontiers:
-    """As `eliminate.py` joins, without what leads out of the region."""
+    """The join of `eliminate.py`, without points that lead out of the region."""
     join = schedule.tables[schedule.factors[step.output].table]
     assert isinstance(join, Join), "a step computes its output"
     axes = np.indices(join.sizes).reshape(len(join.sizes), math.prod(join.sizes))
@@ -164,7 +166,7 @@ def _join(
     shape = (len(region.objectives), *join.sizes)
 
     def rest(place: int) -> Rows:
-        """What is to come after the first inputs, up to `place`: (L, joint cells)."""
+        """Lower bounds of the inputs after `place` and of the outside: (L, joint cells)."""
         total = outside[(..., None)] if join.eliminates else outside
         for other in beside[place + 1 :]:
             total = total + other

@@ -32,8 +32,8 @@ _ROUNDING = 1e-9  # sums of many seconds are off by less, relatively
 class Region:
     """All (time, memory) that lie at or below at least one of the corners in both.
 
-    What is known to cost at least some value in each of `objectives` lies outside if at every
-    corner one of these exceeds the corner's.
+    A point with a lower bound in each of `objectives` lies outside if at every corner one of its
+    bounds exceeds the corner's value.
     """
 
     objectives: Objectives
@@ -42,8 +42,8 @@ class Region:
 
     @cached_property
     def _tables(self) -> list[tuple[Floats, Words]]:
-        """For each objective the corners' values, rising, and the corners at or above each rank."""
-        time, memory = _merged(self.time, self.memory)
+        """For each objective the sorted values of corners, and the corners from each rank on."""
+        time, memory = _merge_corners(self.time, self.memory)
         bits = np.uint64(1) << np.arange(len(time), dtype=np.uint64)
         found = []
         for a, b in zip(
@@ -55,15 +55,15 @@ class Region:
             found.append((values[order], np.append(above, np.uint64(0))))
         return found
 
-    def may_hold(self, values: Rows) -> Bools:
-        """Whether something that costs at least `values` may lie inside: (L, N) -> (N,)."""
+    def may_contain(self, values: Rows) -> Bools:
+        """Whether a point that costs at least `values` may lie inside: (L, N) -> (N,)."""
         corners = np.full(values.shape[1], ~np.uint64(0))
         for row, (limits, above) in zip(values, self._tables, strict=True):
             corners &= above[np.searchsorted(limits, row)]
         return np.not_equal(corners, 0)
 
-    def may_hold_sums(self, time: Floats, memory: Ints, rest: Rows, cell: Ints) -> Bools:
-        """The same of parts, beside which at least their cell of `rest` (L, C) comes: (N,)."""
+    def may_contain_sums(self, time: Floats, memory: Ints, rest: Rows, cell: Ints) -> Bools:
+        """`may_contain` of partial sums; at least their cell of `rest` (L, C) is added: (N,)."""
         corners = np.full(len(time), ~np.uint64(0))
         for a, b, row, (limits, above) in zip(
             self.objectives.time.tolist(), self.objectives.memory.tolist(), rest, self._tables,
@@ -73,7 +73,7 @@ class Region:
         return np.not_equal(corners, 0)
 
 
-def _merged(time: Floats, memory: Ints) -> tuple[Floats, Ints]:
+def _merge_corners(time: Floats, memory: Ints) -> tuple[Floats, Ints]:
     """At most `_WORD` corners at or above the given ones."""
     groups = np.array_split(np.arange(len(time)), min(_WORD, len(time)))
     return (
@@ -83,10 +83,10 @@ def _merged(time: Floats, memory: Ints) -> tuple[Floats, Ints]:
 
 
 def corners_below(points: Sequence[Point], tolerance: float) -> tuple[Floats, Ints]:
-    """What would be better than a frontier by more than `tolerance` somewhere between its ends.
+    """The corners of the region that improves a frontier by more than `tolerance` between its ends.
 
-    Corner j is what limits something that fits where `points[j]` does not and is faster than
-    `points[j + 1]` by that part of its time.
+    A point below corner j needs less memory than `points[j]` and is faster than `points[j + 1]` by
+    more than the fraction `tolerance` of its time.
     """
     time = [after.time * (1 - tolerance) for _, after in pairwise(points)]
     memory = [before.memory - 1 for before, _ in pairwise(points)]

@@ -3,10 +3,10 @@
 Paper: TensorOpt / FT (arXiv 2004.10856), node, edge, branch and heuristic elimination, unroll.
 Node b is eliminated by `F(a, c) = reduce ∪_b E(a, b) ⊗ N(b) ⊗ E(b, c)`, in `schedule.py`'s order.
 Deviation: any number of neighbours is allowed up to `max_table`, so a graph that node, edge and
-branch elimination cannot reduce is still solved exactly; and where nodes must be pinned, every
-pinning that the ends of the frontier ask for is searched, and the results are united.
+branch elimination cannot reduce is still solved exactly; and where nodes must be pinned, the
+pinnings that are best for either end of the frontier are searched, and their results united.
 Complexity: K^(w+1) products of frontiers for each node, at elimination width w (2 for chains).
-Oracle: `tests/oracles.py::enumerate_problem`, and a mixed-integer program on 30 nodes.
+Oracle: `tests/harness/oracles.py::enumerate_problem`, and a mixed-integer program on 30 nodes.
 Known inefficiency: frontiers are never thinned. With costs that seldom tie they may grow with the
 number of assignments: `fast.fast_frontier` is for those.
 """
@@ -20,19 +20,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.solve.algebra.frontier import Frontiers, product, singletons, take, union
-from shardwright.solve.algebra.minplus import ends
-from shardwright.solve.elimination.pin import settle
+from shardwright.solve.algebra.minplus import extreme_objectives
+from shardwright.solve.elimination.pin import minimise_pinned
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Ints, Point, Problem, most
-from shardwright.solve.elimination.schedule import Given, Join, Leaf, Schedule, make_schedule
+from shardwright.solve.elimination.schedule import (
+    ExternalTable,
+    Join,
+    Leaf,
+    Schedule,
+    make_schedule,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ExactFrontier:
     """All trade-offs, fastest first and memory strictly falling.
 
-    It is the whole frontier unless nodes were `pinned`: then it is that of the assignments in which
-    they keep the choices that a heuristic gave them.
+    Complete unless nodes were `pinned`: then the frontier of the assignments in which these keep
+    the choices of a heuristic.
     """
 
     points: tuple[Point, ...]
@@ -61,7 +67,7 @@ Point(time=4.0, memory=40, choice=(1, 1)))
 
 
 def _pins_of_the_ends(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
-    _, choices = settle(problem, schedule, ends(*most(problem)))
+    _, choices = minimise_pinned(problem, schedule, extreme_objectives(*most(problem)))
     return sorted({tuple(row) for row in choices[:, list(schedule.pinned)].tolist()})
 
 
@@ -74,7 +80,7 @@ def _assignments(
     for table in schedule.tables:
         if isinstance(table, Leaf):
             tables.append(_leaf(table, chosen, limit))
-        elif isinstance(table, Given):
+        elif isinstance(table, ExternalTable):
             raise AssertionError("only a folded problem has tables that are given")
         else:
             tables.append(_join(table, schedule, tables, limit))
@@ -91,7 +97,7 @@ def _join(
 ) -> Frontiers:
     """The product of the inputs, united over the choices of the eliminated node.
 
-    Its trace has the place in each input, and last, if a node was eliminated, that node's choice.
+    Its trace has the index in each input, and last, if a node was eliminated, that node's choice.
     """
     axes = np.indices(join.sizes).reshape(
         len(join.sizes), math.prod(join.sizes)

@@ -4,7 +4,7 @@ Paper: TensorOpt / FT (arXiv 2004.10856), LDP, the linear dynamic program.
 Deviation: none. `best[k]` is the frontier of all prefixes whose last node chooses k; what follows
 depends on a prefix only through k, so reducing it is safe.
 Complexity: K² products of a frontier and a point for each node, and K live frontiers.
-Oracle: `eliminate.exact_frontier`, which must agree exactly, and `tests/oracles.py`.
+Oracle: `eliminate.exact_frontier`, which must agree exactly, and `tests/harness/oracles.py`.
 Known inefficiency: traces of all prefixes are kept until the end.
 """
 

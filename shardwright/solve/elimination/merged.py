@@ -1,10 +1,10 @@
-"""Merges nodes that leave each other few choices before a problem is solved.
+"""Merges nodes that determine each other's choices before a problem is solved.
 
-Operators that read the same value agree on its layout, and of all pairs of their choices few are
-allowed: of the operators of a batch norm, one for each choice of either. Eliminating either of them
-on its own fills a table over all that they touch, and most of its entries are forbidden. One node,
-whose choices are the allowed pairs, has none of these. Two are merged where it has no more choices
-than either: then no table grows.
+Operators that read the same value need it in the same layout, so few pairs of their choices are
+allowed: of the operators of a batch norm, one for each choice. Eliminating one of them fills a
+table over all neighbours of both, most of whose entries are forbidden. A merged node, whose choices
+are the allowed pairs, avoids them. Two nodes are merged where the pairs are no more than the
+choices of either, so that no table grows.
 
 Paper: none of the four; functional elimination of variables, as in constraint networks.
 Complexity: one gather for each table.
@@ -26,10 +26,10 @@ from shardwright.solve.folding.folded import Folded, Run
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """A problem and what its choices say about the nodes of the one that it was made from.
+    """A problem with merged nodes, and the map of its choices to those of the original problem.
 
     Node i of the whole original problem takes `choices[offset[i] + k]` where node `place[i]` of
-    the whole new one takes k.
+    the whole merged one takes k.
     """
 
     folded: Folded
@@ -37,18 +37,18 @@ class Merged:
     offset: Ints  # (N,)
     choices: Ints
 
-    def spread(self, choice: Ints) -> Ints:
+    def expand(self, choice: Ints) -> Ints:
         """Assignments of the original problem: (L, new nodes) -> (L, N)."""
         found: Ints = self.choices[self.offset + choice[:, self.place]]
         return found
 
     def originals(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """The original nodes that some new ones stand for."""
+        """The original nodes that were merged into `nodes`."""
         return tuple(np.flatnonzero(np.isin(self.place, list(nodes))).tolist())
 
 
 def merge(folded: Folded) -> Merged:
-    """The problem with nodes merged; those at the ends of a run stay as they are."""
+    """The problem with nodes merged; entries and exits of runs are not merged."""
     groups = _Groups(folded)
     groups.merge_all()
     return groups.result()
@@ -56,7 +56,7 @@ def merge(folded: Folded) -> Merged:
 
 @final
 class _Groups:
-    """Nodes that are one by now. A group is known by its first node."""
+    """Groups of merged nodes, each named by its first node."""
 
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
@@ -67,8 +67,10 @@ class _Groups:
         self._memo: dict[object, Ints] = {}
         self._pairs: dict[object, tuple[Ints, Ints]] = {}
         self._tables: dict[object, tuple[Floats, Ints]] = {}
-        self.choices = [self._all(size) for size in self.sizes]  # of a node, by its group's
-        # Only nodes of one run, or of none, may become one.
+        self.choices = [
+            self._all(size) for size in self.sizes
+        ]  # of a node, per choice of its group
+        # Only nodes of the same run, or of none, may be merged.
         self.side = [-1] * len(self.sizes)
         for number, run in enumerate(folded.runs):
             for node in run.nodes:
@@ -89,7 +91,7 @@ class _Groups:
                 self._join(a, b, [(number, known)])
 
     def merge_all(self) -> None:
-        """Merge what may be merged, until nothing is left."""
+        """Merge pairs of groups until no more may be merged."""
         queue = sorted(self.tight)
         while queue:
             again: set[tuple[int, int]] = set()
@@ -104,13 +106,13 @@ class _Groups:
         self.near[b].add(a)
 
     def _merge(self, a: int, b: int) -> bool:
-        """Make `b` part of `a` if no more pairs are allowed than either has choices."""
+        """Merge `b` into `a` if there are no more allowed pairs than choices of either."""
         rows, columns = self._allowed(a, b)
         if not 0 < len(rows) <= min(self.sizes[a], self.sizes[b]):
             return False
         for group, kept in ((a, rows), (b, columns)):
             for node in self.members[group]:
-                self.choices[node] = self._taken(self.choices[node], kept)
+                self.choices[node] = self._combined(self.choices[node], kept)
         self.sizes[a] = len(rows)
         self.members[a] += self.members[b]
         for node in self.members[b]:
@@ -146,8 +148,8 @@ class _Groups:
             self._memo[size] = np.arange(size)
         return self._memo[size]
 
-    def _taken(self, choices: Ints, kept: Ints) -> Ints:
-        """The same array for equal arguments, so that equal tables are recognised."""
+    def _combined(self, choices: Ints, kept: Ints) -> Ints:
+        """`choices[kept]`, one array for equal arguments, so that equal tables are shared."""
         key = id(choices), id(kept)
         if key not in self._memo:
             self._memo[key] = choices[kept]
@@ -202,7 +204,7 @@ class _Groups:
         return self._tables[key]
 
     def _node(self, first: int, inside: Sequence[Edge]) -> Node:
-        """All that a group costs inside."""
+        """The merged node, with the costs of all nodes and edges inside of the group."""
         problem = self.folded.problem
         if self._is_whole(first) and len(self.members[first]) == 1:
             return problem.nodes[first]

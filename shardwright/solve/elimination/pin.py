@@ -1,10 +1,10 @@
-"""Enumerates choices of nodes that are too entangled to eliminate.
+"""Chooses for pinned nodes: those whose elimination would need too large a table.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), heuristic elimination.
 Deviation: FT fixes a choice once; here it is improved by coordinate descent: everything else is
 optimal for the pins, then each pin takes its best choice given everything else, and again.
 Complexity: a few eliminations, and the edges of the pinned nodes.
-Oracle: none, it is a heuristic; whoever uses it says which nodes were pinned.
+Oracle: none, it is a heuristic; results name the nodes that were pinned.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from shardwright.solve.elimination.schedule import Schedule
 _ROUNDS = 4
 
 
-def settle(problem: Problem, schedule: Schedule, objectives: Objectives) -> tuple[Rows, Ints]:
+def minimise_pinned(
+    problem: Problem, schedule: Schedule, objectives: Objectives
+) -> tuple[Rows, Ints]:
     """Minimise every objective, choosing for the pinned nodes too: values (L,), choices (L, N).
 
-    Without pinned nodes the values are the least there are.
+    Without pinned nodes the values are optimal.
     """
     num = len(problem.nodes)
     pins = best_pins(problem, schedule.pinned, objectives, None)
@@ -42,7 +44,8 @@ def best_pins(
 ) -> Ints:
     """The best choice of each pinned node, one after the other, given `choice` (L, nodes) of all.
 
-    Without `choice` every neighbour that is not yet decided does what suits the edge best.
+    Without `choice` every neighbour that is not yet decided takes the choice that is best for the
+    edge.
     """
     num_rows = len(objectives)
     rows = np.arange(num_rows)

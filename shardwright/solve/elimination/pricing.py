@@ -1,6 +1,6 @@
 """Prices many assignments at once and selects the best.
 
-It agrees with `problem.price` to the last bit: both sum exactly and round once.
+Equal to `problem.price` to the last bit: both sum exactly and round once.
 Oracle: `problem.price`.
 """
 
@@ -20,7 +20,7 @@ from shardwright.solve.folding.folded import Folded
 
 @dataclass(frozen=True, eq=False)
 class PriceList:
-    """All distinct cost tables of a problem end to end, so that a price is one gather.
+    """All distinct cost tables of a problem, end to end, so that pricing is one gather.
 
     Term t of assignment x costs `time[offset[t] + stride[t] * x[tail[t]] + x[head[t]]]`. The first
     terms are the nodes (tail = head = the node, stride 0), the others the edges.
@@ -36,7 +36,7 @@ class PriceList:
 
     @classmethod
     def of(cls, problem: Problem | Folded | PriceList) -> PriceList:
-        """Collect the tables of `problem`, each distinct one once; or its list if that is given."""
+        """Collect the distinct tables of `problem`; a price list is returned as it is."""
         if isinstance(problem, PriceList):
             return problem
         folded = Folded.of(problem)
@@ -70,11 +70,11 @@ class PriceList:
         )
 
     def entries(self, terms: Ints, tail_choice: Ints, head_choice: Ints) -> Ints:
-        """Where the cost of each of `terms` stands, given the choices at its two ends."""
+        """The index of the cost of each of `terms`, given the choices at its two ends."""
         return self.offset[terms] + self.stride[terms] * tail_choice + head_choice
 
     def entries_of(self, assignments: Ints) -> Ints:
-        """Where every term's cost stands: (..., nodes) -> (..., terms)."""
+        """The index of every term's cost: (..., nodes) -> (..., terms)."""
         found = np.take(assignments, self.tail, axis=-1)
         found *= self.stride
         found += self.offset
@@ -105,7 +105,7 @@ class PriceList:
 def best_points(prices: PriceList, assignments: Iterable[Ints]) -> tuple[Point, ...]:
     """Price blocks of assignments (A, nodes) and keep those that no other beats, fastest first.
 
-    Of equals the first given is kept. Forbidden assignments are left out.
+    Among equals the first is kept. Forbidden assignments are left out.
     """
     blocks = list(assignments)
     if not blocks:

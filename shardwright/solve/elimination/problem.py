@@ -1,7 +1,7 @@
 """The search problem: nodes with choices, edges between them, and costs of assignments.
 
-It must not know where the numbers come from: time is seconds, memory is bytes, both add up over
-nodes and edges.
+It is independent of where the costs come from: time is in seconds, memory in bytes, and both add up
+over nodes and edges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_MEMORY = 2**53  # the search weighs memory in float64, which counts exac
 
 
 class ProblemError(ValueError):
-    """A search problem whose costs or edges make no sense."""
+    """A search problem with invalid costs or edges."""
 
 
 class Point(NamedTuple):
@@ -39,7 +39,7 @@ class Node:
     """One decision among K choices, `time[k]` seconds and `memory[k]` bytes each.
 
     An infinite time forbids the choice. The arrays become read-only. An array of the right type is
-    kept, not copied: nodes and edges that cost the same should share one.
+    not copied: nodes and edges with equal costs should share one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
-    """What two decisions cost together: `time[i, j]` where tail takes i and head takes j."""
+    """The joint cost of two decisions: `time[i, j]` where tail takes i and head takes j."""
 
     tail: int
     head: int
@@ -85,7 +85,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Choose one alternative for every node; the price is the sum over all nodes and edges.
+    """A choice for every node is to be made; the price is the sum over all nodes and edges.
 
     Invariants, checked on construction:
       * at least one node; every edge joins two different nodes and fits their numbers of choices;
@@ -116,7 +116,7 @@ class Problem:
 
     @classmethod
     def unchecked(cls, nodes: Iterable[Node], edges: Iterable[Edge]) -> Problem:
-        """A problem made of another: its parts are that one's, cut, added up or free of charge."""
+        """A problem derived from a valid one, whose costs need no check."""
         found = object.__new__(cls)
         object.__setattr__(found, "nodes", tuple(nodes))
         object.__setattr__(found, "edges", tuple(edges))
@@ -137,7 +137,7 @@ class Problem:
 
     @property
     def parts(self) -> tuple[Node | Edge, ...]:
-        """Everything that costs: the nodes, then the edges."""
+        """The terms of the price: the nodes, then the edges."""
         return (*self.nodes, *self.edges)
 
     @property
@@ -147,7 +147,7 @@ class Problem:
 
 
 def most(problem: Problem) -> tuple[float, int]:
-    """Seconds and bytes that no assignment exceeds."""
+    """Upper bounds of seconds and bytes over all assignments."""
     known: dict[tuple[int, int], tuple[float, int]] = {}  # tables are shared
     time, memory = 0.0, 0
     for part in problem.parts:
@@ -188,7 +188,7 @@ def price(problem: Problem, assignment: Sequence[int]) -> tuple[float, int]:
 
 
 def _is_table(time: ArrayLike, memory: ArrayLike) -> bool:
-    """Whether both are arrays of the right types that nobody writes to, as shared ones are."""
+    """Whether both are read-only arrays of the right types, as shared ones are."""
     return (
         type(time) is np.ndarray
         and type(memory) is np.ndarray

@@ -1,12 +1,13 @@
 """Segments of a problem that have one of two costs each, kept or recomputed as a whole.
 
-A piece is there twice, once with the costs of either way, and in one of the two every node is
-absent: a choice more, free of charge. A switch for each piece says in which. That keeps nodes and
-edges all that a problem is made of, at twice the work for the inside of a piece.
+Every segment is in the problem twice, once kept and once recomputed. Its nodes have an extra
+choice, absent, which costs nothing, and in one of the two copies all nodes are absent. A switch
+node for each segment decides in which. The result is an ordinary problem of nodes and edges, at
+twice the work for the inside of a segment.
 
 Paper: none; recomputation as "one more choice per segment" of the frontier algebra of TensorOpt
 (arXiv 2004.10856).
-Oracle: the best over all combinations of ways, each a plain problem (`tests/unit/search`).
+Oracle: the best over all combinations, each a plain problem (`tests/unit/solve/elimination`).
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ from shardwright.solve.elimination.problem import Edge, Floats, Ints, Node, Prob
 
 @dataclass(frozen=True, slots=True)
 class RecomputeChoice:
-    """The nodes of the first way come first and in their order; a twin pays the second way.
+    """A problem of two alternatives for each segment.
 
-    Nodes with a twin have one choice more, the last: absent. Choice 0 of a switch is the first
-    way, choice 1 the second.
+    The nodes of the first problem come first, in order; their twins have the costs of the second.
+    Nodes with a twin have one more choice, the last: absent. Choice 0 of a switch selects the
+    first problem's costs, choice 1 the second's.
     """
 
     problem: Problem
     twins: Mapping[int, int]  # node -> its twin
-    switches: Mapping[int, int]  # piece -> its switch
+    switches: Mapping[int, int]  # segment -> its switch
 
 
-def twofold(first: Problem, second: Problem, piece: Mapping[int, int]) -> RecomputeChoice:
-    """Join two problems of equal nodes and edges; `piece` says to which piece a node belongs.
+def with_recompute_choice(
+    first: Problem, second: Problem, segment: Mapping[int, int]
+) -> RecomputeChoice:
+    """Join two problems with the same nodes and edges; `segment` maps a node to its segment.
 
-    Nodes of no piece cost the same in both. An edge costs what the way of its head says, and where
-    that has none, what the first way says.
+    Nodes outside of segments must cost the same in both. An edge has the costs of the alternative
+    of its head; if that is in no segment, of the first problem.
     """
-    if not piece:
+    if not segment:
         return RecomputeChoice(first, {}, {})
-    maker = _Maker(first, second, piece)
-    maker.nodes_of_both()
+    maker = _RecomputeBuilder(first, second, segment)
+    maker.add_nodes()
     for number, edge in enumerate(first.edges):
         maker.edge(edge, second.edges[number])
     maker.switch()
@@ -51,10 +55,10 @@ def twofold(first: Problem, second: Problem, piece: Mapping[int, int]) -> Recomp
 
 @final
 @dataclass
-class _Maker:
+class _RecomputeBuilder:
     first: Problem
     second: Problem
-    piece: Mapping[int, int]
+    segment: Mapping[int, int]
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     twins: dict[int, int] = field(default_factory=dict)
@@ -62,63 +66,68 @@ class _Maker:
     _known: dict[object, tuple[Floats, Ints]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)  # what the keys of `_known` are made of
 
-    def nodes_of_both(self) -> None:
+    def add_nodes(self) -> None:
         for i, node in enumerate(self.first.nodes):
-            self.nodes.append(self._absentable(node) if i in self.piece else node)
-        for i in sorted(self.piece):
+            self.nodes.append(self._with_absent_choice(node) if i in self.segment else node)
+        for i in sorted(self.segment):
             self.twins[i] = len(self.nodes)
-            self.nodes.append(self._absentable(self.second.nodes[i]))
+            self.nodes.append(self._with_absent_choice(self.second.nodes[i]))
         silent = np.zeros(2), np.zeros(2, np.int64)
-        for piece in sorted(set(self.piece.values())):
-            self.switches[piece] = len(self.nodes)
-            self.nodes.append(Node(f"recompute {piece}", *silent))
+        for segment in sorted(set(self.segment.values())):
+            self.switches[segment] = len(self.nodes)
+            self.nodes.append(Node(f"recompute {segment}", *silent))
 
     def edge(self, one: Edge, other: Edge) -> None:
-        """What an edge is between all that may be at its ends."""
-        tail, head = self.piece.get(one.tail), self.piece.get(one.head)
+        """Add an edge for every combination of copies at its ends."""
+        tail, head = self.segment.get(one.tail), self.segment.get(one.head)
         tails = [one.tail] if tail is None else [one.tail, self.twins[one.tail]]
         heads = [one.head] if head is None else [one.head, self.twins[one.head]]
         for a in tails:
             for b in heads:
-                together = tail == head
-                if tail is not None and together and (a == one.tail) != (b == one.head):
+                is_same_segment = tail == head
+                if tail is not None and is_same_segment and (a == one.tail) != (b == one.head):
                     continue
                 table = one if b == one.head else other
-                found = self._padded(table, tail is not None, head is not None, together)
+                found = self._with_absent_ends(
+                    table, tail is not None, head is not None, is_same_segment
+                )
                 self.edges.append(Edge(a, b, *found))
 
     def switch(self) -> None:
-        """Tie a switch to every node through which its piece is tied to others, in both ways.
+        """Join a switch to every node of its segment with edges to the outside, in both copies.
 
-        One tie for each connected part would do. These keep a switch in place until the inside of
-        its piece is eliminated: an early end would marry the two ways.
+        One edge for each connected component would suffice. These keep the switch in the graph
+        until the inside of its segment is eliminated: eliminating it earlier would join both
+        copies in one table.
         """
-        part = _parts(self.first, self.piece)
-        tied = {part[node] for node in self.piece}
+        part = _first_in_component(self.first, self.segment)
+        tied = {part[node] for node in self.segment}
         for edge in self.first.edges:
-            ends = {edge.tail, edge.head} & self.piece.keys()
-            if len({self.piece.get(edge.tail), self.piece.get(edge.head)}) > 1:
+            ends = {edge.tail, edge.head} & self.segment.keys()
+            if len({self.segment.get(edge.tail), self.segment.get(edge.head)}) > 1:
                 tied |= ends
         for node in sorted(tied):
-            switch = self.switches[self.piece[node]]
+            switch = self.switches[self.segment[node]]
             for way, there in enumerate((node, self.twins[node])):
                 self.edges.append(Edge(switch, there, *self._present(self.nodes[there], way)))
 
-    def _absentable(self, node: Node) -> Node:
+    def _with_absent_choice(self, node: Node) -> Node:
         key = id(node.time), id(node.memory)
         if key not in self._known:
             self._known[key] = np.append(node.time, 0.0), np.append(node.memory, 0)
             self._alive.append(node)
         return Node(node.name, *self._known[key])
 
-    def _padded(self, edge: Edge, tail: bool, head: bool, together: bool) -> tuple[Floats, Ints]:
-        """A table with a row and a column more, for ends that may be absent."""
+    def _with_absent_ends(
+        self, edge: Edge, tail: bool, head: bool, is_same_segment: bool
+    ) -> tuple[Floats, Ints]:
+        """The table of an edge with a row or column added for each end that may be absent."""
         if not (tail or head):
             return edge.time, edge.memory
-        key = id(edge.time), id(edge.memory), tail, head, together
+        key = id(edge.time), id(edge.memory), tail, head, is_same_segment
         if key not in self._known:
             rows, columns = edge.time.shape
-            alone = np.inf if tail and head and together else 0.0
+            alone = np.inf if tail and head and is_same_segment else 0.0
             time = np.full((rows + tail, columns + head), alone)
             memory = np.zeros(time.shape, np.int64)
             time[:rows, :columns], memory[:rows, :columns] = edge.time, edge.memory
@@ -138,9 +147,9 @@ class _Maker:
         return self._known[key]
 
 
-def _parts(problem: Problem, piece: Mapping[int, int]) -> dict[int, int]:
-    """For every node of a piece the first node that it is connected to inside its piece."""
-    lowest = {node: node for node in piece}
+def _first_in_component(problem: Problem, segment: Mapping[int, int]) -> dict[int, int]:
+    """For every node of a segment, the first node of its connected component in the segment."""
+    lowest = {node: node for node in segment}
 
     def root(node: int) -> int:
         while lowest[node] != node:
@@ -149,7 +158,7 @@ def _parts(problem: Problem, piece: Mapping[int, int]) -> dict[int, int]:
         return node
 
     for edge in problem.edges:
-        if edge.tail in piece and piece[edge.tail] == piece.get(edge.head):
+        if edge.tail in segment and segment[edge.tail] == segment.get(edge.head):
             a, b = sorted((root(edge.tail), root(edge.head)))
             lowest[b] = a
-    return {node: root(node) for node in piece}
+    return {node: root(node) for node in segment}

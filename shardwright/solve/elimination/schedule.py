@@ -1,4 +1,4 @@
-"""The elimination order of a graph, as a program that each semiring runs.
+"""The elimination order of a graph, as a list of joins for any semiring.
 
 Paper: TensorOpt / FT (arXiv 2004.10856), node, edge and branch elimination; in general bucket
 elimination (Dechter 1999). Eliminating a node joins all tables that mention it and takes the best
@@ -10,8 +10,8 @@ equals in rounds (a node next to one just eliminated waits), and equal joins of 
 one join. Repeated layers therefore cost little more than one, which is TAPAS' folding
 (arXiv 2302.00247) without searching for repeats.
 Complexity: O(N log N) for N nodes of bounded degree.
-Oracle: none of its own; `tests/property/test_search_laws.py` holds both users to enumeration.
-Known inefficiency: the least table now is not the least work in all, and a join of equal tables in
+Oracle: none of its own; `tests/property/test_search_laws.py` compares both users with enumeration.
+Known inefficiency: the greedy order does not minimise the total work, and a join of equal tables in
 another order of nodes is not recognised as equal.
 """
 
@@ -34,7 +34,7 @@ NOTHING: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class Leaf(NamedTuple):
-    """A cost table of the problem; `pinned[i]` is the pinned node of axis i, if it is one."""
+    """A cost table of the problem; `pinned[i]` is the pinned node of axis i, or None."""
 
     time: Floats
     memory: Ints
@@ -47,15 +47,15 @@ class Leaf(NamedTuple):
         return tuple(size for size, pin in axes if pin is None)
 
 
-class Given(NamedTuple):
-    """A table of all objectives that is known only when they are: number `number` of those."""
+class ExternalTable(NamedTuple):
+    """A table that the caller passes along with the objectives, as number `number`."""
 
     shape: tuple[int, ...]
     number: int
 
 
 class Join(NamedTuple):
-    """A table computed from others: their product, and the best over the last axis if asked.
+    """A table computed from others: their product, minimised over the last axis if `eliminates`.
 
     `sizes` are the joint axes, the eliminated one last. Input i is table `inputs[i][0]`, whose
     axes are the joint axes `inputs[i][1]`.
@@ -72,14 +72,14 @@ class Join(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """A table in its place: axis i of table `table` is node `scope[i]`."""
+    """A table in the graph: axis i of table `table` is node `scope[i]`."""
 
     scope: tuple[int, ...]
     table: int
 
 
 class Step(NamedTuple):
-    """Factors `inputs` become factor `output`; `node` is eliminated, if it is one."""
+    """Factors `inputs` become factor `output`; `node` is eliminated, unless it is None."""
 
     node: int | None
     inputs: tuple[int, ...]
@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """The cost tables of a schedule, one after the other; where they forbid, the time is 0."""
+    """The cost tables of a schedule, end to end; forbidden entries have time 0."""
 
     time: Floats  # (entries,)
     memory: Floats  # (entries,)
@@ -97,18 +97,18 @@ class Leaves(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """How to eliminate all nodes: distinct tables to compute, and where in the graph they stand."""
+    """How to eliminate all nodes: the distinct tables to compute, and their scopes in the graph."""
 
-    tables: tuple[Leaf | Given | Join, ...]  # each after those it needs
+    tables: tuple[Leaf | ExternalTable | Join, ...]  # each after those it needs
     factors: tuple[Factor, ...]
     steps: tuple[Step, ...]
     root: int  # the factor that holds the answer; its scope is that of the kept nodes
     pinned: tuple[int, ...]
-    known: dict[object, int]  # what a table is computed from -> the table
+    known: dict[object, int]  # inputs of a table -> the table
 
     @cached_property
     def leaves(self) -> Leaves:
-        """All cost tables, so that they can be weighed at once."""
+        """All cost tables, for weighing at once."""
         leaves = {i: table for i, table in enumerate(self.tables) if isinstance(table, Leaf)}
         sizes = [leaf.time.size for leaf in leaves.values()]
         time = np.concatenate([leaf.time.ravel() for leaf in leaves.values()])
@@ -127,12 +127,13 @@ def make_schedule(
     after: Schedule | None = None,
     pins: Sequence[int] = (),
 ) -> Schedule:
-    """Decide how to eliminate every node with no new table above `max_table` entries.
+    """Schedule the elimination of every node, with no new table above `max_table` entries.
 
-    Nodes that are `kept` are not eliminated. `given` are the scopes of further tables, by the
-    numbers under which they come with the objectives. The tables of the schedule begin with all
-    those of the one it comes `after`, and equal ones are used again. `pins` are pinned in any case.
-    Given tables over a node that is pinned are left out: whoever gives any looks at `pinned`.
+    * `kept`: nodes that are not eliminated;
+    * `given`: the scopes of further tables, by the numbers under which the caller passes them.
+      Those over a pinned node are left out: the caller must check `pinned`;
+    * `after`: a schedule whose tables this one begins with, and reuses where equal;
+    * `pins`: nodes that are pinned in any case.
     """
     neighbours: list[set[int]] = [set() for _ in problem.nodes]
     scopes = [(edge.tail, edge.head) for edge in problem.edges]
@@ -152,9 +153,7 @@ def elimination_order(
     kept: Sequence[int] = (),
     pins: Sequence[int] = (),
 ) -> tuple[list[int], list[int]]:
-    """Nodes in the order of their elimination, and the nodes to pin before it starts.
-
-    `pins` are among the latter.
+    """The nodes in order of elimination, and the nodes to pin before, which include `pins`.
 
     >>> elimination_order([{1}, {0, 2}, {1}], [9, 9, 9], 81)
     ([0, 2, 1], [])
@@ -168,7 +167,7 @@ def elimination_order(
     def table_size(node: int) -> int:
         return math.prod(sizes[other] for other in graph[node])
 
-    widths = [max(2, size) for size in sizes]  # an axis is never free
+    widths = [max(2, size) for size in sizes]  # an axis of size 1 is not free either
 
     def rank(node: int) -> tuple[int, int]:
         size = 1
@@ -176,8 +175,8 @@ def elimination_order(
             size *= widths[other]
         return size.bit_length(), generation[node]
 
-    heap = [(rank(node), node) for node in remaining]
-    heapq.heapify(heap)
+    queue = [(rank(node), node) for node in remaining]
+    heapq.heapify(queue)
 
     def remove(node: int, fill: bool) -> None:
         remaining.remove(node)
@@ -187,16 +186,16 @@ def elimination_order(
                 generation[other] = max(generation[other], generation[node] + 1)
             graph[other] -= {node, other}
             if other in remaining:
-                heapq.heappush(heap, (rank(other), other))
+                heapq.heappush(queue, (rank(other), other))
 
     for pin in pins:
         remove(pin, fill=False)
     while remaining:
-        known, node = heapq.heappop(heap)
+        known, node = heapq.heappop(queue)
         if node not in remaining or known != rank(node):
             continue  # its neighbours changed, and it was pushed again
         if table_size(node) > max_table:
-            heapq.heappush(heap, (known, node))
+            heapq.heappush(queue, (known, node))
             node = min(remaining, key=lambda n: (table_size(n), n))
         if table_size(node) > max_table:
             node = max(remaining, key=lambda n: (len(graph[n]), -n))
@@ -209,13 +208,13 @@ def elimination_order(
 
 
 class _Builder:
-    """Writes a schedule down, naming equal computations once."""
+    """Builds a schedule in which equal computations are one table."""
 
     def __init__(self, problem: Problem, pinned: frozenset[int], after: Schedule | None) -> None:
         self.problem = problem
         self.sizes = problem.sizes
         self.pinned = pinned
-        self.tables: list[Leaf | Given | Join] = list(after.tables) if after else []
+        self.tables: list[Leaf | ExternalTable | Join] = list(after.tables) if after else []
         self.factors: list[Factor] = []
         self.steps: list[Step] = []
         self.known: dict[object, int] = dict(after.known) if after else {}
@@ -230,7 +229,7 @@ class _Builder:
         for edge in self.problem.edges:
             self._add_leaf(edge, (edge.tail, edge.head))
         for number, scope in given.items():
-            table = Given(tuple(self.sizes[node] for node in scope), number)
+            table = ExternalTable(tuple(self.sizes[node] for node in scope), number)
             self._add_factor(scope, table, table)
         for number in order:
             self._eliminate(number)
@@ -264,7 +263,7 @@ class _Builder:
     def _join(
         self, inputs: tuple[int, ...], node: int | None, scope: Sequence[int] | None = None
     ) -> int:
-        """One factor instead of `inputs`; its last axis is its longest, unless `scope` has them."""
+        """Replace `inputs` by one factor; its last axis is its longest, unless `scope` is given."""
         factors = [self.factors[number] for number in inputs]
         if scope is None:
             free = {n for factor in factors for n in factor.scope} - {node}
@@ -289,7 +288,9 @@ class _Builder:
         leaf = Leaf(part.time, part.memory, pinned)
         self._add_factor(scope, leaf, (id(part.time), id(part.memory), pinned))
 
-    def _add_factor(self, scope: tuple[int, ...], table: Leaf | Given | Join, key: object) -> int:
+    def _add_factor(
+        self, scope: tuple[int, ...], table: Leaf | ExternalTable | Join, key: object
+    ) -> int:
         place = self.known.setdefault(key, len(self.tables))
         if place == len(self.tables):
             self.tables.append(table)

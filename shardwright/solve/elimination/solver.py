@@ -1,11 +1,11 @@
 """Minimisers of a folded problem: one assignment for each of many objectives.
 
 Paper: elimination is TensorOpt's (arXiv 2004.10856), folding TAPAS' (arXiv 2302.00247). The inside
-of one copy of each run is eliminated, which leaves a table from entry to exit; its power stands for
-all copies; what is outside is eliminated last.
+of one copy of each run is eliminated, which leaves a table from entry to exit; the power of this
+table replaces all copies; the nodes outside are eliminated last.
 Deviation: where a graph is so wide that nodes must be pinned it is not folded.
-Complexity: one elimination for each distinct piece, log n products for n copies.
-Oracle: the same without runs, and `tests/oracles.py::enumerate_problem`.
+Complexity: one elimination for each run, log n products for n copies.
+Oracle: the same without runs, and `tests/harness/oracles.py::enumerate_problem`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple, Protocol, final
 import numpy as np
 
 from shardwright.solve.algebra.minplus import Objectives, Rows, backward, forward, relaxed_minimum
-from shardwright.solve.algebra.powers import power, ways
+from shardwright.solve.algebra.powers import paths, power
 from shardwright.solve.elimination.merged import Merged, merge
-from shardwright.solve.elimination.pin import settle
+from shardwright.solve.elimination.pin import minimise_pinned
 from shardwright.solve.elimination.problem import Ints, Problem
 from shardwright.solve.elimination.schedule import Schedule, make_schedule
-from shardwright.solve.folding.bound_pruning import Narrowed, narrowed
+from shardwright.solve.folding.bound_pruning import PrunedProblem, pruned_by_bounds
 from shardwright.solve.folding.folded import Folded
 
-_WIDE = 100_000  # entries of the table of one run, beyond which hubs are narrowed
+_WIDE = 100_000  # entries of the table of one run, beyond which shared inputs are pruned
 
 
 class Solver(Protocol):
-    """Finds the best assignment of one problem under many objectives."""
+    """Minimises many objectives of one problem."""
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -40,18 +40,20 @@ class Solver(Protocol):
         """Size of all tables for one objective."""
 
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
-        """For each objective a lower bound, tight without pins, and an assignment: (L,), (L, N)."""
+        """A lower bound, tight without pins, and an assignment per objective: (L,), (L, N)."""
 
 
 def make_solver(folded: Folded, max_table: int) -> Solver:
-    """The solver for a problem: with nodes merged, and folded where it can be."""
+    """The solver for a problem: with merged nodes, and folded where possible."""
     merged = merge(folded)
     if folded.runs:
         make = partial(_FoldedSolver, max_table=max_table)
-        ranges = narrowed(merged.folded, max_table, make) if merged.folded.widest > _WIDE else ()
+        ranges = (
+            pruned_by_bounds(merged.folded, max_table, make) if merged.folded.widest > _WIDE else ()
+        )
         parts = [make(narrow.folded) for narrow in ranges]
         if parts and not any(part.too_wide for part in parts):
-            return _MergedSolver(merged, _NarrowedSolver(ranges, parts))
+            return _MergedSolver(merged, _PrunedSolver(ranges, parts))
         solver = make(merged.folded)
         if not solver.too_wide:
             return _MergedSolver(merged, solver)
@@ -60,7 +62,7 @@ def make_solver(folded: Folded, max_table: int) -> Solver:
 
 @final
 class _MergedSolver:
-    """Solves a problem by one in which some of its nodes are merged."""
+    """Solves a problem with some of its nodes merged."""
 
     def __init__(self, merged: Merged, solver: Solver) -> None:
         self.merged = merged
@@ -70,14 +72,14 @@ class _MergedSolver:
 
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
         values, choice = self.solver.minimise(objectives)
-        return values, self.merged.spread(choice)
+        return values, self.merged.expand(choice)
 
 
 @final
-class _NarrowedSolver:
-    """Solves a problem by others, with fewer choices, each for a range of objectives."""
+class _PrunedSolver:
+    """Solves a problem with fewer choices, pruned for one range of objectives each."""
 
-    def __init__(self, ranges: Sequence[Narrowed], solvers: Sequence[_FoldedSolver]) -> None:
+    def __init__(self, ranges: Sequence[PrunedProblem], solvers: Sequence[_FoldedSolver]) -> None:
         self.ranges = ranges
         self.solvers = solvers
         self.pinned: tuple[int, ...] = ()
@@ -93,7 +95,7 @@ class _NarrowedSolver:
             rows = np.flatnonzero(which == number)
             part = Objectives(objectives.time[rows], objectives.memory[rows])
             values[rows], found = self.solvers[number].minimise(part)
-            choice[rows] = self.ranges[number].spread(found)
+            choice[rows] = self.ranges[number].expand(found)
         return values, choice
 
 
@@ -106,19 +108,19 @@ class _FlatSolver:
         self.entries = _entries(self.schedule)
 
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
-        values, choice = settle(self.problem, self.schedule, objectives)
+        values, choice = minimise_pinned(self.problem, self.schedule, objectives)
         if self.pinned:
             values = relaxed_minimum(self.schedule, objectives)
         return values, choice
 
 
-class _Piece(NamedTuple):
-    """One run: its template, and how to eliminate the inside of that."""
+class _RunElimination(NamedTuple):
+    """The elimination of the inside of one copy of a run."""
 
     copies: int
     schedule: Schedule
-    numbers: tuple[int, ...]  # of the template's nodes in the folded problem: entry, exit, hubs, …
-    kept: int  # how many of these stay
+    numbers: tuple[int, ...]  # nodes in the folded problem: entry, exit, shared inputs, inside
+    kept: int  # how many of these are not eliminated
     places: Ints  # (copies, the run's nodes) in a whole assignment
     order: tuple[int, ...]  # the run's nodes, as numbers of the template
 
@@ -129,7 +131,7 @@ class _FoldedSolver:
         self.folded = folded
         outer, self.numbers = folded.outer()
         at = {node: i for i, node in enumerate(self.numbers)}
-        self.pieces: list[_Piece] = []
+        self.runs: list[_RunElimination] = []
         scopes = []
         last: Schedule | None = None
         for number, run in enumerate(folded.runs):
@@ -137,11 +139,16 @@ class _FoldedSolver:
             schedule = last = make_schedule(template, max_table, kept, after=last)
             order = tuple(numbers.index(node) for node in run.nodes)
             places = folded.places(number)
-            self.pieces.append(_Piece(run.count, schedule, numbers, len(kept), places, order))
+            self.runs.append(
+                _RunElimination(run.count, schedule, numbers, len(kept), places, order)
+            )
             scopes.append(tuple(at[node] for node in numbers[: len(kept)]))
         self.scopes = scopes
         self.schedule = make_schedule(outer, max_table, given=dict(enumerate(scopes)), after=last)
-        schedules = [self.schedule, *(piece.schedule for piece in self.pieces)]
+        schedules = [
+            self.schedule,
+            *(run.schedule for run in self.runs),
+        ]
         self.too_wide = any(schedule.pinned for schedule in schedules)
         self.pinned = ()
         self.entries = _entries(self.schedule)
@@ -149,10 +156,10 @@ class _FoldedSolver:
     def minimise(self, objectives: Objectives) -> tuple[Rows, Ints]:
         tables: list[Rows] = []
         powers = []
-        for piece in self.pieces:
-            tables = forward(piece.schedule, objectives, done=tables)
-            table = tables[piece.schedule.factors[piece.schedule.root].table]
-            powers.append(power(np.moveaxis(table, (1, 2), (-2, -1)), piece.copies))
+        for run in self.runs:
+            tables = forward(run.schedule, objectives, done=tables)
+            table = tables[run.schedule.factors[run.schedule.root].table]
+            powers.append(power(np.moveaxis(table, (1, 2), (-2, -1)), run.copies))
         given = [np.moveaxis(p.table, (-2, -1), (1, 2)) for p in powers]
         outer = forward(self.schedule, objectives, given, tables)
         values = outer[self.schedule.factors[self.schedule.root].table]
@@ -161,16 +168,16 @@ class _FoldedSolver:
         backward(self.schedule, outer, mine, rows)
         choice = np.zeros((len(rows), self.folded.num_nodes), np.int64)
         choice[:, list(self.numbers)] = mine
-        for piece, found, scope in zip(self.pieces, powers, self.scopes, strict=True):
-            hubs = [mine[:, i] for i in scope[2:]]
-            steps = ways(found, (rows, *hubs), mine[:, scope[0]], mine[:, scope[1]])
-            inside = np.zeros((len(rows), piece.copies, len(piece.numbers)), np.int64)
+        for run, found, scope in zip(self.runs, powers, self.scopes, strict=True):
+            shared = [mine[:, i] for i in scope[2:]]
+            steps = paths(found, (rows, *shared), mine[:, scope[0]], mine[:, scope[1]])
+            inside = np.zeros((len(rows), run.copies, len(run.numbers)), np.int64)
             inside[:, :, 0], inside[:, :, 1] = steps[:, :-1], steps[:, 1:]
-            for i, hub in enumerate(hubs):
-                inside[:, :, 2 + i] = hub[:, None]
-            flat = inside.reshape(-1, len(piece.numbers))
-            backward(piece.schedule, tables, flat, np.repeat(rows, piece.copies))
-            choice[:, piece.places] = flat.reshape(inside.shape)[:, :, list(piece.order)]
+            for i, shared_input in enumerate(shared):
+                inside[:, :, 2 + i] = shared_input[:, None]
+            flat = inside.reshape(-1, len(run.numbers))
+            backward(run.schedule, tables, flat, np.repeat(rows, run.copies))
+            choice[:, run.places] = flat.reshape(inside.shape)[:, :, list(run.order)]
         return values, choice
 
 

@@ -1,18 +1,18 @@
 """Prunes choices of shared inputs by bounds before a problem is solved.
 
-Every layer of a decoder reads a mask, and the output of an encoder. Tables over both and over what
-enters and leaves a layer are nearly all the work, although at any one weight only one or two
-layouts of each are worth it. A choice is left out, for a range of weights of time and of memory,
-where the least that it costs (`hubs.py`) is more than what is known to be possible. So the least
-value of every objective is as before.
+Every layer of a decoder reads a mask and the output of an encoder. Tables over both and over the
+input and output of a layer are nearly all the work, although at any one weight only one or two
+layouts of each are competitive. For a range of weights of time and memory, a choice is pruned where
+its lower bound (`shared_inputs.py`) exceeds the cost of a known assignment. The minimum of every
+objective is unchanged.
 
-Both are known at a few weights only. As functions of the weights (of time, of memory) both are the
-least of linear functions, so the first lies above its chords; the second is that of known points,
-and is furthest above a chord where two of these tie. There they are compared.
+Both are known at a few weights only. As functions of the weights both are minima of linear
+functions, hence concave: the bound lies above its chords; the cost of the known assignments is
+furthest above a chord where two of them tie. There the two are compared.
 
 Paper: variable fixing by reduced costs, as for integer programs.
-Complexity: a few eliminations over one hub each.
-Oracle: the same problem, not narrowed.
+Complexity: a few eliminations over one shared input each.
+Oracle: the same problem, not pruned.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Protocol, final
 import numpy as np
 
 from shardwright.solve.algebra.frontier import reduce
-from shardwright.solve.algebra.minplus import Objectives, Rows, ends
+from shardwright.solve.algebra.minplus import Objectives, Rows, extreme_objectives
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Bools, Edge, Floats, Ints, Node, Problem
 from shardwright.solve.folding.folded import Folded
-from shardwright.solve.folding.shared_inputs import HubBounds, hubs_of
+from shardwright.solve.folding.shared_inputs import SharedInputBounds, shared_inputs_of
 
 _WEIGHTS, _SPAN = 7, 30.0  # at which bounds are known, around time over memory of the smallest
-_FEW = 150  # combinations of choices that do not ask for a range of their own
+_FEW = 150  # combinations of choices below which ranges are united
 
 
 class _Solves(Protocol):
-    """What finds the best assignment of a problem under each objective."""
+    """The part of `Solver` that pruning uses."""
 
     too_wide: bool
 
@@ -46,37 +46,37 @@ class _Solves(Protocol):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Narrowed:
-    """A problem without some choices, for objectives with at most `most` of memory for a second.
+class PrunedProblem:
+    """A problem with pruned choices, for objectives of at most `most` seconds per byte.
 
-    `left` are the choices that each hub has.
+    `left` are the remaining choices of each shared input.
     """
 
     folded: Folded
     left: Mapping[int, Ints]
     most: float
 
-    def spread(self, choice: Ints) -> Ints:
+    def expand(self, choice: Ints) -> Ints:
         """Assignments of the original problem: (L, N) -> (L, N)."""
         found = choice.copy()
-        for hub, kept in self.left.items():
-            found[:, hub] = kept[choice[:, hub]]
+        for shared_input, kept in self.left.items():
+            found[:, shared_input] = kept[choice[:, shared_input]]
         return found
 
 
-def narrowed(
+def pruned_by_bounds(
     folded: Folded, max_table: int, solver: Callable[[Folded], _Solves]
-) -> tuple[Narrowed, ...]:
-    """`folded` without what is not worth it, for one range of objectives after the other.
+) -> tuple[PrunedProblem, ...]:
+    """`folded` with pruned choices, once for each range of objectives; the last range is unbounded.
 
-    The last has no end. There is none where there are no hubs, or even their bounds ask for a table
-    of more than `max_table` entries.
+    Empty where there are no shared inputs, or where even their bounds need a table of more than
+    `max_table` entries.
     """
-    hubs = hubs_of(folded)
-    bounds = HubBounds(folded, hubs, max_table) if hubs else None
+    shared_inputs = shared_inputs_of(folded)
+    bounds = SharedInputBounds(folded, shared_inputs, max_table) if shared_inputs else None
     if bounds is None or bounds.too_wide:
         return ()
-    extremes = ends(*folded.most)
+    extremes = extreme_objectives(*folded.most)
     smallest = Objectives(extremes.time[1::2], extremes.memory[1::2])  # and with ties by time
     small = bounds.at(smallest)
     memory, with_time = (max(float(rows[i].min()) for rows in small) for i in (0, 1))
@@ -86,9 +86,9 @@ def narrowed(
     weights = np.append(0.0, weight * np.geomspace(1 / _SPAN, _SPAN, _WEIGHTS))
     other = bounds.at(Objectives(np.ones(len(weights)), weights), single=True)
     known = [np.concatenate((a, b[:1])) for a, b in zip(other, small, strict=True)]
-    first = {  # without those of least memory, of which most are equal
-        hub: np.unique(np.concatenate((a, b[1:])).argmin(axis=1))
-        for hub, a, b in zip(hubs, other, small, strict=True)
+    first = {  # without the choices of least memory, most of which are equal
+        shared_input: np.unique(np.concatenate((a, b[1:])).argmin(axis=1))
+        for shared_input, a, b in zip(shared_inputs, other, small, strict=True)
     }
     tried = _restricted(folded, first)
     solves = solver(tried)
@@ -99,12 +99,12 @@ def narrowed(
     points = _points(prices, solves, (rows, extremes))
     # A sum of n terms in single precision is off by at most n roundings.
     margin = (len(prices.offset) + 4) * float(np.finfo(np.float32).eps)
-    worth = [_worth(rows, table, points, margin) for table in known]
-    for hub, mask in zip(hubs, worth, strict=True):
-        mask[-1, first[hub]] = True  # where equals are left out, what they equal stays
+    candidates = [_candidates(rows, table, points, margin) for table in known]
+    for shared_input, mask in zip(shared_inputs, candidates, strict=True):
+        mask[-1, first[shared_input]] = True  # one of the equal choices stays
     return tuple(
-        Narrowed(_restricted(folded, left), left, most)
-        for left, most in _ranges(hubs, worth, [*weights[1:].tolist(), math.inf])
+        PrunedProblem(_restricted(folded, left), left, most)
+        for left, most in _ranges(shared_inputs, candidates, [*weights[1:].tolist(), math.inf])
     )
 
 
@@ -121,11 +121,11 @@ def _points(prices: PriceList, solver: _Solves, objectives: Sequence[Objectives]
     return np.stack([front.time, front.memory], axis=1)
 
 
-def _worth(rows: Objectives, bounds: Rows, points: Floats, margin: float) -> Bools:
-    """The choices that may cost less than all `points`, from one row to the next: (R - 1, K).
+def _candidates(rows: Objectives, bounds: Rows, points: Floats, margin: float) -> Bools:
+    """The choices that may cost less than all `points`, between each two rows: (R - 1, K).
 
-    `bounds` (R, K) are those of each choice at each row, off by no more than a `margin` of them.
-    The first row is time, the last memory, and exact.
+    `bounds` (R, K) are the bounds of each choice at each row, with a relative error of at most
+    `margin`. The first row is time, the last memory, and exact.
     """
     possible: Bools = np.asarray(np.isfinite(bounds).all(axis=0))
     found = np.tile(possible, (len(rows) - 1, 1))
@@ -149,7 +149,7 @@ def _worth(rows: Objectives, bounds: Rows, points: Floats, margin: float) -> Boo
 
 
 def _ties(one: Floats, other: Floats) -> Floats:
-    """How far from one row to the next two points cost the same, for every two that do."""
+    """Where between two rows two points cost the same, as a fraction, for every pair that does."""
     before, after = np.subtract.outer(one, one), np.subtract.outer(other, other)
     crossing = before * after < 0
     found: Floats = np.unique(before[crossing] / (before[crossing] - after[crossing]))
@@ -157,25 +157,28 @@ def _ties(one: Floats, other: Floats) -> Floats:
 
 
 def _ranges(
-    hubs: Sequence[int], worth: Sequence[Bools], most: Sequence[float]
+    shared_inputs: Sequence[int], candidates: Sequence[Bools], most: Sequence[float]
 ) -> Iterator[tuple[dict[int, Ints], float]]:
-    """What is left of each hub's choices, and up to which weight: several rows where few are."""
+    """The remaining choices of each shared input, and the end of their range of weights."""
 
     def combinations(masks: Sequence[Bools]) -> int:
         return math.prod(int(mask.sum()) for mask in masks)
 
-    masks = [mask[0] for mask in worth]
+    masks = [mask[0] for mask in candidates]
     for place, end in enumerate(most[:-1]):
-        wider = [mask | every[place + 1] for mask, every in zip(masks, worth, strict=True)]
+        wider = [mask | every[place + 1] for mask, every in zip(masks, candidates, strict=True)]
         if combinations(wider) > max(_FEW, combinations(masks)):
-            yield {h: np.flatnonzero(mask) for h, mask in zip(hubs, masks, strict=True)}, end
-            wider = [every[place + 1] for every in worth]
+            yield (
+                {h: np.flatnonzero(mask) for h, mask in zip(shared_inputs, masks, strict=True)},
+                end,
+            )
+            wider = [every[place + 1] for every in candidates]
         masks = wider
-    yield {h: np.flatnonzero(mask) for h, mask in zip(hubs, masks, strict=True)}, most[-1]
+    yield {h: np.flatnonzero(mask) for h, mask in zip(shared_inputs, masks, strict=True)}, most[-1]
 
 
 def _restricted(folded: Folded, left: Mapping[int, Ints]) -> Folded:
-    """The problem in which some nodes have only the choices that are `left`."""
+    """The problem with the choices of some nodes restricted to `left`."""
     known: dict[tuple[int, ...], tuple[Floats, Ints]] = {}  # equal tables stay one
 
     def taken(part: Node | Edge, nodes: Sequence[int]) -> tuple[Floats, Ints]:

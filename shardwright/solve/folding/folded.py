@@ -27,11 +27,11 @@ from shardwright.solve.elimination.problem import (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Nodes of the problem that stand for `count` copies of themselves, one after the other.
+    """Nodes of the problem that represent `count` copies of themselves in a chain.
 
-    `entry` is the node before the first copy and takes the part that `exit`, one of `nodes`, has
-    for each next copy. Edges from other nodes outside are there for every copy, but `after`, which
-    has the numbers of edges that start from `exit`, only for the last.
+    `entry` is the node before the first copy; for every later copy the `exit`, one of `nodes`, of
+    the copy before takes its role. Edges from other nodes outside exist for every copy; the edges
+    from `exit` whose numbers are in `after` exist only for the last copy.
     """
 
     nodes: tuple[int, ...]
@@ -43,10 +43,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """`problem`, in which every run counts as often as it says.
+    """`problem`, in which every run represents `count` copies.
 
-    Whole assignments have the nodes of `problem` first, where a run's own nodes are its last copy,
-    then, run by run, the copies before that.
+    A whole assignment has the nodes of `problem` first, in which a run's nodes are its last copy,
+    then, run by run, the earlier copies.
     """
 
     problem: Problem
@@ -71,19 +71,19 @@ class Folded:
 
     @classmethod
     def of(cls, problem: Problem | Folded) -> Folded:
-        """A problem without runs, or what is folded already."""
+        """`problem` as a folded one without runs; a folded problem is returned as it is."""
         return problem if isinstance(problem, Folded) else cls(problem)
 
     @property
     def most(self) -> tuple[float, int]:
-        """Seconds and bytes that no whole assignment exceeds."""
+        """Upper bounds of seconds and bytes over all whole assignments."""
         time, memory = most(self.problem)
         count = max((run.count for run in self.runs), default=1)
         return count * time, count * memory
 
     @property
     def widest(self) -> int:
-        """Entries of the largest table over the entry, the exit and the hubs of a run."""
+        """Entries of the largest table over the entry, the exit and the shared inputs of a run."""
         return max((self._entries(run) for run in self.runs), default=1)
 
     def _entries(self, run: Run) -> int:
@@ -92,7 +92,7 @@ class Folded:
         return math.prod(self.problem.sizes[node] for node in outside | {run.entry, run.exit})
 
     def places(self, number: int) -> Ints:
-        """Where the nodes of a run stand in a whole assignment: (copies, nodes)."""
+        """The indices of a run's nodes in a whole assignment: (copies, nodes)."""
         begin = len(self.problem.nodes)
         begin += sum(len(run.nodes) * (run.count - 1) for run in self.runs[:number])
         run = self.runs[number]
@@ -100,17 +100,17 @@ class Folded:
         return np.concatenate((before.reshape(-1, len(run.nodes)), np.array([run.nodes])))
 
     def node_tables(self) -> Ints:
-        """For every node of the whole problem the node of `problem` whose costs it has."""
+        """For every node of the whole problem, the node of `problem` with its costs."""
         copies = (np.tile(np.array(run.nodes), run.count - 1) for run in self.runs)
         own = np.arange(len(self.problem.nodes))
         return np.concatenate((own, *copies)).astype(np.int64)
 
-    def spread(self, assignment: Sequence[int]) -> Assignment:
-        """The whole assignment in which all copies of a run do the same."""
+    def expand(self, assignment: Sequence[int]) -> Assignment:
+        """The whole assignment in which all copies of a run make equal choices."""
         return tuple(np.array(assignment)[self.node_tables()].tolist())
 
     def edge_ends(self) -> tuple[Ints, Ints, Ints]:
-        """Of every edge of the whole problem: the edge of `problem`, its tail and its head."""
+        """For every edge of the whole problem: its edge in `problem`, its tail and its head."""
         return self._edge_ends
 
     @cached_property
@@ -142,7 +142,7 @@ class Folded:
         return np.concatenate(table), np.concatenate(tail), np.concatenate(head)
 
     def inner_edges(self, run: Run) -> list[int]:
-        """Numbers of the edges of `problem` that every copy of a run has."""
+        """The numbers of the edges of `problem` that exist in every copy of a run."""
         inside = set(run.nodes)
         return [
             number
@@ -163,27 +163,28 @@ class Folded:
         return Problem.unchecked(nodes, edges)
 
     def template(self, run: Run) -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
-        """One copy of a run as a problem, its nodes' numbers, and its nodes that stay.
+        """One copy of a run as a problem, its nodes' numbers, and its nodes to keep.
 
-        Those are entry, exit and the others outside that it touches; only nodes of the run cost.
+        Kept are entry, exit and the nodes outside with edges into the run; only nodes of the run
+        have costs.
         """
         inner = [self.problem.edges[e] for e in self.inner_edges(run)]
         outside = {end for edge in inner for end in (edge.tail, edge.head)} - set(run.nodes)
-        hubs = sorted(outside - {run.entry})
-        numbers = (run.entry, run.exit, *hubs, *(n for n in run.nodes if n != run.exit))
+        shared_inputs = sorted(outside - {run.entry})
+        numbers = (run.entry, run.exit, *shared_inputs, *(n for n in run.nodes if n != run.exit))
         at = {node: i for i, node in enumerate(numbers)}
         free = outside | {run.entry}
-        nodes = tuple(_costless(n) if i in free else n for i, n in self._numbered(numbers))
+        nodes = tuple(_without_cost(n) if i in free else n for i, n in self._numbered(numbers))
         edges = tuple(Edge(at[e.tail], at[e.head], e.time, e.memory) for e in inner)
-        return Problem.unchecked(nodes, edges), numbers, tuple(range(2 + len(hubs)))
+        return Problem.unchecked(nodes, edges), numbers, tuple(range(2 + len(shared_inputs)))
 
     def outer(self) -> tuple[Problem, tuple[int, ...]]:
-        """What is left without the copies' insides, and its nodes' numbers; exits cost nothing."""
+        """The problem without the insides of runs, and its nodes' numbers; exits cost nothing."""
         inside = {node for run in self.runs for node in run.nodes if node != run.exit}
         exits = {run.exit for run in self.runs}
         numbers = tuple(i for i in range(len(self.problem.nodes)) if i not in inside)
         at = {node: i for i, node in enumerate(numbers)}
-        nodes = tuple(_costless(n) if i in exits else n for i, n in self._numbered(numbers))
+        nodes = tuple(_without_cost(n) if i in exits else n for i, n in self._numbered(numbers))
         inner = {e for run in self.runs for e in self.inner_edges(run)}
         edges = tuple(
             Edge(at[e.tail], at[e.head], e.time, e.memory)
@@ -196,6 +197,6 @@ class Folded:
         return ((i, self.problem.nodes[i]) for i in numbers)
 
 
-def _costless(node: Node) -> Node:
+def _without_cost(node: Node) -> Node:
     size = node.num_choices
     return Node(node.name, np.zeros(size), np.zeros(size, np.int64))

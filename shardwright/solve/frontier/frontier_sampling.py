@@ -8,20 +8,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def thin(
+def spaced(
     items: Sequence[T],
     costs: Sequence[tuple[float, int]],
     most: int,
     resolution: float,
-    yardsticks: Sequence[tuple[float, int]] = (),
+    keep_near: Sequence[tuple[float, int]] = (),
 ) -> list[T]:
-    """Items that no other beats in (time, memory), fastest first, at most about `most` of them.
+    """The non-dominated items in (time, memory), fastest first, at most about `most` of them.
 
-    Both ends stay, and for each of `yardsticks`, costs of some of the items, the fastest that needs
-    no more memory. Of the others those stay that differ from their faster neighbour by more than
-    `resolution`, as a part of time or of memory; where they are too many, those in narrow gaps go.
+    Both ends stay, and for each cost in `keep_near` the fastest item that needs no more memory.
+    Of the others those stay that differ from their faster neighbour by more than the fraction
+    `resolution` of time or memory; of too many, those in the narrowest gaps are dropped.
 
-    >>> thin("abcd", [(1.0, 9), (2.0, 8), (2.0, 9), (2.0005, 7)], 9, 0.1)
+    >>> spaced("abcd", [(1.0, 9), (2.0, 8), (2.0, 9), (2.0005, 7)], 9, 0.1)
     ['a', 'b', 'd']
     """
     order = sorted(range(len(items)), key=lambda i: (costs[i], i))
@@ -30,7 +30,7 @@ def thin(
         if not front or costs[i][1] < costs[front[-1]][1]:
             front.append(i)
     needed = {front[0], front[-1]}
-    for _, memory in yardsticks:
+    for _, memory in keep_near:
         needed.add(next(i for i in front if costs[i][1] <= memory))
     kept = [
         i

@@ -8,7 +8,7 @@ the frontier's lower convex hull, and for any memory limit M no assignment withi
 Deviation: many weights per pass. Between two neighbours on the hull the next weight is the one at
 which they tie: either something beats both and is new, or nothing lies below their line.
 Complexity: one elimination for each weight, in passes of 24; V vertices take 2 V weights.
-Oracle: the lower convex hull of `tests/oracles.py::enumerate_problem`.
+Oracle: the lower convex hull of `tests/harness/oracles.py::enumerate_problem`.
 Known inefficiency: the passes before the hull has 24 gaps have few weights each.
 """
 
@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.solve.algebra.minplus import ends, weighted
+from shardwright.solve.algebra.minplus import extreme_objectives, weighted
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Floats, Ints, Point, Problem
 from shardwright.solve.elimination.solver import Solver, make_solver
@@ -40,8 +40,8 @@ _Gap = tuple[float, int, float, int]  # the prices of two neighbours on the hull
 class DualBound:
     """Lower bounds on the time at any memory limit: the best of the lines `value − weight · limit`.
 
-    `least_memory` is less than or equal to the memory of every assignment. Each of `proved` is a
-    limit and the seconds that no assignment within it can beat, found out in another way.
+    `least_memory` is a lower bound of the memory of every assignment. `proved` has pairs of a
+    limit in bytes and a lower bound in seconds within it, from other sources.
     """
 
     lines: tuple[tuple[float, float], ...]  # (weight, value)
@@ -61,8 +61,8 @@ class DualBound:
         proved = (seconds for limit, seconds in self.proved if limit >= memory_limit)
         return max(0.0, *proved, *(v - weight * memory_limit for weight, v in self.lines))
 
-    def times_at(self, limits: Ints) -> Floats:
-        """The same for many limits, all of them finite: (N,)."""
+    def bounds_at(self, limits: Ints) -> Floats:
+        """The bounds at many finite limits: (N,)."""
         weight, value = np.array(self.lines).T
         found = np.maximum(0.0, (value[:, None] - np.multiply.outer(weight, limits)).max(axis=0))
         order = sorted(self.proved)
@@ -72,8 +72,8 @@ class DualBound:
             found = np.maximum(found, best[np.searchsorted(known, limits)])
         return np.where(limits < self.least_memory, np.inf, found)
 
-    def and_proved(self, proved: Iterable[tuple[int, float]]) -> DualBound:
-        """The same bound with more limits at which the seconds are known."""
+    def with_proved(self, proved: Iterable[tuple[int, float]]) -> DualBound:
+        """This bound with more pairs in `proved`."""
         return replace(self, proved=(*self.proved, *proved))
 
 
@@ -82,8 +82,8 @@ class Sweep:
     """Supported points, fastest first, and the bound that their weights prove.
 
     Without `pinned` nodes every point is on the lower convex hull of the frontier, the first is
-    fastest and the last smallest. With them the points are only good; the bound holds either way.
-    `complete` tells that no further vertex of the hull exists.
+    fastest and the last smallest. With them points need not be optimal; the bound holds either way.
+    `complete`: the points are all vertices of the hull.
     """
 
     points: tuple[Point, ...]
@@ -104,45 +104,46 @@ def sweep(
 ) -> Sweep:
     """Find the vertices of the frontier's lower convex hull, the widest gaps first.
 
-    Between neighbours that differ by no more than a `resolution` in time or in memory, as a part of
-    either, nothing is looked for, nor where the bound leaves no more than that part of the time to
-    be won.
+    A gap between neighbours is skipped if they differ by no more than the fraction `resolution` of
+    time or memory, or if the bound allows no larger gain.
 
-    It ends when all are found, after about `max_weights` weights, or after `seconds`; only the last
-    makes the result depend on the machine. `max_table` bounds the entries of a table at one weight;
-    beyond it nodes are pinned. A `solver` and `prices` of the problem that are known already are
-    used as they are. Without a feasible assignment there are no points.
+    It ends when all vertices are found, after about `max_weights` weights, or after `seconds`; only
+    the last makes the result depend on the host. `max_table` bounds the entries of a table at one
+    weight; beyond it nodes are pinned. `solver` and `prices` of the problem may be passed if they
+    exist already. Without a feasible assignment there are no points.
     """
     deadline = time.monotonic() + seconds
     folded = Folded.of(problem)
-    scout = _Scout(folded, solver or make_solver(folded, max_table), prices or PriceList.of(folded))
-    hull = scout.ends()
-    pinned = scout.solver.pinned
+    search = _WeightedSearch(
+        folded, solver or make_solver(folded, max_table), prices or PriceList.of(folded)
+    )
+    hull = search.ends()
+    pinned = search.solver.pinned
     if not hull:
-        return Sweep((), scout.bound(), pinned, not pinned)
+        return Sweep((), search.bound(), pinned, not pinned)
     closed: set[_Gap] = set()
     spent = 0
     if len(hull) > 1 and max_weights > _LADDER and time.monotonic() <= deadline:
         chord = _tie_weight(hull[0], hull[-1])
         ladder = chord * np.geomspace(1 / _LADDER_SPAN, _LADDER_SPAN, _LADDER)
-        hull, spent = _convex([*hull, *scout.minimisers(ladder)]), _LADDER
-    while gaps := scout.widest(hull, closed, resolution)[: max_weights - spent]:
+        hull, spent = _convex([*hull, *search.minimisers(ladder)]), _LADDER
+    while gaps := search.widest(hull, closed, resolution)[: max_weights - spent]:
         if time.monotonic() > deadline:
             break
         gaps = gaps[:_WEIGHTS_AT_ONCE]
         spent += len(gaps)
-        found = scout.minimisers(np.array([_tie_weight(*gap) for gap in gaps]))
+        found = search.minimisers(np.array([_tie_weight(*gap) for gap in gaps]))
         for (left, right), point in zip(gaps, found, strict=True):
             closed.add(_gap(left, right))
             if _is_below(point, left, right):
                 hull.append(point)
         hull = _convex(hull)
-    complete = not pinned and not scout.widest(hull, closed, 0.0)
-    return Sweep(tuple(hull), scout.bound(), pinned, complete)
+    complete = not pinned and not search.widest(hull, closed, 0.0)
+    return Sweep(tuple(hull), search.bound(), pinned, complete)
 
 
-class _Scout:
-    """Evaluates weights on one problem, and remembers what they prove."""
+class _WeightedSearch:
+    """Minimises one problem at weights, and collects the bounds that follow."""
 
     def __init__(self, problem: Folded, solver: Solver, prices: PriceList) -> None:
         self.problem = problem
@@ -151,19 +152,19 @@ class _Scout:
         self.lines: list[tuple[float, float]] = []
         self.least_memory = 0
         self.rows = max(1, min(_WEIGHTS_AT_ONCE, _TABLE_BYTES // (8 * self.solver.entries)))
-        # A sum of n rounded terms is off by at most n − 1 roundings; the bound must not be above.
+        # A sum of n terms is off by at most n − 1 roundings; the bound must not be too high.
         self.slack = (len(self.prices.offset) + 4) * float(np.finfo(np.float64).eps)
 
     def ends(self) -> list[Point]:
-        """The fastest and the smallest point, one if they agree, none if all is forbidden."""
-        values, choice = self.solver.minimise(ends(*self.problem.most))
+        """The fastest and the smallest point; one if they are equal, none if all is forbidden."""
+        values, choice = self.solver.minimise(extreme_objectives(*self.problem.most))
         if np.isfinite(values[1]):
             self.least_memory = int(values[1])
         self.lines.append((0.0, float(values[0] * (1 - self.slack))))
         return list(best_points(self.prices, [choice]))
 
     def minimisers(self, weights: Floats) -> Iterator[Point]:
-        """A point of least `time + weight * memory` for each weight."""
+        """A point that minimises `time + weight * memory`, for each weight."""
         for begin in range(0, len(weights), self.rows):
             part = weights[begin : begin + self.rows]
             values, choice = self.solver.minimise(weighted(part))
@@ -174,13 +175,13 @@ class _Scout:
     def widest(
         self, hull: list[Point], closed: set[_Gap], resolution: float
     ) -> list[tuple[Point, Point]]:
-        """The open gaps between neighbours, the one in which most could be won first."""
+        """The open gaps between neighbours, the one with the largest possible gain first."""
         lines = np.array(sorted(set(self.lines)))
         open_ones = []
         for a, b in pairwise(hull):
             wide = b.time > a.time * (1 + resolution) and a.memory > b.memory * (1 + resolution)
             if wide and _gap(a, b) not in closed:
-                won = _to_be_won(a, b, lines)
+                won = _largest_gain(a, b, lines)
                 if resolution == 0 or won > resolution:
                     open_ones.append((-won, a, b))
         return [(a, b) for _, a, b in sorted(open_ones, key=lambda gap: gap[0])]
@@ -201,16 +202,16 @@ def _is_below(point: Point, left: Point, right: Point) -> bool:
     return between and point.time + weight * point.memory < line * (1 - _TIE)
 
 
-def _to_be_won(left: Point, right: Point, lines: Floats) -> float:
-    """How far the `lines` (weight, value) of a bound stay below that between two neighbours.
+def _largest_gain(left: Point, right: Point, lines: Floats) -> float:
+    """The largest gain between two neighbours that a bound of `lines` (weight, value) allows.
 
-    As a part of the time, at most, and at least zero. Lines are sorted by weight, (N, 2).
+    As a fraction of the time, at least zero. Lines are sorted by weight, (N, 2).
     """
     weight, value = lines.T
     steps = np.diff(weight) > 0
-    meet = (np.diff(value)[steps] / np.diff(weight)[steps]).clip(right.memory, left.memory)
-    bound = (value - np.multiply.outer(meet, weight)).max(axis=1)
-    line = left.time + _tie_weight(left, right) * (left.memory - meet)
+    crossings = (np.diff(value)[steps] / np.diff(weight)[steps]).clip(right.memory, left.memory)
+    bound = (value - np.multiply.outer(crossings, weight)).max(axis=1)
+    line = left.time + _tie_weight(left, right) * (left.memory - crossings)
     return float(((line - bound) / line).max(initial=0.0))
 
 
@@ -219,7 +220,7 @@ def _gap(left: Point, right: Point) -> _Gap:
 
 
 def _convex(points: list[Point]) -> list[Point]:
-    """The points on the lower convex hull, fastest first; those inside a side of it stay."""
+    """The points on the lower convex hull, fastest first, with those in the interior of a side."""
     hull: list[Point] = []
     for point in sorted(points, key=lambda p: (p.time, p.memory)):
         if hull and point.memory >= hull[-1].memory:

@@ -1,11 +1,11 @@
 """Finds assignments between supported points of the frontier, which no weighted sum can find.
 
-Paper: none of the four. Two ways, each a set of walks whose every step is a candidate:
-* mix two neighbours on the hull where they differ: first whole connected components of the
-  differing nodes (they do not feel each other, so they turn by ratio of bytes saved to seconds
-  spent), then single nodes, in several orders;
-* from one point change single nodes to their best choice of all, by ratio, no two of them adjacent.
-Deviation: heuristic; nothing is claimed but that each point costs what it says.
+Paper: none of the four; path relinking (Glover 1997). Every step of a path is a candidate:
+* paths between two neighbours on the hull: first whole connected components of the nodes in which
+  they differ (independent of each other, hence in the order of bytes saved per second), then single
+  nodes, in several orders;
+* paths from one point along the best changes of single nodes, by the same ratio, no two adjacent.
+Deviation: a heuristic; only the price of each point is exact.
 Complexity: O(terms · K) for each gap.
 Oracle: `eliminate.exact_frontier`, which no point may beat.
 Known inefficiency: gaps of repeated layers repeat each other's work.
@@ -22,23 +22,23 @@ from shardwright.solve.algebra.frontier import reduce
 from shardwright.solve.elimination.pricing import PriceList, best_points, sums
 from shardwright.solve.elimination.problem import Floats, Ints, Point, Problem
 from shardwright.solve.folding.folded import Folded
+from shardwright.solve.gaps.path_relinking import RelinkingPath, components, relink
 from shardwright.solve.gaps.single_changes import Moves
-from shardwright.solve.gaps.walk import Walk, components, walk
 
-_ENOUGH = 4  # times as many steps as points are asked for
+_ENOUGH = 4  # steps per requested point
 
 
-def fill(
+def fill_gaps(
     problem: Problem | Folded | PriceList,
     supported: Sequence[Point],
     *,
     max_points: int = 1000,
     resolution: float = 0.0,
 ) -> tuple[Point, ...]:
-    """The frontier of `supported`, fastest first, filled up to about `max_points`.
+    """The frontier of `supported`, fastest first, with points added up to about `max_points`.
 
-    Every gap has at least one point, and more as it is wider; one that is no wider than
-    `resolution`, as a part of its time or its memory, has none.
+    A gap gets points in proportion to its width, and at least one; a gap no wider than the fraction
+    `resolution` of its time or memory gets none.
     """
     if not supported:
         return ()
@@ -60,25 +60,25 @@ def fill(
 
 
 def _width(left: Point, right: Point) -> float:
-    """How far neighbours are apart, in time and in memory, as a part of the greater."""
+    """The relative distance of neighbours in time and in memory."""
     return (1 - left.time / right.time) + (1 - right.memory / left.memory)
 
 
 def _between(
     prices: PriceList, moves: Moves, left: Point, right: Point, most: int
 ) -> Iterator[Ints]:
-    """Up to `most` assignments, in blocks, that trade between two neighbours."""
+    """Up to `most` candidates between two neighbours, in blocks of assignments."""
     start, goal = np.array(left.choice, np.int64), np.array(right.choice, np.int64)
     mixtures = _mixtures(prices, start, goal)
-    walks = [(left, next(mixtures))]
-    if _num_between(left, right, walks[0][1]) < _ENOUGH * most:  # else it has all that is asked for
-        walks += [(left, w) for w in mixtures]
-        walks.append((left, _single_changes(prices, moves, start, saves="memory")))
-        walks.append((right, _single_changes(prices, moves, goal, saves="time")))
-    time = np.concatenate([point.time + w.time for point, w in walks])
-    memory = np.concatenate([point.memory + w.memory for point, w in walks])
-    owner = np.repeat(np.arange(len(walks)), [len(w.time) for _, w in walks])
-    turns = np.concatenate([np.arange(len(w.time)) for _, w in walks])
+    paths = [(left, next(mixtures))]
+    if _num_between(left, right, paths[0][1]) < _ENOUGH * most:  # else there are enough candidates
+        paths += [(left, w) for w in mixtures]
+        paths.append((left, _single_changes(prices, moves, start, saves="memory")))
+        paths.append((right, _single_changes(prices, moves, goal, saves="time")))
+    time = np.concatenate([point.time + w.time for point, w in paths])
+    memory = np.concatenate([point.memory + w.memory for point, w in paths])
+    owner = np.repeat(np.arange(len(paths)), [len(w.time) for _, w in paths])
+    turns = np.concatenate([np.arange(len(w.time)) for _, w in paths])
     inside = np.flatnonzero((time < right.time) & (memory < left.memory))
     trace = (owner[inside], turns[inside])
     front = reduce(np.array([0, len(inside)]), time[inside], memory[inside], trace)
@@ -87,24 +87,24 @@ def _between(
     kept = ((np.arange(count) + 0.5) * found / count).astype(np.int64)  # evenly, without the ends
     owners, reached = (row[kept] for row in front.trace)
     for number in np.unique(owners):
-        yield walks[number][1].assignments(reached[owners == number])
+        yield paths[number][1].assignments(reached[owners == number])
 
 
-def _num_between(left: Point, right: Point, steps: Walk) -> int:
-    """How many steps of a walk from `left` lie between it and `right`."""
+def _num_between(left: Point, right: Point, steps: RelinkingPath) -> int:
+    """The number of steps of a path from `left` that lie between it and `right`."""
     time, memory = left.time + steps.time, left.memory + steps.memory
     inside = (time < right.time) & (memory < left.memory) & (memory > right.memory)
     return int(inside.sum())
 
 
-def _mixtures(prices: PriceList, start: Ints, goal: Ints) -> Iterator[Walk]:
-    """Walks from `start` to `goal`."""
+def _mixtures(prices: PriceList, start: Ints, goal: Ints) -> Iterator[RelinkingPath]:
+    """Paths from `start` to `goal`."""
     differs = start != goal
     component = components(prices, differs)
-    by_ratio = _ranks(_together(prices, start, goal, component), component)
-    yield walk(prices, start, goal, by_ratio)
+    by_ratio = _ranks(_group_costs(prices, start, goal, component), component)
+    yield relink(prices, start, goal, by_ratio)
     nodes = np.flatnonzero(differs)
-    alone = _ranks(_alone(prices, start, goal), np.arange(len(start)))
+    alone = _ranks(_single_costs(prices, start, goal), np.arange(len(start)))
     for order in (
         nodes,
         nodes[::-1],
@@ -113,11 +113,11 @@ def _mixtures(prices: PriceList, start: Ints, goal: Ints) -> Iterator[Walk]:
     ):
         rank = np.zeros(len(start), np.int64)
         rank[order] = np.arange(len(order))
-        yield walk(prices, start, goal, rank)
+        yield relink(prices, start, goal, rank)
 
 
-def _single_changes(prices: PriceList, moves: Moves, start: Ints, saves: str) -> Walk:
-    """A walk over the best single changes of `start` that save time, or memory, at any price."""
+def _single_changes(prices: PriceList, moves: Moves, start: Ints, saves: str) -> RelinkingPath:
+    """A path along the best single changes of `start` that save time or memory, as `saves` says."""
     time, memory = moves.costs(prices, start)
     spent, saved = (time, -memory) if saves == "memory" else (memory, -time)
     useful = np.flatnonzero((saved > 0) & np.isfinite(spent))
@@ -126,7 +126,7 @@ def _single_changes(prices: PriceList, moves: Moves, start: Ints, saves: str) ->
     never = len(moves.node)
     rank = np.full(len(start), never)
     rank[nodes] = first
-    # Of two adjacent nodes only the better moves, so the changes add up.
+    # Of two adjacent nodes only the better one changes, so that the costs add up.
     edges = prices.tail != prices.head
     tail, head = prices.tail[edges], prices.head[edges]
     worse = np.where(rank[tail] < rank[head], head, tail)
@@ -136,16 +136,16 @@ def _single_changes(prices: PriceList, moves: Moves, start: Ints, saves: str) ->
     goal[chosen] = moves.choice[useful[rank[chosen]]]
     order = np.zeros(len(start), np.int64)
     order[chosen[np.argsort(rank[chosen])]] = np.arange(len(chosen))
-    return walk(prices, start, goal, order)
+    return relink(prices, start, goal, order)
 
 
-_Costs = tuple[Floats, Floats]  # seconds and bytes that turning each group adds
+_Costs = tuple[Floats, Floats]  # seconds and bytes that changing each group adds
 
 
-def _together(prices: PriceList, start: Ints, goal: Ints, group: Ints) -> _Costs:
-    """What turning each whole group costs, at the group's number: (nodes,).
+def _group_costs(prices: PriceList, start: Ints, goal: Ints, group: Ints) -> _Costs:
+    """The cost of changing each whole group, at the group's number: (nodes,).
 
-    Groups must not touch each other.
+    Groups must not be adjacent.
     """
     differs = start != goal
     owner = np.where(differs[prices.tail], group[prices.tail], group[prices.head])
@@ -156,8 +156,8 @@ def _together(prices: PriceList, start: Ints, goal: Ints, group: Ints) -> _Costs
     )
 
 
-def _alone(prices: PriceList, start: Ints, goal: Ints) -> _Costs:
-    """What turning each node alone costs: (nodes,)."""
+def _single_costs(prices: PriceList, start: Ints, goal: Ints) -> _Costs:
+    """The cost of changing each node alone: (nodes,)."""
     before, every = prices.entries_of(start), np.arange(len(prices.tail))
     heads = prices.entries(every, start[prices.tail], goal[prices.head])
     tails = prices.entries(
@@ -173,9 +173,9 @@ def _alone(prices: PriceList, start: Ints, goal: Ints) -> _Costs:
 
 
 def _ranks(costs: _Costs, group: Ints) -> Ints:
-    """Each node's place when groups turn by the direction in which they lead: (nodes,).
+    """The rank of each node when groups change in the order of their ratio of costs: (nodes,).
 
-    First what saves both, then most bytes for a second, then what costs both.
+    First groups that save both, then by bytes saved per second, then those that cost both.
     """
     time, memory = costs
     angle = np.where(np.isfinite(time), np.arctan2(memory, time), np.inf)

@@ -1,18 +1,16 @@
 """Solves gaps of the frontier exactly, up to a tolerance, within a budget.
 
-Where few large decisions are to be taken, wide gaps lie between supported points, and what is
-optimal there no weight finds and no mixture hits. In such a gap, from the weight at which its ends
-tie: choices whose min-marginal lies outside the region that is still open are removed, and the
-frontier of what remains is computed with pruning (`pruned.py`). First with a coarse tolerance, as
-better points make the region smaller for the next.
+With few large decisions, wide gaps lie between supported points; no weight finds their optima, and
+few mixtures do. In such a gap, at the weight at which its ends tie, choices whose min-marginal lies
+outside the open region are removed, and the frontier of the remaining problem is computed with
+pruning (`pruned.py`); first with a coarse tolerance, because better points shrink the region.
 
 Paper: the two phases of bi-objective optimisation (Ulungu and Teghem 1995); variable fixing by
 reduced costs.
-Deviation: a tolerance, so that what is nearly as good is not distinguished.
+Deviation: points within a tolerance are not distinguished.
 Complexity: exponential at worst; `max_sums` bounds the sums of points that are made.
 Oracle: `eliminate.exact_frontier` and a mixed-integer program.
-Known inefficiency: the repeats of a folded problem are written out, so deep ones are left as they
-are; their gaps are narrow.
+Known inefficiency: folded problems are unfolded, so deep ones are skipped; their gaps are narrow.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from shardwright.solve.algebra.minplus import Objectives, forward, weighted
 from shardwright.solve.algebra.pruned import (
     SUMS_PER_STEP,
     Budget,
-    SpentError,
-    assignments_inside,
-    reduced,
+    BudgetExceededError,
+    assignments_in_region,
+    without_excluded_choices,
 )
 from shardwright.solve.algebra.region import Region, corners_below
 from shardwright.solve.elimination.merged import Merged, merge
@@ -41,27 +39,27 @@ from shardwright.solve.elimination.schedule import Join, Schedule, make_schedule
 from shardwright.solve.folding.folded import Folded
 from shardwright.solve.frontier.sweep import DualBound
 
-_COARSER = (5.0, 1.0)  # tolerances that are tried, in units of the one that is asked for
-_WEIGHTS = 8  # that prune, beside some outside of the gaps'
+_COARSER = (5.0, 1.0)  # successive tolerances, in units of the requested one
+_WEIGHTS = 8  # objectives for pruning inside the gaps, beside some outside
 _BELOW, _ABOVE = np.array([0.15, 0.5]), np.array([2.0, 7.0])
-_PARTS = 16  # of the budget, one of which several gaps together may use
-_RUNS = 3  # at least, through all nodes of a problem, are needed to close a gap
-_ENTRIES_PER_SUM = 32  # of a table are computed in the time in which two points are added
+_PARTS = 16  # several gaps together may use one such part of the budget
+_RUNS = 3  # passes over all nodes that closing a gap takes at least
+_ENTRIES_PER_SUM = 32  # table entries computed in the time of one sum of points
 _TABLE = 250_000  # entries of a table at one weight, at most
-_STAND_INS = 0.5  # which part of a tolerance may be given away to points that stand in for others
+_STAND_INS = 0.5  # fraction of a tolerance that thinning may use up
 
 _Gap = tuple[Point, Point]  # two supported points, the faster first
-_Small = tuple[Problem, list[Ints]]  # what is left of a problem, and of each node's choices
+_Small = tuple[Problem, list[Ints]]  # a reduced problem, and the remaining choices of each node
 
 
-class Finished(NamedTuple):
-    """A frontier, fastest first, and a bound on the time that holds for it."""
+class BoundedFrontier(NamedTuple):
+    """A frontier, fastest first, and a lower bound on its time."""
 
     points: tuple[Point, ...]
     bound: DualBound
 
 
-def finish(
+def close_gaps(
     problem: Problem | Folded,
     points: Sequence[Point],
     supported: Sequence[Point],
@@ -70,34 +68,33 @@ def finish(
     tolerance: float = 4e-3,
     max_sums: int = 20_000_000,
     deadline: float = math.inf,
-) -> Finished:
-    """Close the gaps of a frontier to `tolerance`, as a part of the time, the widest first.
+) -> BoundedFrontier:
+    """Close the gaps of a frontier to `tolerance`, a fraction of the time, the widest first.
 
-    `supported` are those of `points` on the lower convex hull. It stops after `max_sums` sums of
-    points, or before a gap that is to be begun after `deadline` on the monotonic clock; then some
-    gaps stay as they are.
+    `supported` are the `points` on the lower convex hull. Stops after `max_sums` sums of points,
+    and begins no gap after `deadline` on the monotonic clock; the other gaps stay open.
     """
-    current = Finished(tuple(points), bound)
+    current = BoundedFrontier(tuple(points), bound)
     folded = Folded.of(problem)
     steps = _RUNS * folded.num_nodes
     if len(supported) < 2 or steps * SUMS_PER_STEP > max_sums or time.monotonic() > deadline:
         return current
-    if all(_openness(current, *gap) <= tolerance for gap in pairwise(supported)):
+    if all(_largest_gain(current, *gap) <= tolerance for gap in pairwise(supported)):
         return current
     whole = folded.unfolded()
     merged = merge(Folded(whole))
     schedule = make_schedule(merged.folded.problem, _TABLE)
     if schedule.pinned:
         return current
-    work = _Work(merged, schedule, PriceList.of(whole), Budget(max_sums), deadline)
+    work = _GapSolver(merged, schedule, PriceList.of(whole), Budget(max_sums), deadline)
     for coarser in _COARSER:
         current = work.close(current, tuple(pairwise(supported)), tolerance * coarser)
     return current
 
 
 @final
-class _Work:
-    """One problem, with nodes merged, and what may still be spent on its gaps."""
+class _GapSolver:
+    """Closes gaps of one problem, with merged nodes, within a budget."""
 
     def __init__(
         self,
@@ -115,9 +112,11 @@ class _Work:
         self.most = budget.left // _PARTS  # for several gaps together
         self.deadline = deadline
 
-    def close(self, current: Finished, gaps: Sequence[_Gap], tolerance: float) -> Finished:
-        """Close all `gaps` together, or one after the other where that is too much at once."""
-        width = {gap: _openness(current, *gap) for gap in gaps}
+    def close(
+        self, current: BoundedFrontier, gaps: Sequence[_Gap], tolerance: float
+    ) -> BoundedFrontier:
+        """Close all `gaps` together, or one by one if that exceeds its part of the budget."""
+        width = {gap: _largest_gain(current, *gap) for gap in gaps}
         gaps = sorted(
             (g for g in gaps if width[g] > tolerance * _STAND_INS), key=lambda g: -width[g]
         )
@@ -128,7 +127,7 @@ class _Work:
         spared = before - self.budget.left
         try:
             return self._close(current, gaps, tolerance)
-        except SpentError:
+        except BudgetExceededError:
             self.budget.left = 0
         finally:
             self.budget.left += spared
@@ -137,13 +136,17 @@ class _Work:
                 current = self.close(current, [gap], tolerance)
         return current
 
-    def _close(self, current: Finished, gaps: Sequence[_Gap], tolerance: float) -> Finished:
-        """Find what is better than the known by more than `tolerance` in the gaps."""
+    def _close(
+        self, current: BoundedFrontier, gaps: Sequence[_Gap], tolerance: float
+    ) -> BoundedFrontier:
+        """Find the points in the gaps that improve the frontier by more than `tolerance`."""
         given_away = _STAND_INS * tolerance
-        corners = [corners_below(_stairs(current, gap), tolerance - given_away) for gap in gaps]
+        corners = [
+            corners_below(_points_between(current, gap), tolerance - given_away) for gap in gaps
+        ]
         corner_time = np.concatenate([seconds for seconds, _ in corners])
         corner_memory = np.concatenate([held for _, held in corners])
-        open_ones = current.bound.times_at(corner_memory) < corner_time
+        open_ones = current.bound.bounds_at(corner_memory) < corner_time
         corner_time, corner_memory = corner_time[open_ones], corner_memory[open_ones]
         weights = np.array([_weight(gap) for gap in gaps])[:: -(-len(gaps) // _WEIGHTS)]
         around = np.concatenate(([0.0], weights.min() * _BELOW, weights, weights.max() * _ABOVE))
@@ -161,59 +164,59 @@ class _Work:
         points = current.points
         if small is not None:
             rest, kept = small
-            inside = assignments_inside(rest, region, given_away * min(corner_time), self.budget)
+            inside = assignments_in_region(rest, region, given_away * min(corner_time), self.budget)
             slack = inside.slack
             if len(inside.assignments):
                 found = [choices[inside.assignments[:, i]] for i, choices in enumerate(kept)]
                 before = np.array([p.choice for p in points], np.int64)
-                new = self.merged.spread(np.stack(found, axis=1))
+                new = self.merged.expand(np.stack(found, axis=1))
                 points = best_points(self.prices, [before, new])
         sure = (1 - tolerance + given_away) * (1 - 1e-9)
-        done = Finished(points, current.bound)
+        done = BoundedFrontier(points, current.bound)
         proved = [
             (fast.memory - 1, small.time * sure - slack)
             for gap in gaps
-            for fast, small in pairwise(_stairs(done, gap))
+            for fast, small in pairwise(_points_between(done, gap))
         ]
-        return Finished(points, current.bound.and_proved(proved))
+        return BoundedFrontier(points, current.bound.with_proved(proved))
 
     def _reduced(self, small: _Small, schedule: Schedule | None, region: Region) -> _Small | None:
         problem, kept = small
         schedule = schedule or make_schedule(problem, _TABLE)
         if schedule.pinned:
-            raise SpentError
+            raise BudgetExceededError
         entries = _entries(schedule) * len(region.objectives)
         self.budget.spend(entries // _ENTRIES_PER_SUM + len(schedule.steps) * SUMS_PER_STEP)
         tables = forward(schedule, region.objectives)
-        found = reduced(problem, schedule, tables, region)
+        found = without_excluded_choices(problem, schedule, tables, region)
         if found is None:
             return None
         return found[0], [old[new] for old, new in zip(kept, found[1], strict=True)]
 
 
-def _stairs(current: Finished, gap: _Gap) -> list[Point]:
-    """The points from one supported point to the next."""
+def _points_between(current: BoundedFrontier, gap: _Gap) -> list[Point]:
+    """The points from one supported point to the next, ends included."""
     left, right = gap
     return [p for p in current.points if left.time <= p.time <= right.time]
 
 
 def _weight(gap: _Gap) -> float:
-    """The weight at which both ends are worth the same."""
+    """The weight at which both ends tie."""
     left, right = gap
     return (right.time - left.time) / (left.memory - right.memory)
 
 
-def _openness(current: Finished, left: Point, right: Point) -> float:
-    """How much of the time could still be saved between two supported points, at most."""
-    stairs = _stairs(current, (left, right))
+def _largest_gain(current: BoundedFrontier, left: Point, right: Point) -> float:
+    """The largest fraction of time that may still be saved between two supported points."""
+    stairs = _points_between(current, (left, right))
     if len(stairs) < 2:
         return 0.0
     limits = np.array([p.memory - 1 for p in stairs[:-1]], np.int64)
-    return float((1 - current.bound.times_at(limits) / [p.time for p in stairs[1:]]).max())
+    return float((1 - current.bound.bounds_at(limits) / [p.time for p in stairs[1:]]).max())
 
 
 def _entries(schedule: Schedule) -> int:
-    """Entries that the outsides of a schedule are computed from, for one objective."""
+    """Entries of the inputs of a schedule's outsides, for one objective."""
     total = 0
     for step in schedule.steps:
         join = schedule.tables[schedule.factors[step.output].table]

@@ -1,8 +1,8 @@
 """Extends a frontier by changes of single nodes.
 
 Paper: none of the four; Pareto local search (Paquete, Chiarandini and Stützle 2004).
-Deviation: all changes of a point are priced at once, points are taken evenly from the frontier, and
-a budget of priced terms ends it on large problems.
+Deviation: all changes of a point are priced at once, points are sampled evenly from the frontier,
+and a budget of priced terms ends the search on large problems.
 Complexity: O(terms · K) for each point that is tried. Oracle: `eliminate.exact_frontier`.
 Known inefficiency: points that are dominated later may have been tried first.
 """
@@ -17,25 +17,25 @@ from shardwright.solve.algebra.frontier import reduce
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Ints, Point, Problem
 from shardwright.solve.folding.folded import Folded
-from shardwright.solve.gaps.single_changes import Moves, moves_priced
+from shardwright.solve.gaps.single_changes import Moves, num_touched_terms
 
 _FEWEST = 8
 
 
-def polish(
+def local_search(
     problem: Problem | Folded | PriceList,
     points: Sequence[Point],
     *,
     max_points: int = 1000,
     max_priced: int = 20_000_000,
 ) -> tuple[Point, ...]:
-    """Add single changes of `points`, a frontier, to it, and changes of those, while they help.
+    """Improve the frontier `points` by single changes, repeatedly.
 
-    It ends with no change left to try, with `max_points`, or after `max_priced` terms of prices. It
-    does not begin where that is enough for a few points only.
+    Ends when no change improves it, at `max_points` points, or after `max_priced` priced terms;
+    does not start where these suffice for a few points only.
     """
     prices = PriceList.of(problem)
-    left = max_priced // moves_priced(prices)  # how many points can still be tried
+    left = max_priced // num_touched_terms(prices)  # points that can still be tried
     if left < _FEWEST:
         return tuple(points)
     moves = Moves.of(prices)
@@ -54,7 +54,7 @@ def polish(
 
 
 def _evenly(length: int, most: int) -> Ints:
-    """At most `most` of `length` places, evenly spread, ends included."""
+    """At most `most` of `length` indices, evenly spaced, ends included."""
     return np.unique(np.linspace(0, length - 1, min(most, length)).round().astype(np.int64))
 
 
@@ -77,7 +77,7 @@ def _better(prices: PriceList, moves: Moves, point: Point, front: Sequence[Point
 def _joined(
     prices: PriceList, front: Sequence[Point], blocks: Sequence[Ints], max_points: int
 ) -> tuple[Point, ...]:
-    """The frontier of `front` and `blocks`; of the new points no more than there is room for."""
+    """The frontier of `front` and `blocks`, with at most `max_points` points."""
     old = {point[:2] for point in front}
     whole = best_points(prices, [np.array([p.choice for p in front], np.int64), *blocks])
     new = [i for i, point in enumerate(whole) if point[:2] not in old]

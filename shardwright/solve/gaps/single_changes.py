@@ -17,7 +17,7 @@ from shardwright.solve.elimination.problem import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """All moves (node, choice) of a problem, and the cost entries that each of them touches."""
+    """All moves (node, choice) of a problem, and the cost entries that each of them changes."""
 
     node: Ints  # (moves,)
     choice: Ints  # (moves,)
@@ -62,8 +62,8 @@ class Moves:
         return time, memory
 
 
-def moves_priced(prices: PriceList) -> int:
-    """How many terms all moves together touch: what it takes to price them once."""
+def num_touched_terms(prices: PriceList) -> int:
+    """The number of terms that all moves change: the work to price them once."""
     edges = np.arange(len(prices.sizes), len(prices.tail))
     touched = prices.sizes[prices.head].sum() + prices.sizes[prices.tail[edges]].sum()
     return int(touched)

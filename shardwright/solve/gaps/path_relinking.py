@@ -1,9 +1,9 @@
-"""Walks between assignments that change one group of nodes at a time, priced all at once.
+"""Prices all assignments on a path that changes one group of nodes at a time (path relinking).
 
-Paper: none of the four. A term of the price joins two nodes, so on a walk it changes at most twice:
-when its first node turns and when its second does. Prices of all n steps are a running sum.
+Paper: none of the four. A term of the price joins two nodes, so on a path it changes at most twice:
+when its first node changes and when its second does. Prices of all n steps are a running sum.
 Complexity: O(terms + turns). Oracle: `problem.price`.
-Known inefficiency: prices are rounded running sums, good enough to choose by and no more.
+Known inefficiency: prices are rounded running sums, good enough for selecting steps only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Floats, Ints
 
 
-class Walk(NamedTuple):
-    """After s turns a node stands at `goal` if its rank is below s, else still at `start`."""
+class RelinkingPath(NamedTuple):
+    """After s steps a node has its choice in `goal` if its rank is below s, else in `start`."""
 
     start: Ints  # (nodes,)
     goal: Ints  # (nodes,)
@@ -26,14 +26,14 @@ class Walk(NamedTuple):
     memory: Ints  # (turns + 1,), in bytes above those of `start`
 
     def assignments(self, turns: Ints) -> Ints:
-        """What the walk has reached after each number of `turns`: (A, nodes)."""
+        """The assignments after each number of `turns`: (A, nodes)."""
         return np.where(self.rank < turns[:, None], self.goal, self.start)
 
 
-def walk(prices: PriceList, start: Ints, goal: Ints, rank: Ints) -> Walk:
-    """Price a walk from `start`, which must be allowed, on which node v turns as number `rank[v]`.
+def relink(prices: PriceList, start: Ints, goal: Ints, rank: Ints) -> RelinkingPath:
+    """Price the path from `start` (allowed) to `goal` on which node v changes as number `rank[v]`.
 
-    The rank of a node at which `start` and `goal` agree does not matter.
+    Ranks of nodes with equal choices in `start` and `goal` are ignored.
     """
     changes = start != goal
     terms = np.flatnonzero(changes[prices.tail] | changes[prices.head])
@@ -57,10 +57,10 @@ def walk(prices: PriceList, start: Ints, goal: Ints, rank: Ints) -> Walk:
         change = np.concatenate((between - before, after - between))
         return np.concatenate(([0.0], np.cumsum(sums(when, change, turns + 1)[:turns])))
 
-    forbidden = np.isinf(prices.time)  # an infinite time would never leave a running sum
+    forbidden = np.isinf(prices.time)  # an infinite time would stay in the running sum
     time = totals(np.where(forbidden, 0.0, prices.time))
     time[totals(forbidden.astype(np.int64)) > 0] = np.inf
-    return Walk(start, goal, rank, time, totals(prices.memory).astype(np.int64))
+    return RelinkingPath(start, goal, rank, time, totals(prices.memory).astype(np.int64))
 
 
 def components(prices: PriceList, member: Ints) -> Ints:
