@@ -15,8 +15,8 @@ _GIVEN = re.compile(r"(\w+)\[([\d, ]*)\]('?)(?= |$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A tensor that an operator is called with."""
+class OperandSpec:
+    """Shape and dtype of a tensor operand, and whether it requires a gradient."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -27,19 +27,19 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One operator call; its tensors are `Ref`s to their numbers in `given`.
+class OpCall:
+    """One operator call; its tensors are `Ref`s to their indices in `given`.
 
     >>> from shardwright.ir.graph import Ref
-    >>> given = (Given((4, 8), "float32", True), Given((16, 8), "float32", True))
-    >>> print(Call("aten.linear.default", (Ref("0"), Ref("1")), (), given))
+    >>> x, weight = OperandSpec((4, 8), "float32", True), OperandSpec((16, 8), "float32", True)
+    >>> print(OpCall("aten.linear.default", (Ref("0"), Ref("1")), (), (x, weight)))
     aten.linear.default(%0, %1) float32[4, 8]' float32[16, 8]'
     """
 
     target: str
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
-    given: tuple[Given, ...]
+    given: tuple[OperandSpec, ...]
 
     def __str__(self) -> str:
         words = [*map(text_of, self.args), *(f"{key}={text_of(v)}" for key, v in self.kwargs)]
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a call, by its text, takes forward and backward."""
+    """Measured seconds of a call, named by its text, forward and backward."""
 
     call: str
     forward: Seconds
@@ -59,31 +59,31 @@ class Timing:
         return self.call.partition("(")[0]
 
     @property
-    def given(self) -> tuple[Given, ...]:
-        """The tensors of the call.
+    def given(self) -> tuple[OperandSpec, ...]:
+        """The tensor operands of the call.
 
         >>> Timing("aten.relu.default(%0) float32[4, 8]'", 1e-6, 1e-6).given
-        (Given(shape=(4, 8), dtype='float32', requires_grad=True),)
+        (OperandSpec(shape=(4, 8), dtype='float32', requires_grad=True),)
         """
         tensors = _GIVEN.findall(self.call.rpartition(") ")[2])
         return tuple(
-            Given(tuple(int(size) for size in shape.split(", ") if size), dtype, bool(mark))
+            OperandSpec(tuple(int(size) for size in shape.split(", ") if size), dtype, bool(mark))
             for dtype, shape, mark in tensors
         )
 
 
 @cache
 def by_call(timings: tuple[Timing, ...]) -> dict[str, Timing]:
-    """Timings by their calls' texts; not to be changed."""
+    """Timings by the texts of their calls; the dict is cached and must not be changed."""
     return {timing.call: timing for timing in timings}
 
 
 @cache
 def by_target(
     timings: tuple[Timing, ...],
-) -> Mapping[str, tuple[tuple[Timing, tuple[Given, ...]], ...]]:
-    """Timings by their operators, each with the tensors given."""
-    found: defaultdict[str, list[tuple[Timing, tuple[Given, ...]]]] = defaultdict(list)
+) -> Mapping[str, tuple[tuple[Timing, tuple[OperandSpec, ...]], ...]]:
+    """Timings by operator, each with the tensor operands of its call."""
+    found: defaultdict[str, list[tuple[Timing, tuple[OperandSpec, ...]]]] = defaultdict(list)
     for timing in timings:
         found[timing.target].append((timing, timing.given))
     return {target: tuple(those) for target, those in found.items()}

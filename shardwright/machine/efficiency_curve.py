@@ -1,4 +1,4 @@
-"""Efficiency curves: the share of a device's peak that operators reach, by the amount of work."""
+"""Efficiency curves: the fraction of a device's peak that operators reach, by amount of work."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-_ROUNDED = 2e-3  # parts are written with few digits
+_ROUNDED = 2e-3  # tolerance: machine files store few digits
 
 
 class CurveError(ValueError):
-    """A curve that no device has."""
+    """An invalid curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Pairs (work, part), less work first; between them `part` is a power of the work.
+    """Pairs (work, fraction of the peak), less work first, interpolated as a power of the work.
 
     Work is FLOP or bytes. Below the first and above the last point the part
     stays what it is there. Invariants, checked on construction: parts are more
@@ -43,7 +43,7 @@ class Curve:
                 )
 
     def at(self, work: float) -> float:
-        """The part that is reached with so much work.
+        """The fraction of the peak that is reached at an amount of work.
 
         >>> round(Curve(((1e6, 0.1), (1e8, 0.4))).at(1e7), 12)
         0.2
@@ -59,19 +59,19 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The part that much work reaches."""
+        """The fraction of the peak at large amounts of work."""
         return self.points[-1][1]
 
     def lower(self, other: Curve) -> Curve:
-        """The lower of two curves at the points of both."""
+        """The minimum of two curves, at the points of both."""
         works = sorted({work for curve in (self, other) for work, _ in curve.points})
         return Curve(tuple((work, min(self.at(work), other.at(work))) for work in works))
 
 
 def monotone(points: dict[float, float]) -> Curve:
-    """The curve through measured parts, which are raised where they break its invariants.
+    """The curve through measured fractions, raised where they break its invariants.
 
-    Little work is measured less well than much, so much is believed.
+    Times of small work are less reliable, so points of more work determine those of less.
 
     >>> monotone({1.0: 0.01, 2.0: 0.5, 4.0: 2.0}).points
     ((1.0, 0.25), (2.0, 0.5), (4.0, 1.0))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 
-from shardwright.ir.atomic_io import FileSizeError, read_within
+from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
+from shardwright.machine.figures import changed
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import changed, parse_toml
+from shardwright.machine.toml import parse_toml
 
 _LARGEST = 2**24  # bytes of a machine file; timings of 10,000 operators take 2 MiB
 
@@ -16,7 +17,7 @@ _LARGEST = 2**24  # bytes of a machine file; timings of 10,000 operators take 2 
 def load_machine(path: str | os.PathLike[str]) -> Machine:
     """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
     try:
-        text = read_within(path, _LARGEST)
+        text = read_text_up_to(path, _LARGEST)
     except (OSError, UnicodeDecodeError, FileSizeError) as e:
         raise MachineError(
             f"cannot read machine {path}: {e}; give a TOML file or a preset such as 8xH100"
@@ -28,7 +29,7 @@ def load_machine(path: str | os.PathLike[str]) -> Machine:
 
 
 def machine_of(given: Machine | str | os.PathLike[str]) -> Machine:
-    """The machine itself, or what a preset's name or a machine file says; else `MachineError`."""
+    """The machine itself, or the machine of a preset's name or file; raises `MachineError`."""
     if isinstance(given, Machine):
         return given
     if not isinstance(given, str | os.PathLike):
@@ -40,11 +41,10 @@ def machine_of(given: Machine | str | os.PathLike[str]) -> Machine:
 
 
 def with_figures(machine: Machine, /, **figures: object) -> Machine:
-    """The same machine with other figures, named and written as in machine files.
+    """The machine with changed figures, named and written as in machine files.
 
-    Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are given as
-    `**{"nvlink.bandwidth": "400GB/s"}`. Raises `MachineError` for other names and for figures that
-    cannot be.
+    Names with a dot, such as `compute.bfloat16` or `nvlink.bandwidth`, are passed as
+    `**{"nvlink.bandwidth": "400GB/s"}`. Raises `MachineError` for other names and invalid figures.
 
     >>> with_figures(preset("8xH100"), memory="72GB", overlap=0.6).device.memory_bytes
     72000000000

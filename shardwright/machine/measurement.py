@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-BUSY = 0.15  # part of the cores; with more than this taken by others, times are not this host's
-ERROR = 0.75  # median of a class; on quiet hosts kinds of operators in one class differ by less
+BUSY = 0.15  # fraction of the cores used by other programs, above which times are unreliable
+ERROR = 0.75  # median relative error of a class; on idle hosts classes stay below it
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How a measurement went.
+    """When and how well a machine was measured.
 
-    * `at`: when it ended;
-    * `busy`: the part of the cores that other programs took meanwhile;
-    * `errors`: of each class of operators or collectives, how far the figures are from the samples
-      that they were fitted to: median and largest relative error;
-    * `assumed`: figures that too few samples were usable for, as `host bandwidth`; they are those
-      of the preset `instead`.
+    Attributes:
+        at: when the measurement ended.
+        busy: part of the cores, 0 to 1, that other programs took meanwhile.
+        errors: for each class of operators or collectives, the median and the largest relative
+            error of the fit.
+        assumed: figures that too few samples were usable for, as `"host bandwidth"`.
+        instead: the preset that those figures were taken from.
+        tuned_host: whether ranks tuned the host (`parallelize(tune_host=True)`), so that the
+            figures hold for runs that do.
     """
 
     at: datetime
@@ -26,10 +29,11 @@ class Measured:
     errors: tuple[tuple[str, float, float], ...] = ()
     assumed: tuple[str, ...] = ()
     instead: str = ""
+    tuned_host: bool = False
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the figures should not be believed; none where they may."""
+        """Reasons to doubt the figures; empty if there are none."""
         found = []
         if self.busy > BUSY:
             found.append(f"other programs took {self.busy:.0%} of the cores meanwhile")
@@ -44,7 +48,7 @@ class Measured:
         return tuple(found)
 
     def age(self, now: datetime | None = None) -> str:
-        """How long ago it was, in words.
+        """The age of the measurement, in words.
 
         >>> Measured(datetime(2026, 1, 1, tzinfo=UTC), 0.0).age(datetime(2026, 1, 3, tzinfo=UTC))
         '2 days ago'

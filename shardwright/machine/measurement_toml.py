@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import MachineError
 
-_KEYS = ("at", "busy", "errors", "assumed", "instead")
+_KEYS = ("at", "busy", "errors", "assumed", "instead", "tuned_host")
 
 
 def measured_lines(measured: Measured) -> list[str]:
@@ -20,6 +20,7 @@ def measured_lines(measured: Measured) -> list[str]:
         f"at = {measured.at.isoformat(timespec='seconds')}",
         f"busy = {measured.busy!r} # part of the cores that other programs took meanwhile",
         *_assumed_lines(measured),
+        *(["tuned_host = true # as by --tune-host"] if measured.tuned_host else []),
         "",
         "[measured.errors] # of the fit, by kind: median and largest",
         *(f"{json.dumps(kind)} = [{middle!r}, {most!r}]" for kind, middle, most in measured.errors),
@@ -56,8 +57,11 @@ def read_measured(data: Mapping[str, Any]) -> Measured:
         raise MachineError(
             f"measured.instead is {instead!r}; it is the name of a preset, in quotes"
         )
+    tuned = data.get("tuned_host", False)
+    if not isinstance(tuned, bool):
+        raise MachineError(f"measured.tuned_host is {tuned!r}; write true or false")
     found = tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in errors.items())
-    return Measured(at, float(busy), found, tuple(assumed), instead)
+    return Measured(at, float(busy), found, tuple(assumed), instead, tuned)
 
 
 def _is_pair(value: object) -> bool:

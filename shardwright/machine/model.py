@@ -1,7 +1,7 @@
 """The hardware that a plan is made for: equal devices and the levels of links between them.
 
-Figures only; what they mean for a tiling is the cost model's matter. Text and
-units are read and written by `machine_text`, known hardware is in `presets`.
+Figures only: the cost model turns them into seconds. `toml` reads and writes
+machine files, `presets` has known hardware.
 
 One convention for bandwidth, at every level: what *one device* sends, in one
 direction, while all devices send at once. A network card of 100 Gbit/s that
@@ -15,12 +15,13 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from shardwright.ir.layout import Bytes, Seconds
+from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.machine.calls import Timing
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.measurement import Measured
 
-BACKENDS = ("nccl", "gloo")
 NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
+PLAIN_BLOCK = 8  # channels; `Device.channel_block` without wide vectors
 
 
 class MachineError(ValueError):
@@ -31,11 +32,19 @@ class MachineError(ValueError):
 class Efficiency:
     """Part of the device's figures that operators reach, per class of operators.
 
-    One for all sizes, or a `Curve` over their work. `memory` is a part of
-    `Device.bytes_per_s` over bytes, as is `update` of operators that write in place (None: it is
-    what large tensors reach). So are `functions` of elementwise ones that compute exponentials and
-    the like, and `pooling` of windows, forward (None: as `memory`). The others are parts of
-    `Device.flop_per_s` over FLOP.
+    Each is one number above 0 and at most 1 for all sizes, or a `Curve` over the work of one
+    kernel.
+
+    Attributes:
+        matmul: matrix products, of `Device.flop_per_s`.
+        convolution: convolutions, of `Device.flop_per_s`.
+        attention: fused attention, of `Device.flop_per_s`.
+        memory: operators bound by memory, of `Device.bytes_per_s`.
+        update: operators that write in place, of `Device.bytes_per_s`; None: what `memory` is for
+            large tensors.
+        functions: elementwise exponentials and the like, of `Device.bytes_per_s`; None: as
+            `memory`.
+        pooling: windows, forward, of `Device.bytes_per_s`; None: as `memory`.
     """
 
     matmul: float | Curve = 1.0
@@ -56,35 +65,35 @@ class Efficiency:
 
     @property
     def streaming(self) -> float:
-        """Of `memory`, what large tensors reach."""
+        """The fraction of `memory` for large tensors."""
         return self.memory.last if isinstance(self.memory, Curve) else self.memory
 
     @property
     def in_place(self) -> float | Curve:
-        """What operators reach that write in place."""
+        """The fraction for operators that write in place."""
         return self.streaming if self.update is None else self.update
 
     @property
     def of_functions(self) -> float | Curve:
-        """What elementwise functions reach."""
+        """The fraction for elementwise functions."""
         return self.memory if self.functions is None else self.functions
 
     @property
     def of_pooling(self) -> float | Curve:
-        """What pooling reaches, forward."""
+        """The fraction for pooling, forward."""
         return self.memory if self.pooling is None else self.pooling
 
     def lower(self, other: Efficiency) -> Efficiency:
-        """The lower of both in every class."""
+        """The minimum of both in every class."""
         both = (self, other)
         return Efficiency(
             _lower(self.matmul, other.matmul),
             _lower(self.convolution, other.convolution),
             _lower(self.attention, other.attention),
             _lower(self.memory, other.memory),
-            _stated(self.in_place, other.in_place, [e.update for e in both]),
-            _stated(self.of_functions, other.of_functions, [e.functions for e in both]),
-            _stated(self.of_pooling, other.of_pooling, [e.pooling for e in both]),
+            _lower_if_given(self.in_place, other.in_place, [e.update for e in both]),
+            _lower_if_given(self.of_functions, other.of_functions, [e.functions for e in both]),
+            _lower_if_given(self.of_pooling, other.of_pooling, [e.pooling for e in both]),
         )
 
 
@@ -92,11 +101,11 @@ def _longer(one: Seconds | None, other: Seconds | None) -> Seconds | None:
     return max((time for time in (one, other) if time is not None), default=None)
 
 
-def _stated(
-    one: float | Curve, other: float | Curve, stated: Sequence[float | Curve | None]
+def _lower_if_given(
+    one: float | Curve, other: float | Curve, given: Sequence[float | Curve | None]
 ) -> float | Curve | None:
-    """The lower of both, if any is `stated`."""
-    return None if all(part is None for part in stated) else _lower(one, other)
+    """The minimum of both; None if neither machine has the figure (`given`)."""
+    return None if all(part is None for part in given) else _lower(one, other)
 
 
 def _lower(one: float | Curve, other: float | Curve) -> float | Curve:
@@ -110,17 +119,22 @@ def _lower(one: float | Curve, other: float | Curve) -> float | Curve:
 class Device:
     """One accelerator, or one process' share of a CPU.
 
-    * `flop_per_s`: pairs (dtype, dense peak), as `(("bfloat16", 989.4e12), ...)`;
-    * `bytes_per_s`: of its memory, reads and writes together;
-    * `launch_seconds`: what an operator costs however small it is;
-    * `dispatch_seconds`: what one costs on a parameter as it is stored, in an optimizer's update;
-      None: the update is one kernel;
-    * `parameter_seconds`: what it costs to bring a trained parameter in and its gradient back;
-    * `packing_seconds`: what it costs to put a small tile into a message of many, or to take a copy
-      out of one; None: a launch for both;
-    * `context_bytes`: what of the memory the driver and its libraries take beside all tensors;
-    * `timings`: of single operators at the sizes that plans have; no part of machine files, as
-      they are remembered elsewhere (`profile/timing_cache.py`).
+    Attributes:
+        kind: its name.
+        memory_bytes: bytes of its memory.
+        flop_per_s: pairs (dtype, dense peak), as `(("bfloat16", 989.4e12), ...)`.
+        bytes_per_s: bandwidth of its memory, reads and writes together.
+        launch_seconds: what an operator costs however small it is.
+        efficiency: parts of these figures that operators reach.
+        dispatch_seconds: what an operator of the optimizer costs on a parameter as it is stored;
+            None: the update is one kernel.
+        parameter_seconds: what it costs to bring a trained parameter in and its gradient back.
+        packing_seconds: what it costs to put a small tile into a bucket, or to take a copy out of
+            one; None: a launch for both.
+        context_bytes: what the driver and its libraries take of the memory.
+        channel_block: convolutions pad channels to multiples of it (oneDNN: 16 with AVX-512).
+        timings: of single operators at the sizes that plans have; not part of machine files
+            (`profile/timing_cache.py`).
     """
 
     kind: str
@@ -133,6 +147,7 @@ class Device:
     parameter_seconds: Seconds = NO_TIME
     packing_seconds: Seconds | None = None
     context_bytes: Bytes = NO_MEMORY
+    channel_block: int = PLAIN_BLOCK
     timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
@@ -147,6 +162,10 @@ class Device:
         _require_not_negative("parameter", self.parameter_seconds, "20us")
         _require_not_negative("packing", self.packing_seconds or 0.0, "20us")
         _require_not_negative("context", self.context_bytes, "1GB")
+        if self.channel_block < 1:
+            raise MachineError(
+                f"channel_block is {self.channel_block}; give at least 1: 16 with AVX-512, else 8"
+            )
         if self.context_bytes >= self.memory_bytes:
             raise MachineError(
                 f"context is {self.context_bytes} bytes of {self.memory_bytes} of memory; leave"
@@ -155,18 +174,18 @@ class Device:
 
     @property
     def usable_bytes(self) -> Bytes:
-        """What is left of the memory for tensors."""
+        """The memory for tensors: without the context."""
         return Bytes(self.memory_bytes - self.context_bytes)
 
     def peak_flop_per_s(self, dtype: str) -> float:
-        """Peak for `dtype`; where none is stated that of float32, else the slowest one."""
+        """Peak FLOP/s for `dtype`; without one that of float32, else the lowest."""
         peaks = dict(self.flop_per_s)
         return peaks.get(dtype) or peaks.get("float32") or min(peaks.values())
 
     def slower(self, other: Device) -> Device:
-        """A device with the worse of both in every figure: what counts where kinds are mixed.
+        """A device with the worse of both figures everywhere, for clusters of mixed devices.
 
-        All ranks run the same program on tiles of the same size and wait for the last of them.
+        All ranks run the same program on tiles of equal size and wait for the slowest.
         """
         dtypes = dict.fromkeys(name for device in (self, other) for name, _ in device.flop_per_s)
         kinds = dict.fromkeys((*self.kind.split("+"), *other.kind.split("+")))
@@ -185,6 +204,7 @@ class Device:
             parameter_seconds=max(self.parameter_seconds, other.parameter_seconds),
             packing_seconds=_longer(self.packing_seconds, other.packing_seconds),
             context_bytes=context,
+            channel_block=max(self.channel_block, other.channel_block),
         )
 
 
@@ -192,10 +212,13 @@ class Device:
 class Level:
     """Links that join `size` devices, or `size` groups of the next inner level.
 
-    * `bytes_per_s`: per device, one direction, while all send (see the module);
-    * `latency_seconds`: of one hop, the smallest message from one device to the next;
-    * `gather_bytes_per_s`: of collectives that collect instead of reduce, where
-      the library is slower at those (Gloo copies more); None: the same.
+    Attributes:
+        name: such as `"nvlink"` or `"network"`.
+        size: number of devices or groups.
+        bytes_per_s: per device, one direction, while all send.
+        latency_seconds: of one hop: the smallest message from one device to the next.
+        gather_bytes_per_s: of collectives that gather instead of reduce, where the library is
+            slower at those; None: the same.
     """
 
     name: str
@@ -225,20 +248,22 @@ class Machine:
     """Equal devices under levels of links, innermost (fastest) level first.
 
     Rank r is device r; neighbouring ranks are joined by the innermost level.
-    `backend` runs the collectives, `collective_launch_seconds` is what each
-    costs before its first hop. `overlap` is the part of a collective's time that is hidden where
-    the device has other work meanwhile, as it is of sums of gradients that are waited for at the
-    end; `gather_overlap` that of what is waited for soon, as copies of sharded parameters (None:
-    as `overlap`); `contention` the part of it by which it delays another
-    along another axis that is on its way at the same time: 1 where they share all links, 0 where
-    they share none. Where devices hold different experts the busiest is taken
-    to have `expert_skew` times the rows of the mean, which depends on the router and its data: what
-    losses that balance routers leave, by default. `arrival_skew_seconds` is how long a rank waits
-    on average until the last one comes, having computed for `SKEWED_SECONDS`; it grows with that
-    time to the power `arrival_skew_power`: 0.5 where what disturbs ranks is over at once, 1 where
-    one of them is slower all the time. `charged_skew_seconds` of every launch are for waiting (made
-    by `simulate/time/stragglers.py`; no part of machine files). `provenance` says where the figures
-    come from: specified, assumed or measured, and `measured` when and how well.
+
+    * `backend`: the library of collectives; `collective_launch_seconds`: its overhead per call;
+    * `overlap`: the fraction of a collective's time that is hidden while the device computes, for
+      collectives that are waited for late, such as gradient reductions; `gather_overlap`: for those
+      waited for soon, such as gathers of sharded parameters (None: as `overlap`);
+    * `contention`: the fraction of a collective's time by which it delays another in flight along
+      another axis: 1 where they share all links, 0 where they share none;
+    * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
+      depends on the router and the data, by default as with a load-balancing loss;
+    * `arrival_skew_seconds`: mean wait for the slowest rank after `SKEWED_SECONDS` of computing; it
+      grows with that time to the power `arrival_skew_power`: 0.5 for independent disturbances, 1
+      where one rank is permanently slower;
+    * `charged_skew_seconds`: of every launch, for waiting; set by `simulate/time/stragglers.py`,
+      not part of machine files;
+    * `provenance`: whether figures are specified, assumed or measured; `measured`: when and how
+      well.
     """
 
     name: str
@@ -284,35 +309,36 @@ class Machine:
 
     @property
     def devices(self) -> int:
+        """Number of devices: the product of the levels' sizes."""
         return prod(level.size for level in self.levels)
 
     @property
     def soon_overlap(self) -> float:
-        """The part that is hidden of what is waited for soon."""
+        """The hidden fraction of collectives that are waited for soon."""
         return self.overlap if self.gather_overlap is None else self.gather_overlap
 
     @property
     def most_overlap(self) -> float:
-        """The part that is hidden of anything, at most."""
+        """The largest hidden fraction of any collective."""
         return max(self.overlap, self.soon_overlap)
 
     @property
     def settles(self) -> bool:
-        """Whether times of finished plans are more than sums: measured, or something is hidden.
+        """Whether finished plans are timed by a simulated timeline: measured, or with overlap.
 
-        Presets hide nothing, and their plans take what adds up, to the last digit.
+        Presets have no overlap, so the time of a plan is exactly the sum of its costs.
         """
         return self.measured is not None or self.most_overlap > 0
 
     @property
-    def native_reduce_scatter(self) -> bool:
-        """Whether reduce_scatter is one collective; Gloo runs it as all_reduce and a slice."""
-        return self.backend != "gloo"
+    def backend_spec(self) -> BackendSpec:
+        """What the backend does natively."""
+        return BACKENDS[self.backend]
 
     def with_devices(self, devices: int) -> Machine:
-        """The same machine with only `devices` of its devices, for planning on fewer.
+        """The machine reduced to `devices` of its devices.
 
-        As many as possible stay together at the inner levels, equally many in every group.
+        Inner levels stay as full as possible, with equally many devices in every group.
 
         >>> from shardwright.machine.presets import preset
         >>> preset("2x8xA100").with_devices(12).name

@@ -1,10 +1,10 @@
 """Machines known by name: `8xH100`, `2x8xA100`, `2xcpu`.
 
 Peaks, memory and link rates are the makers' published figures: dense, without
-structured sparsity, float32 without TF32 (PyTorch's default). docs/machines.md names the documents
-and where the figures were compared with them. What programs
-reach of them (`Efficiency`, `_LINK_REACHED`), latencies and launch times are
-assumptions of ours: measure the machine you have instead of trusting them.
+structured sparsity, float32 without TF32 (PyTorch's default). docs/reference/machines.md names
+the documents and where the figures were compared with them. The fractions that
+programs reach (`Efficiency`, `_LINK_REACHED`), latencies and launch times are
+assumptions: measure the machine instead where possible.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPECIFIED = (
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server that a kind of device is usually found in.
+    """The usual server of a kind of device.
 
     `link_bytes_per_s` per device and `network_bytes_per_s` per host, one direction, as specified.
     """
@@ -166,7 +166,7 @@ def preset(text: str) -> Machine:
 
 
 def _cpu(hosts: int, devices: int) -> Machine:
-    """Processes on CPU hosts that talk through Gloo: one core each, figures assumed throughout."""
+    """Processes of one core each on CPU hosts, joined by Gloo; all figures are assumed."""
     device = Device(
         kind="cpu",
         memory_bytes=Bytes(8 * GB),
@@ -174,6 +174,7 @@ def _cpu(hosts: int, devices: int) -> Machine:
         bytes_per_s=6e9,
         launch_seconds=Seconds(8e-6),
         efficiency=Efficiency(convolution=0.5, attention=0.5),
+        channel_block=16,  # AVX-512
     )
     levels = [Level("host", devices, 0.8e9, Seconds(200e-6), gather_bytes_per_s=0.5e9)]
     if hosts > 1:

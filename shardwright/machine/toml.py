@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from decimal import Decimal
-from difflib import get_close_matches
+from dataclasses import fields
 from typing import Any
 
-from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.layout import Seconds
 from shardwright.machine.efficiency_curve import Curve, CurveError
 from shardwright.machine.measurement_toml import measured_lines, read_measured
 from shardwright.machine.model import (
     EXPERT_SKEW,
     INDEPENDENT,
+    PLAIN_BLOCK,
     SKEWED_SECONDS,
     Device,
     Efficiency,
@@ -25,115 +22,21 @@ from shardwright.machine.model import (
     Machine,
     MachineError,
 )
-from shardwright.machine.presets import preset
+from shardwright.machine.quantities import (
+    BANDWIDTH,
+    COMPUTE,
+    DURATION,
+    SIZE,
+    WORK,
+    parse_memory,
+    parse_quantity,
+    parse_rate,
+    parse_time,
+    quantity,
+)
 
-_FIGURES = (
-    *("overlap", "gather_overlap", "contention", "expert_skew"),
-    *("collective_launch", "arrival_skew", "arrival_skew_power"),
-)
-_OF_DEVICE = (
-    *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
-)
-_PREFIXES = ("", "k", "M", "G", "T", "P")
-_HIGHEST_RATE = 1e24  # per second
-_LONGEST = 3600.0  # seconds
-_LARGEST_MEMORY = 1e18  # bytes
 _LOWEST_PART = 1e-9
 _BY_BYTES = ("memory", "update", "functions", "pooling")  # efficiencies over bytes, not over FLOP
-
-
-@dataclass(frozen=True, slots=True)
-class Units:
-    """The units of one quantity: how many base units each is, and a text that shows one."""
-
-    example: str
-    scales: dict[str, Decimal]
-
-
-def _decimal(unit: str) -> dict[str, Decimal]:
-    return {f"{prefix}{unit}": Decimal(10) ** (3 * i) for i, prefix in enumerate(_PREFIXES)}
-
-
-_SIZES = _decimal("B") | {f"{p}iB": Decimal(2) ** (10 * i) for i, p in enumerate("KMGT", start=1)}
-_BITS = {unit: scale / 8 for unit, scale in _decimal("bit/s").items()}
-_TIMES = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9"}
-
-SIZE = Units("80GB", _SIZES)
-BANDWIDTH = Units("900GB/s", {f"{unit}/s": scale for unit, scale in _SIZES.items()} | _BITS)
-COMPUTE = Units("67TFLOP/s", _decimal("FLOP/s"))
-WORK = Units("1GFLOP", _decimal("FLOP"))
-DURATION = Units("5us", {unit: Decimal(scale) for unit, scale in _TIMES.items()})
-
-
-def parse_quantity(name: str, text: object, units: Units) -> float:
-    """Number of base units (bytes, seconds, FLOP/s) that `text` says; `name` is for errors.
-
-    >>> parse_quantity("latency", "5us", DURATION)
-    5e-06
-    """
-    example = units.example
-    if not isinstance(text, str):
-        raise MachineError(f'{name} is {text!r}, without a unit; write a text such as "{example}"')
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(\S*)\s*", text)
-    if found is None:
-        raise MachineError(f'{name} is {text!r}; write a number and a unit, as in "{example}"')
-    if found[2] not in units.scales:
-        what = f"has the unit {found[2]!r}" if found[2] else "has no unit"
-        raise MachineError(
-            f"{name} is {text!r}, which {what}; use one of {', '.join(units.scales)}"
-        )
-    try:
-        figure = float(Decimal(found[1]) * units.scales[found[2]])
-    except ArithmeticError:  # beyond what even `Decimal` holds
-        figure = math.inf
-    if math.isinf(figure):
-        raise MachineError(f'{name} is {text!r}, more than can be; write one such as "{example}"')
-    return figure
-
-
-def _rate(name: str, text: object, units: Units) -> float:
-    """Bandwidth or compute; raises `MachineError` for one that no hardware has.
-
-    With such figures the times of plans are beyond floats, or say nothing.
-    """
-    figure = parse_quantity(name, text, units)
-    if figure and not 1 <= figure <= _HIGHEST_RATE:  # zero is told by what it is a figure of
-        limits = f"{quantity(1.0, units)} to {quantity(_HIGHEST_RATE, units)}"
-        raise MachineError(f'{name} is {text!r}; give {limits}, as "{units.example}"')
-    return figure
-
-
-def _time(name: str, text: object) -> Seconds:
-    """Duration of at most an hour."""
-    seconds = parse_quantity(name, text, DURATION)
-    if seconds > _LONGEST:
-        raise MachineError(f'{name} is {text!r}; give at most an hour, as "{DURATION.example}"')
-    return Seconds(seconds)
-
-
-def _memory(name: str, text: object) -> Bytes:
-    size = parse_quantity(name, text, SIZE)
-    if size > _LARGEST_MEMORY:
-        most = quantity(_LARGEST_MEMORY, SIZE)
-        raise MachineError(f'{name} is {text!r}; give at most {most}, as "{SIZE.example}"')
-    return Bytes(int(size))
-
-
-def quantity(figure: float, units: Units) -> str:
-    """Text that `parse_quantity` reads back to exactly `figure`, in the unit that suits it.
-
-    >>> quantity(3.35e12, BANDWIDTH)
-    '3.35TB/s'
-    """
-    plain = [(u, scale) for u, scale in units.scales.items() if "i" not in u and u != "µs"]
-    for unit, scale in sorted(plain, key=lambda item: -item[1]):
-        number = f"{Decimal(repr(figure)) / scale:f}"
-        if "." in number:
-            number = number.rstrip("0").rstrip(".")
-        if Decimal(number) >= 1 and parse_quantity("", number + unit, units) == figure:
-            return number + unit
-    base = next(unit for unit, scale in plain if scale == 1)
-    return f"{figure!r}{base}"
 
 
 def to_toml(machine: Machine) -> str:
@@ -160,6 +63,7 @@ def to_toml(machine: Machine) -> str:
         f'launch = "{quantity(device.launch_seconds, DURATION)}"',
         *_update_text(device),
         *_packing_text(device),
+        *_block_text(device),
         "",
         "[device.compute] # dense",
         *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
@@ -234,6 +138,12 @@ def _packing_text(device: Device) -> list[str]:
     ]
 
 
+def _block_text(device: Device) -> list[str]:
+    if device.channel_block == PLAIN_BLOCK:
+        return []
+    return [f"channel_block = {device.channel_block} # convolutions pad channels to multiples"]
+
+
 def _efficiency_text(name: str, part: float | Curve) -> str:
     if not isinstance(part, Curve):
         return f"{name} = {part!r}"
@@ -243,100 +153,16 @@ def _efficiency_text(name: str, part: float | Curve) -> str:
 
 
 def parse_toml(text: str) -> Machine:
-    """The machine that `text` describes; raises `MachineError`, one line that says what to do."""
+    """The machine that `text` describes; raises `MachineError`."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as e:  # also a number too long, lists too deep
         raise MachineError(f"is not TOML: {e}; correct that line") from e
-    return _machine(data)
+    return machine_of_table(data)
 
 
-def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
-    """`machine` with other figures, by their names in machine files; its name tells them.
-
-    >>> changed(preset("8xH100"), {"overlap": 0.6}).name
-    '8xH100 with overlap=0.6'
-    """
-    if not figures:
-        return machine
-    data = tomllib.loads(to_toml(machine))
-    places = _places(data)
-    for name, figure in figures.items():
-        if name not in places:
-            close = get_close_matches(name, places, 3)
-            hint = f"did you mean {' or '.join(close)}? " if close else ""
-            raise MachineError(
-                f"{machine} has no figure {name!r}; {hint}there are {', '.join(places)}"
-            )
-        table, key = places[name]
-        table[key] = figure
-    said = ", ".join(f"{name}={figure}" for name, figure in figures.items())
-    data["name"] = f"{machine.name} with {said}"
-    data["provenance"] = f"{machine.provenance}; changed: {said}".removeprefix("; ")
-    return _machine(data)
-
-
-def figures_of(machine: Machine) -> tuple[str, ...]:
-    """Names of the figures of `machine` that `changed` takes."""
-    return tuple(_places(tomllib.loads(to_toml(machine))))
-
-
-def parse_figures(text: str) -> dict[str, object]:
-    """Figures as `changed` takes them, of a text such as "memory=72GiB, overlap=0.6".
-
-    Raises `MachineError` for another text, and for a figure that is there twice.
-
-    >>> parse_figures("memory=72GiB,overlap=0.6")
-    {'memory': '72GiB', 'overlap': 0.6}
-    """
-    found: dict[str, object] = {}
-    for part in text.split(","):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not (name and equals and value):
-            raise MachineError(f"{part!r} is not NAME=VALUE; write it as memory=72GiB,overlap=0.6")
-        if name in found:
-            raise MachineError(f"{name} is there twice in {text!r}; give it once")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
-def named(name: str) -> Machine:
-    """The machine that has this name: a preset, a part of one, or one that `changed` made of it.
-
-    Raises `MachineError` for the name of any other machine.
-
-    >>> named("2 of 8xH100 with memory=72GiB").devices
-    2
-    """
-    if part := re.fullmatch(r"(\d+) of (.+)", name):
-        return named(part[2]).with_devices(int(part[1]))
-    of, *further = name.split(" with ")
-    machine = preset(of)
-    for text in further:
-        machine = changed(machine, parse_figures(text))
-    return machine
-
-
-def _places(data: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where each figure of a machine file is, by the name that `changed` takes."""
-    device = data["device"]
-    places = {key: (data, key) for key in _FIGURES}
-    places |= {key: (device, key) for key in _OF_DEVICE}
-    places |= {f"compute.{dtype}": (device["compute"], dtype) for dtype in device["compute"]}
-    places |= {
-        f"efficiency.{field.name}": (device["efficiency"], field.name)
-        for field in fields(Efficiency)
-    }
-    for level in data["level"]:
-        for key in ("bandwidth", "latency", "gather_bandwidth"):
-            places[f"{level['name']}.{key}"] = (level, key)
-    return places
-
-
-def _machine(data: dict[str, Any]) -> Machine:
+def machine_of_table(data: dict[str, Any]) -> Machine:
+    """The machine of a parsed machine file; raises `MachineError`."""
     _check_keys(
         "the file",
         data,
@@ -354,14 +180,16 @@ def _machine(data: dict[str, Any]) -> Machine:
         levels=tuple(_level(_is("level", level, dict)) for level in levels),
         provenance=_is("provenance", data.get("provenance", ""), str),
         backend=_is("backend", data.get("backend", "nccl"), str),
-        collective_launch_seconds=_time("collective_launch", data.get("collective_launch", "0s")),
+        collective_launch_seconds=parse_time(
+            "collective_launch", data.get("collective_launch", "0s")
+        ),
         overlap=float(_is("overlap", data.get("overlap", 0.0), int | float)),
         gather_overlap=None
         if "gather_overlap" not in data
         else float(_is("gather_overlap", data["gather_overlap"], int | float)),
         contention=float(_is("contention", data.get("contention", 1.0), int | float)),
         expert_skew=float(_is("expert_skew", data.get("expert_skew", EXPERT_SKEW), int | float)),
-        arrival_skew_seconds=_time("arrival_skew", data.get("arrival_skew", "0s")),
+        arrival_skew_seconds=parse_time("arrival_skew", data.get("arrival_skew", "0s")),
         arrival_skew_power=float(
             _is("arrival_skew_power", data.get("arrival_skew_power", INDEPENDENT), int | float)
         ),
@@ -372,7 +200,7 @@ def _machine(data: dict[str, Any]) -> Machine:
 
 
 def _devices(data: Any) -> Device:
-    """One `[device]`, or a `[[device]]` for each kind in one cluster: the worst figures count."""
+    """One `[device]`, or several `[[device]]` of a mixed cluster: the worst figures count."""
     if not isinstance(data, list):
         return _device(_is("device", data, dict))
     if not data:
@@ -416,31 +244,32 @@ def _reached(where: str, value: Any) -> float:
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
-    optional = ("efficiency", "dispatch", "parameter", "packing", "context")
+    optional = ("efficiency", "dispatch", "parameter", "packing", "context", "channel_block")
     _check_keys("device", data, needed, optional=optional)
     compute = _is("device.compute", data["compute"], dict)
     return Device(
         kind=_is("device.kind", data["kind"], str),
-        memory_bytes=_memory("device.memory", data["memory"]),
+        memory_bytes=parse_memory("device.memory", data["memory"]),
         flop_per_s=tuple(
-            (dtype, _rate(f"device.compute.{dtype}", figure, COMPUTE))
+            (dtype, parse_rate(f"device.compute.{dtype}", figure, COMPUTE))
             for dtype, figure in compute.items()
         ),
-        bytes_per_s=_rate("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
-        launch_seconds=_time("device.launch", data["launch"]),
+        bytes_per_s=parse_rate("device.memory_bandwidth", data["memory_bandwidth"], BANDWIDTH),
+        launch_seconds=parse_time("device.launch", data["launch"]),
         efficiency=_efficiency(_is("device.efficiency", data.get("efficiency", {}), dict)),
         dispatch_seconds=_duration("dispatch", data),
-        parameter_seconds=_time("device.parameter", data.get("parameter", "0s")),
+        parameter_seconds=parse_time("device.parameter", data.get("parameter", "0s")),
         packing_seconds=_duration("packing", data),
-        context_bytes=_memory("device.context", data.get("context", "0B")),
+        context_bytes=parse_memory("device.context", data.get("context", "0B")),
+        channel_block=_is("device.channel_block", data.get("channel_block", PLAIN_BLOCK), int),
     )
 
 
 def _duration(key: str, device: dict[str, Any]) -> Seconds | None:
-    """What a device says of it, if anything."""
+    """An optional duration of a device."""
     if key not in device:
         return None
-    return _time(f"device.{key}", device[key])
+    return parse_time(f"device.{key}", device[key])
 
 
 def _level(data: dict[str, Any]) -> Level:
@@ -450,11 +279,11 @@ def _level(data: dict[str, Any]) -> Level:
     return Level(
         name=data["name"],
         size=_is(f"{name}: size", data["size"], int),
-        bytes_per_s=_rate(f"{name}: bandwidth", data["bandwidth"], BANDWIDTH),
-        latency_seconds=_time(f"{name}: latency", data["latency"]),
+        bytes_per_s=parse_rate(f"{name}: bandwidth", data["bandwidth"], BANDWIDTH),
+        latency_seconds=parse_time(f"{name}: latency", data["latency"]),
         gather_bytes_per_s=None
         if gather is None
-        else _rate(f"{name}: gather_bandwidth", gather, BANDWIDTH),
+        else parse_rate(f"{name}: gather_bandwidth", gather, BANDWIDTH),
     )
 
 
@@ -480,5 +309,5 @@ def _is(name: str, value: Any, kind: Any) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """TOML basic string; JSON's escapes are a subset of TOML's."""
+    """A TOML basic string; JSON's escapes are a subset of TOML's."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -19,11 +19,11 @@ from shardwright.machine.model import Level, Machine
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What the collectives along one mesh axis run over; of its worst group.
+    """The links of the collectives along one mesh axis, of its slowest group.
 
     * `ranks`: devices in a group;
     * `bytes_per_s`: of a ring through the group, one direction, on its slowest level;
-    * `gather_bytes_per_s`: the same for collectives that collect instead of reduce;
+    * `gather_bytes_per_s`: the same for all-gather and all-to-all;
     * `lap_seconds`: latency of `ranks - 1` hops, once around the ring;
     * `exchange_seconds_per_byte`: of all_to_all, per byte of the local tile.
     """
@@ -48,7 +48,7 @@ def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
     if mesh.size > machine.devices:
         raise ValueError(
             f"mesh {mesh} needs {mesh.size} devices, machine {machine.name} has"
-            f" {machine.devices}; choose a smaller mesh or a bigger machine"
+            f" {machine.devices}; choose a smaller mesh or a larger machine"
         )
     ranks = np.arange(mesh.size).reshape(mesh.shape)
     return tuple(
@@ -69,15 +69,15 @@ def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) ->
         hops = _distinct(units) - _distinct(outer)  # over this level, per group
         if hops.any():
             lap += hops * level.latency_seconds
-            held = np.bincount(np.arange(devices) // width)  # devices of each unit
+            unit_sizes = np.bincount(np.arange(devices) // width)  # devices of each unit
             ringed = units[hops > 0]
-            rings = np.bincount(ringed[_starts(ringed)], minlength=len(held))
-            share = (held[rings > 0] / rings[rings > 0]).min()
+            rings = np.bincount(ringed[_starts(ringed)], minlength=len(unit_sizes))
+            share = (unit_sizes[rings > 0] / rings[rings > 0]).min()
             ring = min(ring, share * level.bytes_per_s)
             gather = min(gather, share * (level.gather_bytes_per_s or level.bytes_per_s))
-            leaving = (_same(outer) - _same(units)) / size  # part of a rank's tile that crosses
-            load = np.bincount(units.ravel(), weights=leaving.ravel())
-            exchange = max(exchange, (load / held).max() / level.bytes_per_s)
+            crossing = (_same(outer) - _same(units)) / size  # part of a rank's tile that crosses
+            load = np.bincount(units.ravel(), weights=crossing.ravel())
+            exchange = max(exchange, (load / unit_sizes).max() / level.bytes_per_s)
         width *= level.size
     return Link(size, float(ring), float(gather), Seconds(float(lap.max())), float(exchange))
 

@@ -32,8 +32,8 @@ _MESSAGE = 2**24  # bytes that the ranks add up
 _TIMEOUT = 120.0
 
 
-class State(Enum):
-    """How a check went."""
+class CheckState(Enum):
+    """The outcome of a check."""
 
     OK = "ok"
     MISSING = "missing"  # something works without it
@@ -41,17 +41,17 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found; `remedy` says what to do about it, if anything."""
+class CheckResult:
+    """The result of one check; `remedy` is advice, or empty."""
 
     name: str
-    state: State
+    state: CheckState
     text: str
     remedy: str = ""
 
 
-def checkup(ranks: int | None = None) -> Iterator[Finding]:
-    """Check after check, the slow one last.
+def run_checks(ranks: int | None = None) -> Iterator[CheckResult]:
+    """Run all checks in order, the slowest last.
 
     `ranks` processes try a collective; None takes one for each GPU, at least
     two, and 0 leaves that out.
@@ -65,19 +65,23 @@ def checkup(ranks: int | None = None) -> Iterator[Finding]:
         yield _ranks(ranks or max(2, torch.cuda.device_count()))
 
 
-def _python() -> Finding:
-    return Finding("Python", State.OK, f"{platform.python_version()} on {platform.platform()}")
+def _python() -> CheckResult:
+    return CheckResult(
+        "Python", CheckState.OK, f"{platform.python_version()} on {platform.platform()}"
+    )
 
 
-def _packages() -> Iterator[Finding]:
-    yield Finding("shardwright", State.OK, _version("shardwright") or "not installed, run in place")
+def _packages() -> Iterator[CheckResult]:
+    yield CheckResult(
+        "shardwright", CheckState.OK, _version("shardwright") or "not installed, run in place"
+    )
     for name in _NEEDED:
         yield _package(name, f"pip install {name}")
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
-        yield Finding(
+        yield CheckResult(
             "torch",
-            State.FAILED,
+            CheckState.FAILED,
             f"{torch.__version__}, {oldest} is needed",
             "pip install -U torch",
         )
@@ -86,17 +90,17 @@ def _packages() -> Iterator[Finding]:
         if lacking:
             text = f"{', '.join(lacking)} not installed, for {purpose}"
             remedy = f"pip install 'shardwright[{extra}]'"
-            yield Finding(f"extra {extra}", State.MISSING, text, remedy)
+            yield CheckResult(f"extra {extra}", CheckState.MISSING, text, remedy)
         else:
             found = ", ".join(f"{name} {_version(name)}" for name in names)
-            yield Finding(f"extra {extra}", State.OK, found)
+            yield CheckResult(f"extra {extra}", CheckState.OK, found)
 
 
-def _package(name: str, remedy: str) -> Finding:
+def _package(name: str, remedy: str) -> CheckResult:
     version = _version(name)
     if version is None:
-        return Finding(name, State.FAILED, "not installed", remedy)
-    return Finding(name, State.OK, version)
+        return CheckResult(name, CheckState.FAILED, "not installed", remedy)
+    return CheckResult(name, CheckState.OK, version)
 
 
 def _version(name: str) -> str | None:
@@ -106,47 +110,54 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _host() -> Finding:
+def _host() -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Finding("host", State.OK, f"{cores} cores, {memory / 2**30:.1f} GiB of memory")
+    return CheckResult("host", CheckState.OK, f"{cores} cores, {memory / 2**30:.1f} GiB of memory")
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[CheckResult]:
     count = torch.cuda.device_count()
     if count == 0:
         text = "none: plans can be made, verified and tried on processes of this host"
         built = torch.version.cuda or getattr(torch.version, "hip", None)
         remedy = "" if built else "with a GPU here, install a build of torch for it"
-        yield Finding("GPUs", State.MISSING, text, remedy)
+        yield CheckResult("GPUs", CheckState.MISSING, text, remedy)
         return
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)
         text = f"{seen.name}, {seen.total_memory / 2**30:.1f} GiB"
-        yield Finding(f"GPU {index}", State.OK, text)
+        yield CheckResult(f"GPU {index}", CheckState.OK, text)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
     if pairs:
-        state = State.OK if direct == len(pairs) else State.MISSING
+        state = CheckState.OK if direct == len(pairs) else CheckState.MISSING
         remedy = (
             "" if direct == len(pairs) else "others go through the host: plan with --machine here"
         )
-        yield Finding("links", state, f"{direct} of {len(pairs)} pairs of GPUs are direct", remedy)
+        yield CheckResult(
+            "links", state, f"{direct} of {len(pairs)} pairs of GPUs are direct", remedy
+        )
 
 
-def _backends() -> Finding:
+def _backends() -> CheckResult:
     if not dist.is_available():
-        return Finding(
-            "backends", State.FAILED, "torch has no distributed package", "install another build"
+        return CheckResult(
+            "backends",
+            CheckState.FAILED,
+            "torch has no distributed package",
+            "install another build",
         )
     found = ["gloo"] * dist.is_gloo_available() + ["nccl"] * dist.is_nccl_available()
     if torch.cuda.device_count() and "nccl" not in found:
         text = f"{', '.join(found)}, and no nccl for the GPUs"
-        return Finding("backends", State.FAILED, text, "install a build of torch for these GPUs")
-    return Finding("backends", State.OK, ", ".join(found))
+        return CheckResult(
+            "backends", CheckState.FAILED, text, "install a build of torch for these GPUs"
+        )
+    return CheckResult("backends", CheckState.OK, ", ".join(found))
 
 
-def _ranks(ranks: int) -> Finding:
+def _ranks(ranks: int) -> CheckResult:
     name = f"{ranks} ranks"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
@@ -156,17 +167,17 @@ def _ranks(ranks: int) -> Finding:
         except (RanksError, OSError) as e:
             line = str(e).strip().splitlines()[-1]
             remedy = "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME may name the right network"
-            return Finding(name, State.FAILED, line, remedy)
+            return CheckResult(name, CheckState.FAILED, line, remedy)
     rate = found["bytes"] / found["seconds"] / 1e9
     text = (
         f"meet over {found['backend']}; an all_reduce of {found['bytes'] / 2**20:.0f} MiB takes"
         f" {found['seconds'] * 1e3:.1f} ms, {rate:.2f} GB/s"
     )
-    return Finding(name, State.OK, text)
+    return CheckResult(name, CheckState.OK, text)
 
 
 def _rank(file: str) -> None:
-    """One of the ranks: add up ones, see that the sum is right, write how long it took."""
+    """Entry point of one rank: all-reduce ones, check the sum, write the seconds to a file."""
     gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     backend = "nccl" if gpu else "gloo"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")

@@ -20,7 +20,7 @@ import numpy as np
 from shardwright.machine.efficiency_curve import Curve, monotone
 from shardwright.machine.model import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
 from shardwright.machine.presets import preset as machine_preset
-from shardwright.profile.timing import APART, Sample
+from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 from shardwright.profile.update_probes import CALLS
 
 _CLOSE = 1.6
@@ -36,7 +36,7 @@ _BY_BYTES = ("memory", "functions", "pooling", "update")
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeFigures:
     """Peaks in FLOP/s by dtype, bytes/s, seconds of a launch, and what of the peaks is reached."""
 
     flop_per_s: tuple[tuple[str, float], ...]
@@ -51,7 +51,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinkFigures:
     """One level of `ranks` units: `launch + laps * hop + bytes / bandwidth`.
 
     `native` says whether the library has a reduce_scatter.
@@ -67,14 +67,14 @@ class Links:
     assumed: tuple[str, ...] = ()  # figures of the known machine, for want of samples
 
     def seconds(self, kind: str, tile: float) -> float:
-        """What a collective takes of local tiles of so many bytes, while nothing else is done."""
+        """Seconds of a collective on local tiles of `tile` bytes, without overlap."""
         per_byte = 1 / self.bytes_per_s, 1 / self.gather_bytes_per_s
         figures = (self.launch_seconds, self.hop_seconds, *per_byte)
         return float(np.dot(_terms(kind, tile, self.ranks, self.native), figures))
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples that something can be told from: finite, and neither zero nor negative."""
+    """The usable samples: finite and positive."""
     return [
         s
         for s in samples
@@ -82,8 +82,8 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compute:
-    """Figures of the device; see `probes` for the kinds of samples.
+def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> ComputeFigures:
+    """Fit the figures of the device; `probes` lists the kinds of samples.
 
     Those that no usable sample shows are of the `known` device, by default the preset `cpu`.
     """
@@ -116,7 +116,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
     moved = max(streams, default=known.bytes_per_s)
     top = {"matmul float32": peaks["float32"], **dict.fromkeys(_BY_BYTES, moved)}
     curves = {
-        name: _short(
+        name: _rounded_points(
             monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
         )
         for name, by in typical.items()
@@ -132,7 +132,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
         for name, curve in curves.items()
     }
     efficiency, unknown = _efficiency(curves, known)
-    return Compute(
+    return ComputeFigures(
         tuple((dtype, _figure(peak)) for dtype, peak in peaks.items()),
         _figure(moved),
         _figure(single["launch"]),
@@ -146,7 +146,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
 
 
 def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str, float], list[str]]:
-    """Seconds of a launch and the like, and the names of those taken from `known`."""
+    """Overheads in seconds, by name, and the names of those taken from `known`."""
     found = {s.kind: s.seconds / s.work for s in usable(samples)}
     launch = known.launch_seconds
     preset = {
@@ -160,7 +160,7 @@ def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str,
 
 
 def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency, list[str]]:
-    """What classes reach, by `curves` or as the `known` device, and the names of the latter."""
+    """Efficiencies by class, from `curves` or the `known` device, and the names of the latter."""
     of_class = {name.partition(" ")[0]: curve for name, curve in curves.items()}
     names = [name.partition(" ")[0] for name in (*_BY_FLOP, *_BY_BYTES)]
     parts = {name: of_class.get(name) or getattr(known.efficiency, name) for name in names}
@@ -168,7 +168,7 @@ def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency,
 
 
 def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
-    """Typical work per second of one kernel, by the work of one.
+    """The median work per second of one kernel, by its work.
 
     Without samples that are little but launches: nothing is known of their rates.
     """
@@ -199,8 +199,8 @@ def fit_links(
     ranks: int,
     native: bool,
     known: Machine | None = None,
-) -> Links:
-    """Figures of one level.
+) -> LinkFigures:
+    """Fit the figures of one level of links.
 
     Bandwidth is what the larger of the two largest messages took more than the other: small
     ones may pass faster than a link carries for long, or lie in the caches. Then come weighted
@@ -222,17 +222,17 @@ def fit_links(
     return replace(found, errors={kind: _errors(pairs) for kind, pairs in by_kind.items()})
 
 
-def _known_links(level: str, ranks: int, native: bool, known: Machine) -> Links:
+def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFigures:
     """The level of the known machine that has this name, else its outermost."""
     same = [one for one in known.levels if one.name == level]
     one = same[0] if same else known.levels[-1]
     gathers = one.gather_bytes_per_s or one.bytes_per_s
     names = tuple(f"{level} {name}" for name in ("latency", "bandwidth", "gather_bandwidth"))
     launch, hop = known.collective_launch_seconds, one.latency_seconds
-    return Links(ranks, native, launch, hop, one.bytes_per_s, gathers, {}, names)
+    return LinkFigures(ranks, native, launch, hop, one.bytes_per_s, gathers, {}, names)
 
 
-def _measured_links(known: Links, figures: Sequence[float], level: str) -> Links:
+def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) -> LinkFigures:
     """`figures` of launch, hop and seconds per byte; a rate that they do not show is of `known`."""
     launch, hop, per_byte, per_gathered = figures
     summed, gathered = (rate > _LEAST_PER_BYTE for rate in (per_byte, per_gathered))
@@ -253,19 +253,19 @@ def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
     And the power of the time by which that grows, between independent disturbances, whose root adds
     up, and one rank that is slower all the time.
     """
-    apart = [s for s in usable(samples) if s.kind == APART]
-    if not apart:
+    samples_of_skew = [s for s in usable(samples) if s.kind == ARRIVAL_SKEW]
+    if not samples_of_skew:
         return 0.0, INDEPENDENT
-    times = np.log([s.work / SKEWED_SECONDS for s in apart])
-    waits = np.log([s.seconds for s in apart])
+    times = np.log([s.work / SKEWED_SECONDS for s in samples_of_skew])
+    waits = np.log([s.seconds for s in samples_of_skew])
     power = INDEPENDENT
-    if len({s.work for s in apart}) > 1:
+    if len({s.work for s in samples_of_skew}) > 1:
         power = float(np.clip(np.polyfit(times, waits, 1)[0], INDEPENDENT, 1.0))
     return _figure(exp(float(np.mean(waits - power * times)))), float(f"{power:.3g}")
 
 
-def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float | None:
-    """The part of collectives that hides behind computing: 0 none of it, 1 all.
+def fit_overlap(samples: Sequence[Sample], links: LinkFigures, kind: str) -> float | None:
+    """The fraction of collectives that overlaps with computation, from 0 to 1.
 
     What computing takes longer with them on their way is not hidden of what `links` say that they
     take alone, as this is what plans are charged. None where too few samples are usable.
@@ -282,7 +282,7 @@ def fit_overlap(samples: Sequence[Sample], links: Links, kind: str) -> float | N
 
 
 def fit_contention(samples: Sequence[Sample]) -> float | None:
-    """The part of a sum by which it delays another along another axis.
+    """The fraction of an all-reduce by which it delays another along another axis.
 
     1 where none was timed; None where too few samples are usable.
     """
@@ -354,8 +354,8 @@ def _errors(found: Sequence[tuple[Sample, float]]) -> tuple[float, float]:
     return (median(errors), max(errors)) if errors else (0.0, 0.0)
 
 
-def _short(curve: Curve) -> Curve:
-    """Points with as many digits as anyone wants to read."""
+def _rounded_points(curve: Curve) -> Curve:
+    """The points, rounded to few digits."""
     return Curve(tuple((_figure(work), _figure(part)) for work, part in curve.points))
 
 

@@ -17,8 +17,8 @@ def cores() -> set[int]:
 
 
 @final
-class Neighbours:
-    """Watches the cores that this process may run on, from its construction on.
+class HostLoad:
+    """Measures the load of the cores that this process may run on, from construction on.
 
     Where the system does not say what its cores do, nothing is known of others: 0.
     """
@@ -28,8 +28,8 @@ class Neighbours:
         self._cores = cores()
         self._before = self._worked()
 
-    def taken(self, ours: float) -> float:
-        """The part of the cores that others took, when our processes took `ours` CPU seconds."""
+    def used_by_others(self, ours: float) -> float:
+        """The fraction of the cores used by others, if our processes used `ours` CPU seconds."""
         available = (time.monotonic() - self._since) * len(self._cores)
         if available <= 0:
             return 0.0
@@ -37,7 +37,7 @@ class Neighbours:
         return float(min(1.0, max(0.0, others / available)))
 
     def _worked(self) -> float:
-        """CPU seconds that these cores have worked since the system started."""
+        """CPU seconds of these cores since the system started."""
         try:
             lines = _STAT.read_text().splitlines()
         except OSError:  # not Linux

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.layout import Shard
+from shardwright.ir.redistribution import MOVING, Collective
 from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Move
-from shardwright.runtime.comm.collectives import collected, gather_into
-from shardwright.runtime.comm.spin_wait import Waited, begun
+from shardwright.runtime.backend.base import Waited
+from shardwright.runtime.comm.collectives import collected
+from shardwright.runtime.comm.process_group import begun, gather_into
 
 Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]
@@ -33,36 +35,29 @@ _HIDING_SECONDS = 40e-3  # of computing that they hide behind, unless they take 
 _LONGER = 4  # times as long as they take, at most
 _BETWEEN_SECONDS = 4e-3  # of computing, between two collectives
 
-WAYS = {  # the dimensions that are cut before and after; -1: none is
-    Collective.ALL_REDUCE: (-1, -1),
-    Collective.ALL_GATHER: (0, -1),
-    Collective.REDUCE_SCATTER: (-1, 0),
-    Collective.ALL_TO_ALL: (0, 1),
-}
 
-
-def add_all(watch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
+def add_all(stopwatch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
     """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and what happens at once.
 
     Those are of a sum beside computing, and of sums along two axes of the mesh.
     """
-    sizes = KIB + KIB_ON_GPU * (watch.device.type == "cuda")
-    between = _computing(watch) if levels and watch.device.type == "cpu" else None
+    sizes = KIB + KIB_ON_GPU * (stopwatch.device.type == "cuda")
+    between = _computing(stopwatch) if levels and stopwatch.device.type == "cpu" else None
     for level, mesh in levels.items():
         for kib in sizes:
-            tile = torch.randn(kib * 256 // _ROW, _ROW, device=watch.device)
-            for kind in WAYS:
+            tile = torch.randn(kib * 256 // _ROW, _ROW, device=stopwatch.device)
+            for kind in MOVING:
                 move = _move(kind, level, mesh, tile)
                 once = partial(collected, tile, move, mesh)
                 size = tile.numel() * tile.element_size()
-                watch.add(f"{level} {kind.value}", size, once, after=between)
+                stopwatch.add(f"{level} {kind.value}", size, once, after=between)
     if levels:
-        _overlap(watch, list(levels.values())[-1])
-    _two_axes(watch)
+        _overlap(stopwatch, list(levels.values())[-1])
+    _contention(stopwatch)
 
 
-def _computing(watch: Stopwatch) -> Callable[[], None]:
-    """A few milliseconds of computing, equally much on every rank."""
+def _computing(stopwatch: Stopwatch) -> Callable[[], None]:
+    """A function that computes for a few milliseconds, equally long on every rank."""
     square, long = torch.randn(256, 256), torch.randn(2**18)
 
     def once() -> None:
@@ -70,13 +65,17 @@ def _computing(watch: Stopwatch) -> Callable[[], None]:
         long.relu()
 
     once()
-    return _repeated(watch, once, _BETWEEN_SECONDS)
+    return _repeated(stopwatch, once, _BETWEEN_SECONDS)
 
 
-def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> Callable[[], None]:
-    """`once` as often as it takes about `seconds` on rank 0."""
-    each = min(watch.once(once) for _ in range(3))
-    repeats = _by_rank_0(max(1, min(10_000, round(seconds / max(each, 1e-7)))), watch)
+def _repeated(
+    stopwatch: Stopwatch, once: Callable[[], object], seconds: float
+) -> Callable[[], None]:
+    """A function that calls `once` until about `seconds` have passed on rank 0."""
+    each = min(stopwatch.once(once) for _ in range(3))
+    repeats = _broadcast_from_rank_0(
+        max(1, min(10_000, round(seconds / max(each, 1e-7)))), stopwatch
+    )
 
     def run() -> None:
         for _ in range(repeats):
@@ -85,16 +84,17 @@ def _repeated(watch: Stopwatch, once: Callable[[], object], seconds: float) -> C
     return run
 
 
-def _by_rank_0(number: int, watch: Stopwatch) -> int:
-    """`number` of rank 0, for every rank."""
-    agreed = torch.tensor([number], device=watch.device)
-    dist.broadcast(agreed, 0)
-    return int(agreed.item())
+def _broadcast_from_rank_0(number: int, stopwatch: Stopwatch) -> int:
+    """Broadcast `number` of rank 0 to every rank."""
+    shared = torch.tensor([number], device=stopwatch.device)
+    dist.broadcast(shared, 0)
+    return int(shared.item())
 
 
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
-    """A step that begins with such a tile on every rank."""
-    src, dst = WAYS[kind]
+    """A redistribution step that starts with a tile of this shape on every rank."""
+    before, after = (placement is Shard for placement in kind.change)
+    src, dst = 0 if before else -1, int(before) if after else -1  # dimensions that are cut
     rows, columns = tile.shape
     whole = (rows * mesh.size() if src == 0 else rows, columns)
     step = -(-whole[dst] // mesh.size()) if dst >= 0 else 0
@@ -103,8 +103,8 @@ def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> 
     return Move(axis, kind, whole, src, dst, start, length, True)
 
 
-def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
-    """Computing alone, and with collectives on their way meanwhile, as in a step.
+def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
+    """Probes of computing alone, and with collectives in flight, as in a step.
 
     Sums of gradients are all on their way at once and waited for at the end, gathers of parameters
     one after the other. Behind a few milliseconds nothing hides on CPUs: the threads that
@@ -112,53 +112,55 @@ def _overlap(watch: Stopwatch, mesh: DeviceMesh) -> None:
     last one is no part of the difference.
     """
     group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
-    x = torch.randn(256, 256, device=watch.device)
-    mark = torch.zeros(1, device=watch.device)
+    x = torch.randn(256, 256, device=stopwatch.device)
+    mark = torch.zeros(1, device=stopwatch.device)
 
-    def meet() -> None:
+    def barrier() -> None:
         begun(group, mark).wait()
 
     for kind, begin, room, at_once in (
         (Collective.ALL_REDUCE, partial(begun, group), elements, True),
         (Collective.ALL_GATHER, partial(_gather, group, rank), mesh.size() * elements, False),
     ):
-        buffers = [torch.zeros(room, device=watch.device)]
-        alone = partial(_behind, lambda: None, lambda: None, begin, buffers)
+        buffers = [torch.zeros(room, device=stopwatch.device)]
+        alone = partial(_overlapped, lambda: None, lambda: None, begin, buffers)
         alone()
-        one = min(watch.once(alone) for _ in range(3))
-        count = _by_rank_0(max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / max(one, 1e-7)))), watch)
+        one = min(stopwatch.once(alone) for _ in range(3))
+        count = _broadcast_from_rank_0(
+            max(1, min(_IN_FLIGHT, round(_FLIGHT_SECONDS / max(one, 1e-7)))), stopwatch
+        )
         buffers += [buffers[0].clone() for _ in range(count - 1)]
         hiding = min(max(count * one, _HIDING_SECONDS), _LONGER * count * one)
         groups = [buffers] if at_once else [[buffer] for buffer in buffers]
-        computed = _repeated(watch, lambda: x @ x, hiding / len(groups))
+        computed = _repeated(stopwatch, lambda: x @ x, hiding / len(groups))
         for _ in range(_TIMES):
             for name, beside in (("compute", [[] for _ in groups]), ("both", groups)):
-                run = partial(_each_behind, computed, meet, begin, beside)
-                watch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
+                run = partial(_each_overlapped, computed, barrier, begin, beside)
+                stopwatch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
 
 
 def _gather(group: dist.ProcessGroup, rank: int, buffer: torch.Tensor) -> Waited:
     return gather_into(buffer, group, rank)
 
 
-def _each_behind(
-    compute: Run, meet: Run, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]
+def _each_overlapped(
+    compute: Run, barrier: Run, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Each group of buffers on its way while this rank computes, one after the other."""
+    """Compute with the collectives of each group of buffers in flight, group by group."""
     for buffers in groups:
-        _behind(compute, meet, begin, buffers)
+        _overlapped(compute, barrier, begin, buffers)
 
 
-def _behind(compute: Run, meet: Run, begin: Begin, buffers: Sequence[torch.Tensor]) -> None:
+def _overlapped(compute: Run, barrier: Run, begin: Begin, buffers: Sequence[torch.Tensor]) -> None:
     works = [begin(buffer) for buffer in buffers]
     compute()
     for work in works:
         work.wait()
-    meet()
+    barrier()
 
 
-def _two_axes(watch: Stopwatch) -> None:
-    """A sum along one of two axes that all ranks lie on, along the other, and along both at once.
+def _contention(stopwatch: Stopwatch) -> None:
+    """Probes of an all-reduce along one of two axes, along the other, and along both at once.
 
     The inner one joins neighbours, the outer one what is left. Of a prime number of ranks there
     are no two axes.
@@ -168,9 +170,9 @@ def _two_axes(watch: Stopwatch) -> None:
     if not inner:
         return
     shape, names = (world // inner, inner), ("outer", "inner")
-    mesh = init_device_mesh(watch.device.type, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(stopwatch.device.type, shape, mesh_dim_names=names)
     groups = [mesh.get_group(name) for name in names]
-    buffers = [torch.zeros(_AXES_KIB * 256, device=watch.device) for _ in names]
+    buffers = [torch.zeros(_AXES_KIB * 256, device=stopwatch.device) for _ in names]
 
     def along(*axes: int) -> Callable[[], None]:
         def run() -> None:
@@ -181,4 +183,4 @@ def _two_axes(watch: Stopwatch) -> None:
 
     size = buffers[0].numel() * 4
     for name, axes in (("outer", (0,)), ("inner", (1,)), ("both", (0, 1))) * _TIMES:
-        watch.add(f"axes {name}", size, along(*axes))
+        stopwatch.add(f"axes {name}", size, along(*axes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,9 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from shardwright.ir.atomic_io import write_whole
+from shardwright.ir.atomic_io import write_atomically
+from shardwright.machine.backends import backend_on
 from shardwright.machine.model import MachineError
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.shutdown import leave
+from shardwright.runtime.ranks import threads_of
 
 START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
 _GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
@@ -25,10 +27,10 @@ Rank = Callable[..., None]  # its number, how many there are, their folder, and 
 
 
 def silent(_what: str, _part: float) -> None:
-    """Nobody is told."""
+    """Report no progress."""
 
 
-def result_of(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limit: float) -> str:
+def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limit: float) -> str:
     """What rank 0 of `devices` processes wrote to `result` in their folder, running `rank`.
 
     None of them is left behind. However slow a busy host is, who tells of progress is waited for:
@@ -72,8 +74,13 @@ def result_of(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
         return result.read_text()
 
 
-def join(rank: int, devices: int, folder: str, measured: Callable[[Tell], str]) -> None:
-    """One process: join the others, measure with them, and on rank 0 write what was found."""
+def join(
+    rank: int, devices: int, folder: str, measured: Callable[[Tell], str], *, tune_host: bool
+) -> None:
+    """One process: join the others, measure with them, and on rank 0 write what was found.
+
+    It measures as ranks run, on a host that they tune or that they do not.
+    """
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= devices
     if gpu:
         torch.cuda.set_device(rank)
@@ -81,36 +88,32 @@ def join(rank: int, devices: int, folder: str, measured: Callable[[Tell], str]) 
         torch.set_num_threads(threads_of(devices))
     try:
         dist.init_process_group(
-            "nccl" if gpu else "gloo",
+            backend_on("cuda" if gpu else "cpu").name,
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=devices,
             timeout=timedelta(seconds=START_SECONDS),
         )
+        if tune_host:
+            backend_of().tune_host()
         try:
             found = measured(_teller(folder) if rank == 0 else silent)
         finally:
             leave()
         if rank == 0:
-            write_whole(Path(folder) / "result", found)
+            write_atomically(Path(folder) / "result", found)
     except Exception as e:
         if not isinstance(e, RuntimeError) or not (Path(folder) / "error.txt").exists():
             # What a rank says that lost another one is no reason.
-            write_whole(Path(folder) / "error.txt", f"{type(e).__name__}: {e}".splitlines()[0])
+            write_atomically(Path(folder) / "error.txt", f"{type(e).__name__}: {e}".splitlines()[0])
         raise SystemExit(1) from e
 
 
-def threads_of(devices: int) -> int:
-    """Threads of each of so many processes that share this host's cores, as in training."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // devices)
-
-
 def _teller(folder: str) -> Tell:
-    """Tells the process that started this one."""
+    """A progress callback that writes to a file for the parent process."""
 
     def tell(what: str, part: float) -> None:
-        write_whole(Path(folder) / "progress.txt", f"{part}\n{what}")
+        write_atomically(Path(folder) / "progress.txt", f"{part}\n{what}")
 
     return tell
 

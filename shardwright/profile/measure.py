@@ -20,39 +20,39 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.ir.atomic_io import write_whole
+from shardwright.ir.atomic_io import write_atomically
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
-from shardwright.machine.model import Device, Level, Machine, MachineError
+from shardwright.machine.model import PLAIN_BLOCK, Device, Level, Machine, MachineError
 from shardwright.machine.presets import KINDS
 from shardwright.machine.presets import preset as machine_preset
 from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import link_probes, probes, update_probes
 from shardwright.profile.fit import (
-    Compute,
-    Links,
+    ComputeFigures,
+    LinkFigures,
     fit_compute,
     fit_contention,
     fit_links,
     fit_overlap,
     fit_skew,
 )
-from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of, silent
+from shardwright.profile.local_ranks import START_SECONDS, Tell, join, run_ranks, silent
 from shardwright.profile.timing import Sample, Stopwatch
-from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
-from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
+from shardwright.runtime.backend.registry import backend_of
 
 
-def measure_here(devices: int | None = None) -> Machine:
+def measure_here(devices: int | None = None, *, tune_host: bool = False) -> Machine:
     """What the devices at hand reach: of the process group, or of `devices` processes started here.
 
     Without a process group, as many processes are started as there are GPUs, or cores.
+    With `tune_host` as ranks reach it that tune the host (`runtime/backend/gloo.py`).
     """
     if dist.is_initialized():
-        return measure_ranks()
+        return measure_ranks(tune_host=tune_host)
     here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    return measure_host(here if devices is None else devices)
+    return measure_host(here if devices is None else devices, tune_host=tune_host)
 
 
 def measure_host(
@@ -62,8 +62,11 @@ def measure_host(
     *,
     tell: Tell = silent,
     anew: bool = False,
+    tune_host: bool = False,
 ) -> Machine:
     """The machine `here`: `devices` GPUs of this host, or as many processes that share its CPU.
+
+    With `tune_host` these processes tune the host for themselves (`runtime/backend/gloo.py`).
 
     Takes about `seconds_budget` and the start of the processes; the result is
     kept in the user's cache directory and read from there the next time, unless it is to
@@ -73,46 +76,48 @@ def measure_host(
     """
     if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
         raise MachineError(f"{devices!r} devices to measure; ask for at least one")
-    file = (cache_dir or user_cache()) / _cache_name(devices)
+    file = (cache_dir or user_cache()) / _cache_name(devices, tune_host)
     if not anew:
         with suppress(MachineError):  # not there, damaged, or of an older form
             kept = load_machine(file)
             if kept.measured is not None and not kept.measured.doubts:
                 return kept
-    machine = _measure(devices, seconds_budget, tell)
+    machine = _measure(devices, seconds_budget, tell, tune_host)
     with suppress(OSError):  # nowhere to keep it: measured again the next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, to_toml(machine))
+        write_atomically(file, to_toml(machine))
     return machine
 
 
-def measure_ranks(seconds_budget: float = 15.0, tell: Tell = silent) -> Machine:
+def measure_ranks(
+    seconds_budget: float = 15.0, tell: Tell = silent, *, tune_host: bool = False
+) -> Machine:
     """The machine under the running process group; equal on every rank.
 
     Ranks of one host (`LOCAL_WORLD_SIZE`, which torchrun sets) are its inner level, hosts the
-    outer one.
+    outer one. With `tune_host` these ranks tune the host, and it stays so.
     """
-    world, kind = dist.get_world_size(), "cuda" if dist.get_backend() == "nccl" else "cpu"
-    if kind == "cpu":
-        keep_freed_memory()
+    world, backend = dist.get_world_size(), backend_of()
+    kind = backend.spec.device
+    if tune_host:
+        backend.tune_host()
     levels = _levels(kind, world)
-    watch = Stopwatch(kind, seconds_budget, tell)
-    probes.add_all(watch)
-    update_probes.add_all(watch)
-    link_probes.add_all(watch, levels)
-    if kind == "cpu":
-        have_senders_take_turns()
-    samples = watch.samples()
+    stopwatch = Stopwatch(kind, seconds_budget, tell)
+    probes.add_all(stopwatch)
+    update_probes.add_all(stopwatch)
+    link_probes.add_all(stopwatch, levels)
+    backend.tune_new_groups()
+    samples = stopwatch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int]] = [(0.0, 0)] * world
     taken = context_bytes(torch.cuda) if kind == "cuda" else 0
     dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), taken))
     memory, context = min(size for size, _ in found), max(size for _, size in found)
-    return _machine(samples, sizes, (Bytes(int(memory)), Bytes(context)), watch.busy)
+    return _machine(samples, sizes, (Bytes(int(memory)), Bytes(context)), stopwatch.busy)
 
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
-    """The mesh along each level that joins anything, innermost first."""
+    """The mesh along each level of more than one rank, innermost first."""
     local = ranks_of_a_host(world)
     sizes = {"network": world // local, "host": local}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -128,26 +133,31 @@ def ranks_of_a_host(world: int) -> int:
     return local if local > 0 and world % local == 0 else world
 
 
-def _measure(devices: int, seconds_budget: float, tell: Tell) -> Machine:
+def _measure(devices: int, seconds_budget: float, tell: Tell, tune_host: bool) -> Machine:
     """On processes of their own."""
-    return parse_toml(result_of(devices, _rank, (seconds_budget,), tell, START_SECONDS))
+    return parse_toml(run_ranks(devices, _rank, (seconds_budget, tune_host), tell, START_SECONDS))
 
 
-def _rank(rank: int, devices: int, folder: str, seconds_budget: float) -> None:
-    join(rank, devices, folder, lambda tell: to_toml(measure_ranks(seconds_budget, tell)))
+def _rank(
+    rank: int, devices: int, folder: str, seconds_budget: float, tune_host: bool = False
+) -> None:
+    def measured(tell: Tell) -> str:
+        return to_toml(measure_ranks(seconds_budget, tell))
+
+    join(rank, devices, folder, measured, tune_host=tune_host)
 
 
 def _machine(
     samples: list[Sample], sizes: dict[str, int], memory: tuple[Bytes, Bytes], busy: float
 ) -> Machine:
-    """The machine that `samples` show, of so many devices at each level.
+    """The machine fitted to `samples`, with `sizes` devices at each level.
 
     `memory` is a device's, and what of it is taken by other things than tensors.
     """
-    gpu = dist.get_backend() == "nccl"
-    world = dist.get_world_size()
+    backend = backend_of()
+    gpu, world = backend.spec.device == "cuda", dist.get_world_size()
     kind = torch.cuda.get_device_name() if gpu else "cpu"
-    known = _known(kind, sizes.get("host", 1))
+    known = _fallback_preset(kind, sizes.get("host", 1))
     compute = fit_compute(samples, known.device)
     links = {name: fit_links(samples, name, size, gpu, known) for name, size in sizes.items()}
     levels = [
@@ -160,7 +170,7 @@ def _machine(
     skew, power = fit_skew(samples)
     shape = "x".join(str(size) for size in reversed(sizes.values())) or "1"
     contention = fit_contention(samples)
-    hidden = {kind: _hidden(samples, links, kind) for kind in ("all_reduce", "all_gather")}
+    hidden = {kind: _overlap(samples, links, kind) for kind in ("all_reduce", "all_gather")}
     assumed = [*compute.assumed, *(name for link in links.values() for name in link.assumed)]
     assumed += [f"overlap of {kind}" for kind, part in hidden.items() if links and part is None]
     assumed += ["contention"] * (contention is None)
@@ -177,10 +187,11 @@ def _machine(
             parameter_seconds=Seconds(compute.parameter_seconds),
             packing_seconds=Seconds(compute.packing_seconds),
             context_bytes=memory[1],
+            channel_block=channel_block_here(),
         ),
         levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing
         provenance=_provenance(world, gpu, assumed, known.name),
-        backend="nccl" if gpu else "gloo",
+        backend=backend.spec.name,
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
         overlap=hidden["all_reduce"] or 0.0,
         gather_overlap=hidden["all_gather"],
@@ -188,17 +199,18 @@ def _machine(
         arrival_skew_seconds=Seconds(skew),
         arrival_skew_power=power,
         measured=Measured(
-            _now(),
+            _rank_0_time(),
             float(f"{busy:.3g}"),
             tuple(_errors(compute, links)),
             tuple(assumed),
             known.name if assumed else "",
+            backend.tuned,
         ),
     )
 
 
-def _known(kind: str, devices: int) -> Machine:
-    """The preset, of two hosts, whose figures count where too few samples are usable.
+def _fallback_preset(kind: str, devices: int) -> Machine:
+    """The preset, of two hosts, whose figures replace those with too few usable samples.
 
     It is that of the kind of device which `kind` names, and of an A100 where it names none.
     """
@@ -208,25 +220,33 @@ def _known(kind: str, devices: int) -> Machine:
     return machine_preset(f"2x8x{max(same, key=len, default='A100')}")
 
 
-def _hidden(samples: list[Sample], links: Mapping[str, Links], kind: str) -> float | None:
-    """What of collectives hides behind computing, along the outermost level, if there is one."""
+def _overlap(samples: list[Sample], links: Mapping[str, LinkFigures], kind: str) -> float | None:
+    """The overlap of collectives with computation, along the outermost level, if there is one."""
     *_, outermost = (None, *links.values())
     return None if outermost is None else fit_overlap(samples, outermost, kind)
 
 
-def _now() -> datetime:
-    """The time on rank 0, so that all ranks find equal machines."""
+def _rank_0_time() -> datetime:
+    """The time on rank 0, so that all ranks return equal machines."""
     found = [datetime.now(UTC).replace(microsecond=0)]
     dist.broadcast_object_list(found, 0)
     return found[0]
 
 
-def _errors(compute: Compute, links: dict[str, Links]) -> Iterator[tuple[str, float, float]]:
+def _errors(
+    compute: ComputeFigures, links: dict[str, LinkFigures]
+) -> Iterator[tuple[str, float, float]]:
     every = dict(compute.errors)
     for level, link in links.items():
         every |= {f"{level} {kind}": errors for kind, errors in link.errors.items()}
     for kind, (middle, most) in every.items():
         yield kind, float(f"{middle:.2g}"), float(f"{most:.2g}")
+
+
+def channel_block_here() -> int:
+    """`Device.channel_block` of this host's processor."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return 2 * PLAIN_BLOCK if wide else PLAIN_BLOCK
 
 
 def _provenance(world: int, gpu: bool, assumed: Sequence[str], preset: str) -> str:
@@ -250,7 +270,7 @@ def _memory_bytes(kind: str, processes: int) -> float:
 
 
 class DeviceMemory(Protocol):
-    """What `torch.cuda` says of the current device."""
+    """The memory functions of `torch.cuda` for the current device."""
 
     def mem_get_info(self) -> tuple[int, int]:
         """Bytes that are free, and all of them."""
@@ -260,7 +280,7 @@ class DeviceMemory(Protocol):
 
 
 def context_bytes(cuda: DeviceMemory) -> int:
-    """What of the device's memory is neither free nor torch's: the driver's and libraries'.
+    """Bytes of the device's memory used by the driver and libraries: neither free nor torch's.
 
     Operators and collectives must have run, as libraries take theirs only then. Other programs on
     the same device are counted too.
@@ -270,13 +290,14 @@ def context_bytes(cuda: DeviceMemory) -> int:
 
 
 def user_cache() -> Path:
-    """Where what was measured is kept."""
+    """The folder of cached measurements."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "shardwright"
 
 
-def _cache_name(devices: int) -> str:
-    """Names host, torch and devices, since the figures hold for nothing else."""
+def _cache_name(devices: int, tune_host: bool) -> str:
+    """Names host, torch, devices and tuning, since the figures hold for nothing else."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     text = f"{socket.gethostname()}-torch{torch.__version__}-{gpus}gpu-{devices}devices"
+    text += "-tuned" if tune_host else "-plain"
     return re.sub(r"[^\w.+-]", "_", text) + ".toml"

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Seconds
-from shardwright.machine.calls import Call, Given, Timing
+from shardwright.machine.calls import OpCall, OperandSpec, Timing
 from shardwright.machine.model import Machine
-from shardwright.profile.local_ranks import START_SECONDS, Tell, join, result_of, threads_of
+from shardwright.profile.local_ranks import START_SECONDS, Tell, join, run_ranks
 from shardwright.profile.measure import user_cache
 from shardwright.profile.timing import Stopwatch
-from shardwright.profile.timing_cache import Remembered
-from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
+from shardwright.profile.timing_cache import TimingCache
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.ranks import threads_of
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 _TOGETHER = 6  # calls whose tensors are there at once
@@ -37,29 +37,29 @@ _ROOM = 8  # times what a call is given: its results, gradients and workspace, a
 _MOST_ROOM = 2**30  # bytes
 
 
-def database(warn: Callable[[str], None]) -> Remembered:
+def user_timing_cache(warn: Callable[[str], None]) -> TimingCache:
     """The user's."""
-    return Remembered(user_cache() / "operators.sqlite", warn)
+    return TimingCache(user_cache() / "operators.sqlite", warn)
 
 
-def with_remembered(machine: Machine, known: Remembered) -> Machine:
+def with_cached_timings(machine: Machine, known: TimingCache) -> Machine:
     """This host with all timings that are remembered of it."""
-    return _with(machine, known.find(device_key(machine.devices)))
+    return _with(machine, known.find(device_key(machine)))
 
 
 def with_timings(
-    machine: Machine, calls: Sequence[Call], seconds: float, known: Remembered, tell: Tell
+    machine: Machine, calls: Sequence[OpCall], seconds: float, known: TimingCache, tell: Tell
 ) -> Machine:
     """This host with timings of `calls` too; those not remembered are measured, for `seconds`.
 
     The same machine if all are known already. Raises `MachineError` if the ranks fail.
     """
-    key = device_key(machine.devices)
+    key = device_key(machine)
     before = known.find(key)
     new = [call for call in calls if str(call) not in before]
     if not new:
         return machine
-    found = measured(machine.devices, new, seconds, tell)
+    found = measure_calls(machine, new, seconds, tell)
     known.keep(key, found)
     return _with(machine, {**before, **found})
 
@@ -70,42 +70,55 @@ def _with(machine: Machine, found: Mapping[str, Timing | None]) -> Machine:
     return replace(machine, device=device)
 
 
-def device_key(devices: int) -> str:
-    """What timings hold for: the kind of device, how many share the host, and torch's version."""
+def device_key(machine: Machine) -> str:
+    """What timings hold for: the kind of device, how many share the host, and torch's version.
+
+    On CPUs also whether the host was tuned for the ranks.
+    """
+    devices = machine.devices
     if torch.cuda.is_available() and torch.cuda.device_count() >= devices:
         what = f"{torch.cuda.get_device_name()}, {devices} of them"
     else:
         what = f"{_processor()}, {devices} ranks of {threads_of(devices)} threads"
+        what += ", tuned" if _tuned(machine) else ", not tuned"
     return f"{what}, torch {torch.__version__}"
 
 
-def measured(
-    devices: int, calls: Sequence[Call], seconds: float, tell: Tell
+def _tuned(machine: Machine) -> bool:
+    """Whether the figures of `machine` are those of ranks that tune the host."""
+    return machine.measured is not None and machine.measured.tuned_host
+
+
+def measure_calls(
+    machine: Machine, calls: Sequence[OpCall], seconds: float, tell: Tell
 ) -> dict[str, Timing | None]:
     """Timings of `calls`, by their texts, in the order given and as many as `seconds` are for.
 
     None is said of a call that cannot be run by itself.
     """
-    given = (list(calls), seconds)
-    found = json.loads(result_of(devices, _rank, given, tell, START_SECONDS))
+    given = (list(calls), seconds, _tuned(machine))
+    found = json.loads(run_ranks(machine.devices, _rank, given, tell, START_SECONDS))
     return {
         text: None if times is None else Timing(text, Seconds(times[0]), Seconds(times[1]))
         for text, times in found.items()
     }
 
 
-def _rank(rank: int, devices: int, folder: str, calls: Sequence[Call], seconds: float) -> None:
-    join(rank, devices, folder, lambda tell: json.dumps(time_calls(calls, seconds, tell)))
+def _rank(
+    rank: int, devices: int, folder: str, calls: Sequence[OpCall], seconds: float, tune_host: bool
+) -> None:
+    def timed(tell: Tell) -> str:
+        return json.dumps(time_calls(calls, seconds, tell))
+
+    join(rank, devices, folder, timed, tune_host=tune_host)
 
 
 def time_calls(
-    calls: Sequence[Call], seconds: float, tell: Tell
+    calls: Sequence[OpCall], seconds: float, tell: Tell
 ) -> dict[str, tuple[float, float] | None]:
     """Seconds forward and backward of each call, on the ranks of the process group."""
     found: dict[str, tuple[float, float] | None] = {}
-    kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    if kind == "cpu":
-        keep_freed_memory()
+    kind = backend_of().spec.device
     end = time.monotonic() + seconds
     for start in range(0, len(calls), _TOGETHER):
         some = calls[start : start + _TOGETHER]
@@ -113,19 +126,19 @@ def time_calls(
         def part(_what: str, done: float, before: int = start) -> None:
             tell("operators", min(1.0, (before + done * _TOGETHER) / len(calls)))
 
-        watch = Stopwatch(kind, seconds * len(some) / len(calls), part)
-        if start and watch.late(end):
+        stopwatch = Stopwatch(kind, seconds * len(some) / len(calls), part)
+        if start and stopwatch.is_past(end):
             break
-        runs = {str(call): _prepared(call, watch.device) for call in some}
+        runs = {str(call): _runnable(call, stopwatch.device) for call in some}
         if kind == "cpu":
             # A page that is used for the first time costs microseconds, and on a virtual machine
             # ten times as much: in a step all have been used.
             torch.empty(min(_MOST_ROOM, _ROOM * max(map(_size, some))), dtype=torch.uint8).fill_(1)
         for text, run in runs.items():
             if run is not None:
-                watch.add(f"{text} forward", 1, run[0], alone=True)
-                watch.add(f"{text} both", 1, run[1], alone=True)
-        times = {sample.kind: sample.seconds for sample in watch.samples()}
+                stopwatch.add(f"{text} forward", 1, run[0], alone=True)
+                stopwatch.add(f"{text} both", 1, run[1], alone=True)
+        times = {sample.kind: sample.seconds for sample in stopwatch.samples()}
         for text, run in runs.items():
             found[text] = None
             if run is not None:
@@ -134,8 +147,8 @@ def time_calls(
     return found
 
 
-def _prepared(
-    call: Call, device: torch.device
+def _runnable(
+    call: OpCall, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]] | None:
     """What runs the call forward, and what runs it both ways; None if it cannot be run.
 
@@ -171,13 +184,13 @@ def _prepared(
     return run, both
 
 
-def _size(call: Call) -> int:
+def _size(call: OpCall) -> int:
     """Bytes of the tensors that it is given."""
     return sum(prod(one.shape) * ITEM_BYTES[one.dtype] for one in call.given)
 
 
 def _arguments(
-    call: Call, given: Sequence[torch.Tensor]
+    call: OpCall, given: Sequence[torch.Tensor]
 ) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
     """Arguments with copies of the tensors `given`, and those copies that are trained."""
     copies = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
@@ -188,7 +201,7 @@ def _arguments(
     return args, kwargs, [copy for copy in copies if copy.requires_grad]
 
 
-def _tensor(given: Given, device: torch.device) -> torch.Tensor:
+def _tensor(given: OperandSpec, device: torch.device) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, given.dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
         count = torch.Size(given.shape).numel()  # indices, that every size allows

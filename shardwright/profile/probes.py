@@ -44,44 +44,44 @@ KERNELS = {  # by class, and by name
 CHANNELS = 64  # of what is pooled, by windows of two by two
 
 
-def add_all(watch: Stopwatch) -> None:
+def add_all(stopwatch: Stopwatch) -> None:
     """One probe for each shape of each class, and one of what a launch takes."""
-    gpu = watch.device.type == "cuda"
+    gpu = stopwatch.device.type == "cuda"
     matmul = MATMUL + MATMUL_ON_GPU * gpu
     for shape in matmul:
-        _matmul(watch, shape, torch.float32)
+        _matmul(stopwatch, shape, torch.float32)
     for dtype in [torch.float64] + [torch.bfloat16] * gpu:
         for shape in matmul[-2:]:
-            _matmul(watch, shape, dtype)
+            _matmul(stopwatch, shape, dtype)
     for batch, channels, size in CONVOLUTION + CONVOLUTION_ON_GPU * gpu:
-        x = _random(watch, batch, channels, size, size)
-        w = _random(watch, channels, channels, 3, 3)
+        x = _random(stopwatch, batch, channels, size, size)
+        w = _random(stopwatch, channels, channels, 3, 3)
         work = 2 * x.numel() * w[0].numel()
-        watch.add("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1), alone=True)
+        stopwatch.add("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1), alone=True)
     for batch, heads, length in ATTENTION + ATTENTION_ON_GPU * gpu:
-        q, k, v = (_random(watch, batch, heads, length, _HEAD) for _ in range(3))
+        q, k, v = (_random(stopwatch, batch, heads, length, _HEAD) for _ in range(3))
         work = 2 * q.numel() * length
         attention = F.scaled_dot_product_attention
-        watch.add("attention", 7 * work, _trained(attention, q, k, v), alone=True)
+        stopwatch.add("attention", 7 * work, _trained(attention, q, k, v), alone=True)
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
         for name, kernel in KERNELS.items():
-            _memory(watch, name, kernel, elements)
-        _pooling(watch, elements)
-    watch.add("launch", 2 * _CHAIN, _chain(watch.device), alone=True)
+            _memory(stopwatch, name, kernel, elements)
+        _pooling(stopwatch, elements)
+    stopwatch.add("launch", 2 * _CHAIN, _chain(stopwatch.device), alone=True)
 
 
-def _matmul(watch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def _matmul(stopwatch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, k, n = shape
-    x, w = _random(watch, m, k, dtype=dtype), _random(watch, n, k, dtype=dtype)
+    x, w = _random(stopwatch, m, k, dtype=dtype), _random(stopwatch, n, k, dtype=dtype)
     name = f"matmul {str(dtype).removeprefix('torch.')}"
-    watch.add(name, 3 * 2 * m * k * n, _trained(F.linear, x, w), alone=True)
+    stopwatch.add(name, 3 * 2 * m * k * n, _trained(F.linear, x, w), alone=True)
 
 
-def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
-    x = _random(watch, elements // _ROW, _ROW)
+def _memory(stopwatch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
+    x = _random(stopwatch, elements // _ROW, _ROW)
     size = x.numel() * x.element_size()
     plain = x.detach()
-    watch.add(name, kernel.forward * size, lambda: kernel.run(plain), alone=True)
+    stopwatch.add(name, kernel.forward * size, lambda: kernel.run(plain), alone=True)
     if kernel.backward:
         y = kernel.run(x)
         gradient = torch.ones_like(y)
@@ -89,14 +89,14 @@ def _memory(watch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
         def back() -> object:
             return torch.autograd.grad(y, x, gradient, retain_graph=True)
 
-        watch.add(f"{name} backward", kernel.backward * size, back, alone=True)
+        stopwatch.add(f"{name} backward", kernel.backward * size, back, alone=True)
 
 
-def _pooling(watch: Stopwatch, elements: int) -> None:
+def _pooling(stopwatch: Stopwatch, elements: int) -> None:
     side = math.isqrt(max(4, elements // CHANNELS)) // 2 * 2
-    x = _random(watch, 1, CHANNELS, side, side).detach()
+    x = _random(stopwatch, 1, CHANNELS, side, side).detach()
     moved = x.numel() * x.element_size() * 5 // 4
-    watch.add("pooling", moved, lambda: F.max_pool2d(x, 2), alone=True)
+    stopwatch.add("pooling", moved, lambda: F.max_pool2d(x, 2), alone=True)
 
 
 def _trained(
@@ -120,5 +120,5 @@ def _chain(device: torch.device) -> Callable[[], object]:
     return run
 
 
-def _random(watch: Stopwatch, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, device=watch.device).to(dtype).requires_grad_()
+def _random(stopwatch: Stopwatch, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=stopwatch.device).to(dtype).requires_grad_()

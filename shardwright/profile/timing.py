@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardwright.profile.host_load import Neighbours, cores
+from shardwright.profile.host_load import HostLoad, cores
 
 ROUNDS = 6
 _LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted
@@ -28,11 +28,12 @@ _MOST_REPEATS = 200  # in one round
 _QUIET = 0.1  # others' part of the cores
 _LEAST_STRETCHES = 6  # of a round, of which it is known how far they leave ranks apart
 
-APART = "apart"  # samples: ranks computed for `work` seconds, and waited so long for the last one
+# Kind of samples: after `work` seconds of computing a rank waits `seconds` for the slowest.
+ARRIVAL_SKEW = "apart"
 
 
-class Figures(NamedTuple):
-    """Of the repeats in one round, all in seconds.
+class RepeatTimes(NamedTuple):
+    """Statistics of the repeats in one round, in seconds.
 
     What is usual and what a tenth take; and each time what ran before it, where that makes ranks
     late.
@@ -69,7 +70,7 @@ class _Probe:
 
 @final
 class Stopwatch:
-    """Times what it is given, all in turn, for about `seconds` in all.
+    """Times probes in turn, for about `seconds` in all.
 
     Every rank of the process group gives the same and runs it equally often. `tell` hears what is
     measured and which part is done.
@@ -97,28 +98,28 @@ class Stopwatch:
         `alone`: it only computes, and waits for no other. It runs `after` something that does not
         count. Where it waits for others that makes one rank later than another: what counts then
         is the time from when the last one comes, the mean of all ranks; how long they waited for it
-        are samples `APART`.
+        are samples `ARRIVAL_SKEW`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
     def samples(self) -> list[Sample]:
-        """One sample of everything, as the slowest rank took it; equal on every rank.
+        """One sample per probe, of the slowest rank; equal on every rank.
 
-        Then those of what ranks are `APART`.
+        Then the samples `ARRIVAL_SKEW`.
         """
         end = time.monotonic() + self._seconds
         repeats = self._repeats()
-        rounds: list[list[Figures]] = []
+        rounds: list[list[RepeatTimes]] = []
         busy: list[float] = []
-        while len(rounds) < ROUNDS and not (len(rounds) >= _LEAST_ROUNDS and self.late(end)):
+        while len(rounds) < ROUNDS and not (len(rounds) >= _LEAST_ROUNDS and self.is_past(end)):
             self._tell("round " + str(len(rounds) + 1), 0.25 + 0.75 * len(rounds) / ROUNDS)
-            neighbours, ours = Neighbours(), time.process_time()
+            neighbours, ours = HostLoad(), time.process_time()
             rounds.append([self._round(*one) for one in zip(self._probes, repeats, strict=True)])
-            busy.append(neighbours.taken(of_these_cores(time.process_time() - ours)))
-        return self._agreed(rounds, busy)
+            busy.append(neighbours.used_by_others(of_these_cores(time.process_time() - ours)))
+        return self._over_ranks(rounds, busy)
 
     def once(self, run: Callable[[], object], *, alone: bool = False) -> float:
-        """Seconds of one `run`, until the device has done it."""
+        """Seconds of one `run`, until the device has finished."""
         clock = self._clock(alone)
         self._wait()
         start = clock()
@@ -127,7 +128,7 @@ class Stopwatch:
         return clock() - start
 
     def _repeats(self) -> list[int]:
-        """How often each is run in a round; rank 0 says how many fit."""
+        """Repeats of each probe in a round, decided by rank 0."""
         share = self._seconds / ROUNDS / max(1, len(self._probes))
         found = []
         for place, probe in enumerate(self._probes):
@@ -142,7 +143,7 @@ class Stopwatch:
         dist.broadcast(counts, 0)
         return [max(1, min(_MOST_REPEATS, count)) for count in counts.tolist()]
 
-    def _round(self, probe: _Probe, repeats: int) -> Figures:
+    def _round(self, probe: _Probe, repeats: int) -> RepeatTimes:
         dist.barrier()
         before, found = [], []
         for _ in range(repeats):
@@ -150,24 +151,26 @@ class Stopwatch:
                 before.append(self.once(probe.after))
             found.append(self.once(probe.run, alone=probe.alone))
         if probe.drifts:
-            early = self._early(before)
+            early = self._waits_for_slowest(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
         # A step does many things, and of what is slow now and then it has its share: the mean.
         low = sorted(found)[len(found) // 10]
-        return Figures(fmean(found), low, tuple(before if probe.drifts else ()))
+        return RepeatTimes(fmean(found), low, tuple(before if probe.drifts else ()))
 
-    def _early(self, took: Sequence[float]) -> list[float]:
+    def _waits_for_slowest(self, took: Sequence[float]) -> list[float]:
         """How much longer than on this rank it took on the slowest, each time."""
         mine = torch.tensor(took, dtype=torch.float64, device=self.device)
         most = mine.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return (most - mine).tolist()
 
-    def _agreed(self, rounds: Sequence[Sequence[Figures]], busy: Sequence[float]) -> list[Sample]:
+    def _over_ranks(
+        self, rounds: Sequence[Sequence[RepeatTimes]], busy: Sequence[float]
+    ) -> list[Sample]:
         every = [(rounds, busy)] * dist.get_world_size()
         dist.all_gather_object(every, (rounds, busy))
         loads = [max(loads) for loads in zip(*(busy for _, busy in every), strict=True)]
-        kept = quietest(loads)
+        kept = quietest_rounds(loads)
         self.busy = median(loads[number] for number in kept)
         quiet = self.busy <= _QUIET
         crowd = ranks_of_a_core()
@@ -182,24 +185,24 @@ class Stopwatch:
             [[s for one in rounds[number] for s in one.before] for rounds, _ in every]
             for number in kept
         ]
-        return [*found, *_apart(drifts, quiet)]
+        return [*found, *_arrival_skews(drifts, quiet)]
 
     def _clock(self, alone: bool) -> Callable[[], float]:
         thread = alone and self.device.type == "cpu" and torch.get_num_threads() == 1
         return time.thread_time if thread else time.perf_counter
 
-    def late(self, end: float) -> bool:
+    def is_past(self, end: float) -> bool:
         """Whether rank 0 is beyond `end`, of `time.monotonic`."""
-        late = torch.tensor([float(time.monotonic() > end)], device=self.device)
-        dist.broadcast(late, 0)
-        return bool(late.item())
+        is_past = torch.tensor([float(time.monotonic() > end)], device=self.device)
+        dist.broadcast(is_past, 0)
+        return bool(is_past.item())
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) -> float:
+def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Probe) -> float:
     """What a step has of it; `figures` of every rank are those of its rounds.
 
     That is what the slowest rank usually takes, or a rank waits on average. Noise only ever adds:
@@ -215,7 +218,7 @@ def _of_ranks(figures: Sequence[Sequence[Figures]], quiet: bool, probe: _Probe) 
     return weigh([of_round(ranks) for ranks in zip(*values, strict=True)])
 
 
-def _apart(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sample]:
+def _arrival_skews(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sample]:
     """What ranks wait for the last one, on average, having computed for once, twice, four times...
 
     `drifts` are what each rank computed, of every round, one thing after the other. What it takes
@@ -232,7 +235,7 @@ def _apart(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sam
             summed = stretches.reshape(len(one), -1, length).sum(axis=2)
             rounds.append((float(summed.mean()), float((summed.max(axis=0) - summed).mean())))
         seconds = median(before for before, _ in rounds)
-        found.append(Sample(APART, seconds, weigh([early for _, early in rounds])))
+        found.append(Sample(ARRIVAL_SKEW, seconds, weigh([early for _, early in rounds])))
         length *= 2
     return found
 
@@ -258,10 +261,10 @@ def of_these_cores(seconds: float) -> float:
     return sum(took for host, where, took in every if host == mine[0] and where & mine[1])
 
 
-def quietest(busy: Sequence[float]) -> list[int]:
+def quietest_rounds(busy: Sequence[float]) -> list[int]:
     """Numbers of the rounds that count: all quiet ones, or the quieter half where few are.
 
-    >>> quietest([0.01, 0.5, 0.02, 0.03]), quietest([0.5, 0.9, 0.4, 0.6])
+    >>> quietest_rounds([0.01, 0.5, 0.02, 0.03]), quietest_rounds([0.5, 0.9, 0.4, 0.6])
     ([0, 2, 3], [0, 2])
     """
     order = sorted(range(len(busy)), key=lambda number: busy[number])

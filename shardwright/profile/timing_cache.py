@@ -27,7 +27,7 @@ _WAIT_SECONDS = 5.0  # for another process that writes
 
 
 @final
-class Remembered:
+class TimingCache:
     """The database in `file`. `warn` is told what is wrong with it."""
 
     def __init__(self, file: Path, warn: Callable[[str], None]) -> None:

@@ -32,20 +32,20 @@ _LEFT = 2**22  # elements that operators leave in the caches
 CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and how often they pass over a parameter
 
 
-def add_all(watch: Stopwatch) -> None:
+def add_all(stopwatch: Stopwatch) -> None:
     """Probes "dispatch", "parameter" and "packing" of tiny parameters, "update" of larger ones."""
-    mesh = init_device_mesh(watch.device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh(stopwatch.device.type, (dist.get_world_size(),))
     tiny = _parameters(mesh, 2 * _ROW, _COUNT)
-    watch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
-    left = partial(torch.relu, torch.randn(_LEFT, device=watch.device))
-    watch.add("parameter", _COUNT, _loaded(tiny), alone=True, after=left)
-    watch.add("packing", HANDLED * _COUNT, _packed(mesh), alone=True, after=left)
-    gpu = watch.device.type == "cuda"
+    stopwatch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
+    left = partial(torch.relu, torch.randn(_LEFT, device=stopwatch.device))
+    stopwatch.add("parameter", _COUNT, _loaded(tiny), alone=True, after=left)
+    stopwatch.add("packing", HANDLED * _COUNT, _packed(mesh), alone=True, after=left)
+    gpu = stopwatch.device.type == "cuda"
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
         # As in training, each has been left alone since the others were updated.
         count = max(1, _ALL // elements)
         some = _updated(_parameters(mesh, elements, count))
-        watch.add("update", PASSES * 4 * elements, some, alone=True, times=count)
+        stopwatch.add("update", PASSES * 4 * elements, some, alone=True, times=count)
 
 
 def _parameters(mesh: DeviceMesh, elements: int, count: int) -> list[nn.Parameter]:
