@@ -1,4 +1,4 @@
-"""What operators mean for tilings: index notation, and dimensions unified over the graph.
+"""Rules of operators in index notation, and unification of dimensions over a graph.
 
-Knows shapes and argument lists; never runs an operator and never imports torch.
+Works on shapes and arguments: never runs an operator and never imports torch.
 """

@@ -19,17 +19,17 @@ _UNKNOWN = "no rule is written, and experiments found no split that gives its re
 
 @dataclass(frozen=True)
 class Analysis:
-    """Dimensions of one graph, unified.
+    """The unified dimensions of one graph and the rules of its operators.
 
     * `atoms`: per value name, the atom sizes of each of its dimensions;
     * `rules`: per operator name, its rule at the atoms' resolution: the rule's
-      operands and results have exactly the atoms of the values they stand for;
-    * `discovered`: names of operators that no rule is written for, whose rule
+      operands and results have exactly the atoms of the graph's values;
+    * `discovered`: names of operators without a written rule, whose rule
       was found by experiment or stated by the user;
-    * `unknown`: names of those that have none either; their rule has only whole
+    * `unknown`: names of operators without any rule; they have only whole
       factors, so they are computed replicated;
-    * `dims`: per value name, the id of the atom at each place of `atoms`: equal
-      ids are the same dimension of the model.
+    * `dims`: per value name, the id of each atom in `atoms`: equal ids are the
+      same dimension of the model.
     """
 
     atoms: Mapping[str, Atoms]
@@ -45,7 +45,7 @@ def analyze(graph: Graph) -> Analysis:
     for op in graph.ops:
         notation = notation_of(graph, op)
         if notation is None and op.rule:
-            notation = _carried(Call(graph, op))
+            notation = _attached_notation(Call(graph, op))
             discovered.append(op.name)
         elif notation is None:
             unknown.append(op.name)
@@ -56,33 +56,35 @@ def analyze(graph: Graph) -> Analysis:
         name: [dim.atoms() if dim is not None else [] for dim in value]
         for name, value in unified.values.items()
     }
-    numbers = _numbers(leaves)
+    atom_ids = _atom_ids(leaves)
     rules = {
         op.name: refine_rule(
             notations[op.name],
             unified.indices[op.name],
             [leaves[name] for name in (*op.operands, *op.outputs)],
-            numbers,
+            atom_ids,
         )
         for op in graph.ops
     }
     atoms, dims = {}, {}
     for name, value in leaves.items():
         atoms[name] = tuple([tuple([atom.size for atom in one]) for one in value])
-        dims[name] = tuple([tuple([numbers[atom] for atom in one]) for one in value])
+        dims[name] = tuple([tuple([atom_ids[atom] for atom in one]) for one in value])
     return Analysis(atoms, rules, tuple(unknown), dims, tuple(discovered))
 
 
-def spread(analysis: Analysis, graph: Graph, stands_for: Mapping[str, str]) -> Analysis:
-    """The analysis of all of `graph`, from one of a graph that leaves out what repeats.
+def expand_analysis(
+    analysis: Analysis, graph: Graph, representative: Mapping[str, str]
+) -> Analysis:
+    """The analysis of `graph`, from the analysis of a graph without its repeated layers.
 
-    `stands_for` says, by the name of an operator, a leaf or a result that is left out, which of
-    those that are there it is like. It gets the very rule and atoms of that, and the ids of its
-    dimensions. Complexity: O(operators), where `analyze` has to unify them.
+    `representative` maps the name of every operator, leaf and result that was left out to the name
+    of the equal one that was analysed, whose rule, atoms and dimension ids it shares.
+    Complexity: O(operators); `analyze` would unify the whole graph.
     """
 
     def like(name: str) -> str:
-        return stands_for.get(name, name)
+        return representative.get(name, name)
 
     found, unknown = set(analysis.discovered), set(analysis.unknown)
     return Analysis(
@@ -123,8 +125,8 @@ def notation_of(graph: Graph, op: Op) -> Notation | None:
     return None
 
 
-def _carried(call: Call) -> Notation:
-    """The rule that the operator carries; raises `ValueError` for one that does not fit it."""
+def _attached_notation(call: Call) -> Notation:
+    """The rule stored in the operator itself; raises `ValueError` if it does not fit its shapes."""
     try:
         return parse(call.op.rule, call.operands, call.results)
     except (NotationError, ValueError) as e:
@@ -135,7 +137,7 @@ def _carried(call: Call) -> Notation:
 
 
 def _opaque(call: Call, reason: str) -> Notation:
-    """Every dimension is its own, and whole."""
+    """A rule whose dimensions are all unrelated and whole."""
     sizes: dict[str, int] = {}
 
     def dims(tag: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
@@ -146,19 +148,19 @@ def _opaque(call: Call, reason: str) -> Notation:
     operands = tuple(dims(f"i{i}", shape) for i, shape in enumerate(call.operands))
     results = tuple(dims(f"o{i}", shape) for i, shape in enumerate(call.results))
     work: tuple[str, ...] = ()
-    if call.op.flop:  # a factor of its own, as many multiply-adds long
+    if call.op.flop:  # an extra factor, whose size is the number of multiply-adds
         sizes["flop"], work = max(2, call.op.flop // 2), ("flop",)
     return Notation(operands, results, sizes, whole=frozenset(sizes), work=work, reason=reason)
 
 
-def _numbers(values: Mapping[str, Sequence[list[Dim]]]) -> dict[Dim, int]:
+def _atom_ids(values: Mapping[str, Sequence[list[Dim]]]) -> dict[Dim, int]:
     """Ids of atoms in order of appearance."""
-    numbers: dict[Dim, int] = {}
+    atom_ids: dict[Dim, int] = {}
     for value in values.values():
         for dim in value:
             for atom in dim:
-                numbers.setdefault(atom, len(numbers))
-    return numbers
+                atom_ids.setdefault(atom, len(atom_ids))
+    return atom_ids
 
 
 def splittable(rule: Rule) -> tuple[str, ...]:

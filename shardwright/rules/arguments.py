@@ -19,7 +19,7 @@ def localize(
     local_operands: Sequence[Shape],
     local_results: Sequence[Shape],
 ) -> Op:
-    """The call as one rank makes it.
+    """`op` with the arguments that one rank passes.
 
     `results` are the global shapes of the results; the local shapes are those
     of the rank's tiles, operands in the order of `op.operands`.
@@ -40,14 +40,14 @@ def _shape_argument(index: int) -> Callable[..., Op]:
 
 
 def _as_reshape(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
-    """A `view` may not find the strides it had; `squeeze` would drop a tile of one element too."""
+    """A `reshape`: a tile may have other strides than `view` needs, or a dimension of size one."""
     return replace(op, target="aten.reshape.default", args=(op.args[0], local[0]), kwargs=())
 
 
 def _slice(
     op: Op, results: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
-    """A split slice is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
+    """A slice that is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
     rank = len(results[0])
     dim = int(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank  # type: ignore[arg-type]
     length, local_length = results[0][dim], local[0][dim]
@@ -55,7 +55,7 @@ def _slice(
         return op
     start = op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("start")
     first = int(start or 0)  # type: ignore[arg-type]
-    if first < 0:  # counted from the end, and the start where it would be before that
+    if first < 0:  # counts from the end, clamped to zero
         chunks = operands[0][dim] // local_length
         first = max(0, first + chunks * length)
     offset = first // length * local_length
@@ -77,14 +77,14 @@ def _convolution(op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Seq
 
 
 def _channels(shape: Shape, weight: Shape) -> int:
-    """The channels of what a convolution takes or gives, which may have no batch dimension."""
+    """Channels of a convolution's input or result, which may lack the batch dimension."""
     return shape[len(shape) - len(weight) + 1]
 
 
 def _group_norm(
     op: Op, results: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]
 ) -> Op:
-    """As many groups as the tile has channels for."""
+    """The number of groups in the tile's channels."""
     groups = op.args[1]
     assert isinstance(groups, int)
     return _at(op, 1, operands[0][1] * groups // results[0][1])
@@ -93,7 +93,7 @@ def _group_norm(
 def _local_batch_norm(
     op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
-    """The share of the batch that the tile is."""
+    """The tile's fraction of the batch."""
     share = op.args[3]
     assert isinstance(share, float)
     return _at(op, 3, share * local[0][0] / results[0][0])

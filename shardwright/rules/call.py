@@ -9,7 +9,7 @@ from shardwright.rules.notation import Notation, Shape
 
 
 class Call:
-    """One operator call with its shapes at hand."""
+    """One operator call with the shapes of its operands and results."""
 
     def __init__(self, graph: Graph, op: Op) -> None:
         self.graph = graph
@@ -24,14 +24,14 @@ class Call:
         return dict(self.op.kwargs).get(name, default)
 
     def dim(self, index: int, name: str = "dim", default: int = 0) -> int:
-        """The argument `dim`, counted from the front of the first operand."""
+        """The argument `dim` as a non-negative dimension of the first operand."""
         value = self.arg(index, name, default)
         assert isinstance(value, int)
         return value % max(1, len(self.operands[0]))
 
     @property
     def floating(self) -> bool:
-        """Whether the first operand and result can be partial sums."""
+        """Whether the first operand and result are floating point, of one dtype."""
         first = self.graph.tensor[self.op.operands[0]]
         out = self.graph.tensor[self.op.outputs[0]]
         return first.dtype == out.dtype and "float" in first.dtype

@@ -1,15 +1,15 @@
 """Micro-batches: data parallelism along time instead of devices.
 
-A step that takes its batch in pieces, one after the other, and adds up the
-gradients is data parallel along one more mesh axis, `mb`, the outermost. On it
-every value is whole, a piece, or a term of a sum, as on any other axis, but
-nothing can be communicated: the next piece has not been computed yet. What
-costs nothing is allowed, and goes one way: Replicate -> Shard -> Partial.
+A step that computes its micro-batches one after the other and accumulates the
+gradients is data parallel along one more mesh axis, `mb`, the outermost. Values
+have placements on it as on any other axis, but nothing can be communicated,
+because the next micro-batch has not been computed yet. Only the free changes of
+placement are allowed: Replicate -> Shard -> Partial.
 
-Gradients are the mirror image. All pieces add to them, so the gradient of a
-whole value is a term, that of a term is whole, and that of a piece is its
-piece; where an operator computes all of a value for every piece, its backward,
-being linear, takes terms and gives terms.
+Gradients are accumulated over micro-batches, so along `mb` the gradient of a
+Replicate value is Partial, that of a Partial value is Replicate, and that of a
+Shard is the same Shard. Where an operator is replicated along `mb`, its backward
+pass, being linear, maps Partial gradients to Partial gradients.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shardwright.ir.layout import (
     chunk,
 )
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.placements import Placing, place
+from shardwright.rules.placements import OpLayouts, layouts_under
 from shardwright.rules.rule import Choice, FactorKind, PassPartial, Rule, Split, Tiling
 
 AXIS = "mb"
 
 
 class MicroBatchError(ValueError):
-    """A step that cannot take its batch in so many pieces; the message says why."""
+    """A step that cannot be split into so many micro-batches; the message says why."""
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How a graph takes its batch in `count` pieces.
+    """The split of a graph into `count` micro-batches.
 
-    `choices` is what every operator does along the axis and `placements` how
-    every value lies on it; `atom` is the batch, by its id in `Analysis.dims`.
+    `choices` has the choice of every operator and `placements` the placement of
+    every value along the axis `mb`; `atom` is the id of the batch in `Analysis.dims`.
     """
 
     count: int
@@ -54,53 +54,53 @@ class MicroBatches:
     placements: Mapping[str, Placement]
 
     def mesh(self, devices: Mesh) -> Mesh:
-        """`devices` with the axis of the pieces outermost: their tiles are tiles of a piece."""
+        """`devices` with the axis `mb` outermost, so that devices split each micro-batch."""
         return Mesh(((AXIS, self.count), *devices.axes))
 
     def tilings(self, on_devices: Mapping[str, Tiling]) -> dict[str, Tiling]:
-        """Tilings on the extended mesh, those on the devices given."""
+        """Tilings on the extended mesh, from those on the devices."""
         return {name: (self.choices[name], *tiling) for name, tiling in on_devices.items()}
 
-    def place(self, rule: Rule, tiling: Tiling, devices: Mesh) -> Placing:
+    def op_layouts(self, rule: Rule, tiling: Tiling, devices: Mesh) -> OpLayouts:
         """Layouts of an operator under a tiling on the extended mesh."""
-        placing = place(rule, tiling, self.mesh(devices))
+        op_layouts = layouts_under(rule, tiling, self.mesh(devices))
         grads = tuple(
-            _with_outer(_mirrored(layout.placements[0]), grad)
-            for layout, grad in zip(placing.operands, placing.operand_grads, strict=True)
+            _with_outer(_gradient_placement(layout.placements[0]), grad)
+            for layout, grad in zip(op_layouts.operands, op_layouts.operand_grads, strict=True)
         )
-        return replace(placing, operand_grads=grads)
+        return replace(op_layouts, operand_grads=grads)
 
 
 def extended(layout: Layout, mesh: Mesh, placement: Placement) -> Layout:
-    """`layout` on the extended `mesh`, with `placement` along the axis of micro-batches."""
+    """`layout` on the extended `mesh`, with `placement` along `mb`."""
     return Layout(mesh, (placement, *layout.placements))
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """How the gradient of a value is wanted that lies as `layout` on an extended mesh."""
-    return _with_outer(_mirrored(layout.placements[0]), layout.dual())
+    """The layout that the gradient of a value must have, given the value's on an extended mesh."""
+    return _with_outer(_gradient_placement(layout.placements[0]), layout.dual())
 
 
 def _with_outer(placement: Placement, layout: Layout) -> Layout:
     return Layout(layout.mesh, (placement, *layout.placements[1:]))
 
 
-def _mirrored(placement: Placement) -> Placement:
+def _gradient_placement(placement: Placement) -> Placement:
     if isinstance(placement, Shard):
         return placement
     return PARTIAL if isinstance(placement, Replicate) else REPLICATE
 
 
 def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
-    """How `graph` takes its batch in `count` pieces whose losses and gradients add up to its own.
+    """Split `graph` into `count` micro-batches whose losses and gradients add up to its own.
 
     The batch is the leading dimension of the inputs. Raises `MicroBatchError`
-    where it cannot be cut so, or where the loss is no sum over samples: an
-    operator needs the whole batch of what depends on parameters, as a batch
-    norm does for its statistics.
+    where it cannot be split so, or where the loss is no sum over samples because
+    an operator reduces values that depend on parameters over the whole batch, as
+    a batch norm does for its statistics.
     """
     atom, size = _batch(graph, analysis)
-    require_pieces(size, count)
+    check_micro_batch_count(size, count)
     chooser = _Chooser(graph, analysis, atom)
     choices, placements = chooser.choose()
     (loss,) = graph.outputs
@@ -114,34 +114,36 @@ def batch_size(graph: Graph, analysis: Analysis) -> int:
     return _batch(graph, analysis)[1]
 
 
-def recounted(found: MicroBatches, graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
-    """`count` pieces of what `found` has pieces of: what is cut does not depend on their number.
+def with_count(found: MicroBatches, graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
+    """`found` with another number of micro-batches; choices and placements do not depend on it.
 
-    Raises `MicroBatchError` where there cannot be so many.
+    Raises `MicroBatchError` where the batch is too small for `count`.
     """
-    require_pieces(batch_size(graph, analysis), count)
+    check_micro_batch_count(batch_size(graph, analysis), count)
     return replace(found, count=count)
 
 
-def require_pieces(size: int, count: int) -> None:
-    """Raise `MicroBatchError` where a batch of `size` has no `count` pieces with a sample each."""
+def check_micro_batch_count(size: int, count: int) -> None:
+    """Raise `MicroBatchError` unless `count` micro-batches of a batch of `size` are non-empty."""
     if count < 1 or count > size or chunk(size, count, count - 1)[1] == 0:
         raise MicroBatchError(
             f"a batch of {size} cannot be cut into {count} micro-batches, none of them empty"
         )
 
 
-def one_batch(graph: Graph, analysis: Analysis) -> MicroBatches:
-    """The whole batch as the only piece: any graph can take it so."""
+def undivided_batch(graph: Graph, analysis: Analysis) -> MicroBatches:
+    """The whole batch as the only micro-batch, which every graph supports."""
     placements: dict[str, Placement] = {value.name: REPLICATE for value in graph.values}
     return MicroBatches(1, -1, {op.name: None for op in graph.ops}, placements)
 
 
 def _batch(graph: Graph, analysis: Analysis) -> tuple[int, int]:
-    """The atom that leads most inputs, and its size."""
+    """The batch: the atom that is the leading dimension of most inputs, and its size."""
     returned = [graph.tensor[name] for name in graph.outputs]
     if len(returned) != 1 or returned[0].shape or not returned[0].requires_grad:
-        raise MicroBatchError("only a model that returns its loss can take its batch in pieces")
+        raise MicroBatchError(
+            "micro-batches need a model that returns one scalar loss, and nothing else"
+        )
     sizes: dict[int, int] = {}
     votes: dict[int, int] = {}
     for leaf in graph.leaves_of(LeafKind.INPUT):
@@ -156,18 +158,18 @@ def _batch(graph: Graph, analysis: Analysis) -> tuple[int, int]:
 
 
 class _Chooser:
-    """Splits the batch wherever nothing has to be communicated.
+    """Splits the batch wherever that needs no communication.
 
-    Where an operator needs the whole of a value that depends on inputs alone
-    (how many labels count), that value is computed whole for every piece, and
-    so is what it is made of.
+    Where an operator needs a reduced value that depends on inputs alone (the
+    number of labels), that value and its inputs are computed of the whole batch
+    in every micro-batch.
     """
 
     def __init__(self, graph: Graph, analysis: Analysis, atom: int) -> None:
         self.graph = graph
         self.analysis = analysis
         self.atom = atom
-        self.whole: set[str] = set()  # operators that compute everything
+        self.whole: set[str] = set()  # operators that compute the whole batch every time
         self.trained = _descendants(graph, LeafKind.PARAMETER) & _descendants(graph, LeafKind.INPUT)
 
     def choose(self) -> tuple[dict[str, Choice], dict[str, Placement]]:
@@ -177,8 +179,8 @@ class _Chooser:
             placements: dict[str, Placement] = {leaf.name: REPLICATE for leaf in self.graph.leaves}
             for op in self.graph.ops:
                 choices[op.name] = choice = self._choice(op, placements)
-                placed = self.analysis.rules[op.name].placed(choice)
-                placements.update(zip(op.outputs, placed.results, strict=True))
+                axis_placements = self.analysis.rules[op.name].axis_placements(choice)
+                placements.update(zip(op.outputs, axis_placements.results, strict=True))
             if len(self.whole) == before:
                 return choices, placements
 
@@ -187,11 +189,11 @@ class _Chooser:
         candidates = [None] if op.name in self.whole else list(self._candidates(op, placements))
         lacking: list[str] = []
         for choice in candidates:
-            wanted = rule.placed(choice).operands
+            wanted = rule.axis_placements(choice).operands
             lacking = [
                 name
                 for name, want in zip(op.operands, wanted, strict=True)
-                if not _free(placements[name], want)
+                if not _needs_no_communication(placements[name], want)
             ]
             if not any(name in self.trained for name in lacking):
                 break
@@ -203,8 +205,9 @@ class _Chooser:
         for factor in rule.factors:
             if factor.atom == self.atom and factor.kind is FactorKind.PARALLEL:
                 choice = Split(factor.name)
-                # Pieces cannot agree on what is inside of an operator.
-                if not any(isinstance(p, Partial) for p in rule.placed(choice).agreed):
+                # A reduction inside an operator cannot span several micro-batches.
+                internal = rule.axis_placements(choice).internal_reductions
+                if not any(isinstance(p, Partial) for p in internal):
                     yield choice
         if any(isinstance(placements[name], Partial) for name in op.operands):
             yield from (PassPartial(term) for term in range(len(rule.linear)))
@@ -220,8 +223,8 @@ class _Chooser:
             self.whole.add(self.graph.producer[name].name)
 
 
-def _free(have: Placement, want: Placement) -> bool:
-    """Whether what lies as `have` can be read as `want` without what other pieces hold."""
+def _needs_no_communication(have: Placement, want: Placement) -> bool:
+    """Whether a value placed as `have` can be read as `want` within one micro-batch."""
     order = (Replicate, Shard, Partial)
     return have == want or order.index(type(have)) < order.index(type(want))
 

@@ -1,7 +1,7 @@
 """A graph and its analysis at the sizes of one micro-batch.
 
-Costs do not depend on values. What one micro-batch costs is what the graph
-costs in which the batch is as long as the longest piece.
+Costs do not depend on values, so one micro-batch costs what the graph costs
+with the size of the longest micro-batch as its batch size.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from shardwright.rules.rule import Factor, FactorKind, Rule, Split
 def micro_graph(graph: Graph, analysis: Analysis, micro: MicroBatches) -> tuple[Graph, Analysis]:
     """`graph` and `analysis` at the sizes of the longest micro-batch.
 
-    Factors remember the shortest, so that no tiling leaves a device an empty
-    tile of it. What is computed whole for every piece keeps its sizes, and its
-    batch stays whole on the devices too: a tile of a tile is not cut from there.
+    Factors keep the size of the shortest (`Factor.least`), so that no tiling leaves a device an
+    empty tile of it. Operators that compute the whole batch in every micro-batch keep their sizes,
+    and devices do not split their batch.
     """
     if micro.count == 1:
         return graph, analysis
     atoms = {
-        name: _cut(sizes, micro.placements[name], micro.count)
+        name: _micro_atoms(sizes, micro.placements[name], micro.count)
         for name, sizes in analysis.atoms.items()
     }
     rules: dict[tuple[int, object], Rule] = {}  # equal rules stay one object
     for op in graph.ops:
         key = id(analysis.rules[op.name]), micro.choices[op.name]
         if key not in rules:
-            rules[key] = _piece(analysis.rules[op.name], micro, op)
+            rules[key] = _micro_rule(analysis.rules[op.name], micro, op)
     small = replace(
         analysis,
         atoms=atoms,
@@ -42,11 +42,11 @@ def micro_graph(graph: Graph, analysis: Analysis, micro: MicroBatches) -> tuple[
     )
     values = tuple(replace(value, shape=shape_of(atoms[value.name])) for value in graph.values)
     tensor = {value.name: value for value in values}
-    ops = tuple(_extra(op, graph.tensor, tensor) for op in graph.ops)
+    ops = tuple(_scale_extra_saved(op, graph.tensor, tensor) for op in graph.ops)
     return replace(graph, values=values, ops=ops), small
 
 
-def _cut(atoms: Atoms, placement: Placement, count: int) -> Atoms:
+def _micro_atoms(atoms: Atoms, placement: Placement, count: int) -> Atoms:
     if not isinstance(placement, Shard):
         return atoms
     return tuple(
@@ -58,7 +58,7 @@ def _cut(atoms: Atoms, placement: Placement, count: int) -> Atoms:
     )
 
 
-def _piece(rule: Rule, micro: MicroBatches, op: Op) -> Rule:
+def _micro_rule(rule: Rule, micro: MicroBatches, op: Op) -> Rule:
     choice = micro.choices[op.name]
 
     def factor(one: Factor) -> Factor:
@@ -72,13 +72,13 @@ def _piece(rule: Rule, micro: MicroBatches, op: Op) -> Rule:
     return replace(rule, factors=tuple(factor(one) for one in rule.factors))
 
 
-def _extra(op: Op, before: dict[str, Tensor], after: dict[str, Tensor]) -> Op:
-    """What autograd keeps besides is as much less as what it scales with."""
+def _scale_extra_saved(op: Op, before: dict[str, Tensor], after: dict[str, Tensor]) -> Op:
+    """`op` with `extra_saved` and `extra_rows` scaled like the value that they scale with."""
     if not op.extra_saved or not op.outputs:
         return op
     name = extra_scales_with(op, before)
-    whole, piece = before[name].num_elements, after[name].num_elements
-    if whole == piece:
+    whole, part = before[name].num_elements, after[name].num_elements
+    if whole == part:
         return op
-    saved, rows = (-(-extra * piece // whole) for extra in (op.extra_saved, op.extra_rows))
+    saved, rows = (-(-extra * part // whole) for extra in (op.extra_saved, op.extra_rows))
     return replace(op, extra_saved=saved, extra_rows=rows)

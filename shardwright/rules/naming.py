@@ -1,8 +1,8 @@
 """Names the dimensions of a model: batch, sequence, heads, features.
 
-Unification knows which dimensions are the same but not what people call them.
-The words are read off the operators that a dimension takes part in, the most
-telling ones first, and are only ever shown: nothing depends on them.
+Unification finds equal dimensions but not their names. The names follow from the
+operators in which a dimension appears, most specific operators first, and are only
+printed: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.rule import PassPartial, Route, Rule, Tiling, Together
+from shardwright.rules.rule import JointSplit, PassPartial, Route, Rule, Tiling
 
 # Per operator, words for the indices of its notation.
 _ATTENTION = {"h": "heads", "r": "queries per head", "l": "sequence"}
@@ -23,7 +23,7 @@ _PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm")
 
 
 def dimension_names(graph: Graph, analysis: Analysis) -> dict[int, str]:
-    """A word for each atom, by its id in `analysis.dims`; atoms without one are left out."""
+    """A name for each atom, by its id in `analysis.dims`; atoms without one are left out."""
     names: dict[int, str] = {}
     for atom, word in _suggestions(graph, analysis):
         names.setdefault(atom, word)
@@ -31,10 +31,10 @@ def dimension_names(graph: Graph, analysis: Analysis) -> dict[int, str]:
 
 
 def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str, ...]:
-    """What a tiling splits along each axis, in words; "-" where nothing.
+    """The name of the dimension that a tiling splits along each axis; "-" for none.
 
-    Summed dimensions are marked: "features (sum)" leaves partial sums behind. "batch to experts"
-    cuts both, and sends rows to where their experts are.
+    A split sum is marked: "features (sum)" leaves partial sums. "batch to experts" splits both and
+    sends rows to the devices of their experts (all-to-all).
     """
     words = []
     for choice in tiling:
@@ -45,7 +45,7 @@ def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str,
             if isinstance(choice, Route):
                 rows, owners = (names.get(rule.factor[f].atom, "rows") for f in cut)
                 words.append(f"{rows} to {owners}")
-            elif isinstance(choice, Together):
+            elif isinstance(choice, JointSplit):
                 words.append(f"{word} ({'ring' if 's' in cut else 'halves'})")
             else:
                 words.append(word if in_results else f"{word} (sum)")
@@ -55,7 +55,7 @@ def split_words(rule: Rule, tiling: Tiling, names: dict[int, str]) -> tuple[str,
 
 
 def _suggestions(graph: Graph, analysis: Analysis) -> Iterator[tuple[int, str]]:
-    """Atoms and words for them, the most telling first."""
+    """Pairs of an atom and a name for it, most specific first."""
     inputs = [(leaf, graph.tensor[leaf.name]) for leaf in graph.leaves_of(LeafKind.INPUT)]
     for leaf, _ in inputs:
         for atom in analysis.dims[leaf.name][:1]:

@@ -26,14 +26,14 @@ _DIM = re.compile(r"\([^)]*\)|\.\.\.|\S+")
 
 
 class NotationError(Exception):
-    """Text and shapes that do not fit: a bug in the table of rules."""
+    """A notation that does not fit the shapes: a bug in the table of rules."""
 
 
 @dataclass(frozen=True)
 class Notation:
-    """Indices of each operand and result; see `Rule` for what the other fields say.
+    """The indices of each operand and result; the other fields are those of `Rule`.
 
-    `reason` says why the `whole` indices are.
+    `reason` says why the `whole` indices cannot be split.
     """
 
     operands: tuple[Dims, ...]
@@ -44,9 +44,9 @@ class Notation:
     linear: tuple[frozenset[int], ...] = ()
     work: tuple[str, ...] = ()
     work_repeats: int = 1
-    agreed: tuple[Dims, ...] = ()
+    internal_reductions: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
+    joint_splits: tuple[tuple[str, ...], ...] = ()
     reason: str = ""
 
 
@@ -62,9 +62,9 @@ def parse(
 ) -> Notation:
     """The notation `text` for operands and results of these shapes.
 
-    Operands that the text names beyond those given are optional and left out.
-    `sizes` are needed for indices inside parentheses; one per group may be
-    left open. `work` lists the indices of a contraction's multiply-adds.
+    Operands of the text beyond those passed are optional and left out.
+    `sizes` has the sizes of indices inside parentheses, but for at most one per
+    group. `work` lists the indices of a contraction's multiply-adds.
 
     >>> parse("m k, k n -> m n", [(4, 6), (6, 1)], [(4, 1)]).results
     ((('m',), ()),)
@@ -101,7 +101,7 @@ def parse(
 
 
 class _Reader:
-    """Reads one operand after the other, remembering sizes."""
+    """Reads operands in order and collects the sizes of indices."""
 
     def __init__(self, text: str, sizes: dict[str, int]) -> None:
         self.text = text
@@ -113,7 +113,7 @@ class _Reader:
         if "..." in words:
             at = words.index("...")
             count = len(shape) - len(words) + 1
-            # Aligned at the right, so that fewer leading dimensions broadcast.
+            # Numbered from the right, so that fewer leading dimensions broadcast.
             words[at : at + 1] = [f"b{count - 1 - i}" for i in range(count)]
         if len(words) != len(shape):
             raise NotationError(f"{self.text!r}: {part!r} has not the dimensions of {shape}")
@@ -154,7 +154,7 @@ def elementwise(
     linear: Sequence[Sequence[int]] = (),
     reason: str = "",
 ) -> Notation:
-    """Broadcast operands to `result`, one index per dimension; `whole` dimensions stay unsplit."""
+    """Broadcasting operands, one index per dimension of `result`; `whole` ones stay unsplit."""
 
     def dims(shape: Shape) -> Dims:
         offset = len(result) - len(shape)
@@ -171,10 +171,10 @@ def elementwise(
 
 
 def reshape(before: Shape, after: Shape) -> Notation:
-    """A view: where the sizes of both sides divide each other they are matched piece by piece.
+    """The notation of a view: the common factors of both shapes are its indices.
 
-    Both shapes are cut into the fewest groups of equal product. A group whose
-    boundaries do not form a chain of divisors stays whole.
+    Both shapes are cut into as many groups of equal product as possible. A group
+    whose boundaries do not form a chain of divisors stays whole.
 
     >>> str(reshape((4, 6), (8, 3)).operands)
     "((('x0',), ('x1', 'x2')),)"
@@ -196,15 +196,15 @@ def reshape(before: Shape, after: Shape) -> Notation:
             continue
         names = [f"x{len(sizes) + i}" for i in range(len(cuts))]
         sizes.update(zip(names, cuts, strict=True))
-        _hand_out(left, group[0], before, list(zip(names, cuts, strict=True)))
-        _hand_out(right, group[1], after, list(zip(names, cuts, strict=True)))
+        _assign_indices(left, group[0], before, list(zip(names, cuts, strict=True)))
+        _assign_indices(right, group[1], after, list(zip(names, cuts, strict=True)))
     return Notation(
         operands=(tuple(left),),
         results=(tuple(right),),
         sizes=sizes,
         whole=frozenset(whole),
         linear=(frozenset({0}),),
-        reason="no tile of it is a tile of the other shape",
+        reason="no tile of one shape is a tile of the other",
     )
 
 
@@ -244,13 +244,13 @@ def _boundaries(shape: Shape) -> list[int]:
     return found
 
 
-def _hand_out(
-    side: list[tuple[str, ...]], dims: list[int], shape: Shape, pieces: list[tuple[str, int]]
+def _assign_indices(
+    side: list[tuple[str, ...]], dims: list[int], shape: Shape, indices: list[tuple[str, int]]
 ) -> None:
     for dim in dims:
         names, size = [], 1
         while size < shape[dim]:
-            name, piece = pieces.pop(0)
+            name, length = indices.pop(0)
             names.append(name)
-            size *= piece
+            size *= length
         side[dim] = tuple(names)

@@ -7,59 +7,58 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.ir.layout import Layout, Mesh, fits
-from shardwright.rules.rule import Rule, Tiling, Together, word_of
+from shardwright.rules.rule import JointSplit, Rule, Tiling, word_of
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """How everything an operator touches lies on the mesh.
+class OpLayouts:
+    """Layouts of everything an operator reads and writes, under one `tiling`.
 
-    `operand_grads[i]` is how the gradient of operand i comes out of its
-    backward; the gradient of result i is wanted as `results[i].dual()`. Tensors
-    inside of it that are Partial in `agreed` are reduced while it runs. `tiling` is what they
-    follow from.
+    * `operand_grads[i]`: the layout in which the backward pass produces the gradient of operand i;
+      the gradient of result i is wanted as `results[i].dual()`;
+    * `internal_reductions`: tensors inside of the operator; Partial ones are reduced while it runs.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     operand_grads: tuple[Layout, ...]
-    agreed: tuple[Layout, ...] = ()
+    internal_reductions: tuple[Layout, ...] = ()
     tiling: Tiling = ()
 
 
-def place(rule: Rule, tiling: Tiling, mesh: Mesh) -> Placing:
-    """Layouts under `tiling`, which has one choice per axis of `mesh`."""
-    placed = [rule.placed(choice) for choice in tiling]
+def layouts_under(rule: Rule, tiling: Tiling, mesh: Mesh) -> OpLayouts:
+    """The layouts of an operator under `tiling`, which has one choice per axis of `mesh`."""
+    per_axis = [rule.axis_placements(choice) for choice in tiling]
 
     def gather(count: int, field: str) -> tuple[Layout, ...]:
         return tuple(
-            Layout(mesh, tuple(getattr(axis, field)[i] for axis in placed)) for i in range(count)
+            Layout(mesh, tuple(getattr(axis, field)[i] for axis in per_axis)) for i in range(count)
         )
 
-    return Placing(
+    return OpLayouts(
         gather(len(rule.operands), "operands"),
         gather(len(rule.results), "results"),
         gather(len(rule.operands), "operand_grads"),
-        gather(len(rule.agreed), "agreed"),
+        gather(len(rule.internal_reductions), "internal_reductions"),
         tiling,
     )
 
 
-def feasible(rule: Rule, placing: Placing) -> bool:
+def feasible(rule: Rule, op_layouts: OpLayouts) -> bool:
     """Whether no device would hold an empty tile of any operand or result."""
-    pairs = (*zip(rule.operands, placing.operands, strict=True),)
-    pairs += (*zip(rule.results, placing.results, strict=True),)
+    pairs = (*zip(rule.operands, op_layouts.operands, strict=True),)
+    pairs += (*zip(rule.results, op_layouts.results, strict=True),)
     return all(fits(rule.atoms(dims), layout) for dims, layout in pairs)
 
 
-def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, Placing]]:
+def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, OpLayouts]]:
     """Every feasible tiling of an operator on `mesh`, all-replicated first."""
     choices = rule.choices()
     for tiling in product(*(choices if size > 1 else choices[:1] for size in mesh.shape)):
-        placing = place(rule, tiling, mesh)
-        shared = sum(isinstance(choice, Together) for choice in tiling)
-        if shared <= 1 and feasible(rule, placing):
-            yield tiling, placing
+        op_layouts = layouts_under(rule, tiling, mesh)
+        shared = sum(isinstance(choice, JointSplit) for choice in tiling)
+        if shared <= 1 and feasible(rule, op_layouts):
+            yield tiling, op_layouts
 
 
 def tiling_text(tiling: Tiling) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
 """An operator in index notation, and the effect of splitting each of its factors.
 
 `m k, n k -> m n` says that a linear layer relates three factors. Splitting `m`
-or `n` leaves the output sharded, splitting `k` leaves partial sums. The same
-sentence gives the backward pass (design: gradients have layouts too): an
-operand that carries the split factor gets its gradient as the same Shard, one
-that lacks it gets it as Partial, and the gradient of a Partial value is wanted
-whole.
+or `n` leaves the output sharded, splitting `k` leaves partial sums. The
+notation also fixes the backward pass: the gradient of an operand that has the
+split factor is the same Shard, that of an operand without it is Partial, and the
+gradient of a Partial result must be Replicate.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Along one mesh axis, `rows` and `owners` are both cut into tiles, and rows travel.
+    """Along one mesh axis, `rows` and `owners` are both split, and rows are exchanged.
 
-    Each row is sent to the devices that hold what it chose, and what they make of it is sent back.
-    Seen from outside all is sharded, forward and backward.
+    An all-to-all sends each row to the device that holds the owner it chose, and another returns
+    the results (expert parallelism). Operands, results and gradients are sharded.
     """
 
     rows: str
@@ -65,7 +64,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PassPartial:
-    """Along one mesh axis, partial sums go through a linear operator unreduced.
+    """Along one mesh axis, a linear operator maps partial sums to partial sums.
 
     `term` is the index, in `Rule.linear`, of the set of operands that carry them.
     """
@@ -77,10 +76,10 @@ class PassPartial:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Along one mesh axis, several factors of the operator are cut into tiles, all of them at once.
+class JointSplit:
+    """Along one mesh axis, several factors of the operator are split at once (ring attention).
 
-    One of `Rule.together`; at most one axis may do so. The first factor gives it its name.
+    One of `Rule.joint_splits`; allowed along at most one axis. Named after its first factor.
     """
 
     factors: tuple[str, ...]
@@ -90,28 +89,28 @@ class Together:
 
 
 # None: every device along the axis computes all of it.
-Choice = Split | Route | Together | PassPartial | None
+Choice = Split | Route | JointSplit | PassPartial | None
 Tiling = tuple[Choice, ...]  # one choice per mesh axis
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """What one choice means along its axis, per operand and per result, forward and backward.
+class AxisPlacements:
+    """The placements along one axis under one choice, of operands, results and gradients.
 
-    `operand_grads[i]` is how the gradient of operand i comes out of the
-    operator's backward; `result_grads[i]` is how the gradient of result i is wanted.
-    `agreed` are the tensors of `Rule.agreed`: the devices that hold terms of one bring them
-    together while the operator runs.
+    `operand_grads[i]` is the placement in which the backward pass produces the gradient of
+    operand i; `result_grads[i]` is the one in which it needs the gradient of result i.
+    `internal_reductions` are the tensors of `Rule.internal_reductions`: a Partial one is
+    all-reduced while the operator runs.
     """
 
     operands: tuple[Placement, ...]
     results: tuple[Placement, ...]
     operand_grads: tuple[Placement, ...]
     result_grads: tuple[Placement, ...]
-    agreed: tuple[Placement, ...] = ()
+    internal_reductions: tuple[Placement, ...] = ()
 
 
-SPREAD = "spread"  # the factor that says from how many devices rows come; see `Rule.routes`
+SPREAD = "spread"  # the factor for the number of devices that rows come from; see `Rule.routes`
 Dims = tuple[tuple[str, ...], ...]  # per tensor dimension, the names of its factors, major first
 
 
@@ -121,20 +120,20 @@ class Rule:
 
     Operands are those of `Op.operands` in that order; results those of `Op.outputs`.
 
-    * `additive`: operands that are added to the result (a bias): where the
-      result becomes partial they are taken as Partial, so they count once.
-    * `linear`: sets of operands in which the operator is linear, so that partial
-      sums may pass through it.
+    * `additive`: operands that are added to the result (a bias): Partial where the
+      result is, so that they are added once.
+    * `linear`: sets of operands in which the operator is linear, so that it maps
+      partial sums to partial sums.
     * `work`: factors whose sizes multiply to the number of multiply-adds of a
       contraction, done `work_repeats` times (attention has two); empty for
       operators that are bound by memory.
-    * `agreed`: tensors inside of the operator that its forward pass needs whole: where
-      splitting a factor leaves terms of one they are reduced over the axis, once each (the
-      largest logit and the sum of exponentials of a cross entropy).
-    * `routes`: pairs of factors that may be cut along one axis together, rows and what they choose
-      among. A device then works on rows of all devices along the axis: so many times more than its
-      own, which the factor `SPREAD` counts (its size is one, and grows where others are cut).
-    * `together`: factors that may only be cut at once, by devices that hand each other tiles
+    * `internal_reductions`: tensors inside of the operator that its forward pass needs reduced:
+      where a split factor makes one Partial, it is all-reduced over the axis (the largest logit and
+      the sum of exponentials of a cross entropy).
+    * `routes`: pairs of factors that may be split along one axis together: rows, and the owners
+      among which each row chooses (tokens and experts). A device then works on rows of all devices
+      along the axis; the factor `SPREAD`, of size one otherwise, counts them.
+    * `joint_splits`: factors that may only be split at once, by devices that exchange tiles
       while the operator runs (`contractions.attention`).
     * `reason`: why the whole factors are whole.
     """
@@ -146,9 +145,9 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     work: tuple[str, ...] = ()
     work_repeats: int = 1
-    agreed: tuple[Dims, ...] = ()
+    internal_reductions: tuple[Dims, ...] = ()
     routes: tuple[tuple[str, str], ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
+    joint_splits: tuple[tuple[str, ...], ...] = ()
     reason: str = ""
 
     @cached_property
@@ -156,7 +155,7 @@ class Rule:
         return {factor.name: factor for factor in self.factors}
 
     def choices(self) -> tuple[Choice, ...]:
-        """What the operator may do along one axis: replicate, split, route, pass partials."""
+        """The choices along one axis: replicate, split, route, split jointly, pass partial sums."""
         return self._choices
 
     @cached_property
@@ -164,58 +163,60 @@ class Rule:
         splits = (Split(f.name) for f in self.factors if f.kind is FactorKind.PARALLEL)
         passes = (PassPartial(term) for term in range(len(self.linear)))
         routes = (Route(*pair) for pair in self.routes)
-        return (None, *splits, *routes, *map(Together, self.together), *passes)
+        return (None, *splits, *routes, *map(JointSplit, self.joint_splits), *passes)
 
     @cached_property
     def by_word(self) -> dict[str, Choice]:
-        """All choices by what `word_of` calls them."""
+        """All choices by their words (`word_of`)."""
         return {word_of(choice): choice for choice in self._choices}
 
     @property
-    def why_whole(self) -> str:
-        """Why no dimension may be split; empty where one may, or where there is none."""
+    def why_unsplittable(self) -> str:
+        """Why no factor may be split; empty where one may, or where there is no factor."""
         splits = any(self.cuts(choice) for choice in self._choices)
         return "" if splits or not self.factors else self.reason
 
     def cuts(self, choice: Choice) -> tuple[str, ...]:
-        """The factors that `choice` cuts into tiles."""
+        """The factors that `choice` splits."""
         if isinstance(choice, Route):
             return choice.rows, choice.owners
-        if isinstance(choice, Together):
+        if isinstance(choice, JointSplit):
             return choice.factors
         return (choice.factor,) if isinstance(choice, Split) else ()
 
     def shares_owners(self, tiling: Tiling) -> bool:
-        """Whether devices have different ones of what rows choose among (`routes`)."""
+        """Whether `tiling` splits owners (`routes`), so that devices hold different experts."""
         owners = {owner for _, owner in self.routes}
         return any(owners & {*self.cuts(choice)} for choice in tiling)
 
-    def placed(self, choice: Choice) -> Placed:
-        """Placements along the axis on which `choice` is made."""
+    def axis_placements(self, choice: Choice) -> AxisPlacements:
+        """The placements along an axis under `choice`."""
         if (found := self._known.get(choice)) is None:
-            found = self._known[choice] = self._placed(choice)
+            found = self._known[choice] = self._axis_placements(choice)
         return found
 
     @cached_property
-    def _known(self) -> dict[Choice, Placed]:
-        return {}  # as layers share their rules, and plans ask for the same
+    def _known(self) -> dict[Choice, AxisPlacements]:
+        return {}  # layers share their rules, and many plans make the same choices
 
-    def _placed(self, choice: Choice) -> Placed:
+    def _axis_placements(self, choice: Choice) -> AxisPlacements:
         if choice is None:
             whole = (REPLICATE,) * len(self.operands)
             out = (REPLICATE,) * len(self.results)
-            return Placed(whole, out, whole, out, (REPLICATE,) * len(self.agreed))
+            return AxisPlacements(
+                whole, out, whole, out, (REPLICATE,) * len(self.internal_reductions)
+            )
         if isinstance(choice, PassPartial):
             return self._passed(self.linear[choice.term])
         cut = self.cuts(choice)
         results: tuple[Placement, ...] = tuple(
-            _where(cut, dims) or PARTIAL for dims in self.results
+            _shard_of(cut, dims) or PARTIAL for dims in self.results
         )
         summed = any(isinstance(p, Partial) for p in results)
         operands: list[Placement] = []
         grads: list[Placement] = []
         for i, dims in enumerate(self.operands):
-            shard = _where(cut, dims)
+            shard = _shard_of(cut, dims)
             if shard is not None:
                 operands.append(shard)
                 grads.append(shard)
@@ -226,21 +227,24 @@ class Rule:
                 operands.append(REPLICATE)
                 grads.append(PARTIAL)
         wanted = tuple(REPLICATE if isinstance(p, Partial) else p for p in results)
-        agreed = tuple(_where(cut, dims) or PARTIAL for dims in self.agreed)
-        return Placed(tuple(operands), results, tuple(grads), wanted, agreed)
+        internal_reductions = tuple(
+            _shard_of(cut, dims) or PARTIAL for dims in self.internal_reductions
+        )
+        return AxisPlacements(tuple(operands), results, tuple(grads), wanted, internal_reductions)
 
-    def _passed(self, carriers: frozenset[int]) -> Placed:
-        """Partial sums in the operands `carriers` go through.
+    def _passed(self, carriers: frozenset[int]) -> AxisPlacements:
+        """The placements where the operands `carriers` are partial sums.
 
-        The gradients of these do not depend on the sum, those of what multiplies them do.
+        The gradients of `carriers` do not depend on the sum; those of the operands that multiply
+        them do.
         """
         at = range(len(self.operands))
-        return Placed(
+        return AxisPlacements(
             operands=tuple(PARTIAL if i in carriers else REPLICATE for i in at),
             results=(PARTIAL,) * len(self.results),
             operand_grads=tuple(REPLICATE if i in carriers else PARTIAL for i in at),
             result_grads=(REPLICATE,) * len(self.results),
-            agreed=(REPLICATE,) * len(self.agreed),
+            internal_reductions=(REPLICATE,) * len(self.internal_reductions),
         )
 
     def atoms(self, dims: Dims) -> Atoms:
@@ -250,10 +254,10 @@ class Rule:
 
     def __str__(self) -> str:
         left = ", ".join(
-            ("+" if i in self.additive else "") + _text(dims)
+            ("+" if i in self.additive else "") + _dims_text(dims)
             for i, dims in enumerate(self.operands)
         )
-        return f"{left} -> {', '.join(_text(dims) for dims in self.results)}"
+        return f"{left} -> {', '.join(_dims_text(dims) for dims in self.results)}"
 
 
 def word_of(choice: Choice) -> str:
@@ -265,13 +269,13 @@ def word_of(choice: Choice) -> str:
     return "-" if choice is None else str(choice)
 
 
-def together(tiling: Tiling) -> tuple[int, Together] | None:
-    """The one axis along which factors are cut at once, by its number, and which they are."""
-    found = [(axis, choice) for axis, choice in enumerate(tiling) if isinstance(choice, Together)]
+def joint_split(tiling: Tiling) -> tuple[int, JointSplit] | None:
+    """The index of the axis with a `JointSplit`, and that choice; None if there is none."""
+    found = [(axis, choice) for axis, choice in enumerate(tiling) if isinstance(choice, JointSplit)]
     return found[0] if found else None
 
 
-def _where(cut: tuple[str, ...], dims: Dims) -> Shard | None:
+def _shard_of(cut: tuple[str, ...], dims: Dims) -> Shard | None:
     for dim, names in enumerate(dims):
         for place, name in enumerate(names):
             if name in cut:
@@ -279,7 +283,7 @@ def _where(cut: tuple[str, ...], dims: Dims) -> Shard | None:
     return None
 
 
-def _text(dims: Dims) -> str:
+def _dims_text(dims: Dims) -> str:
     if not dims:
         return "[]"
     return " ".join(

@@ -1,7 +1,4 @@
-"""Selects the operators that a plan's notes mention: those without a written rule.
-
-Those whose rule is not in the tables, and those that every device computes whole.
-"""
+"""Remarks of a plan on operators: without a written rule, unsplittable, opaque or decomposed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable, Iterable
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.plan_notes import Remark, RemarkKind
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.user_rules import stated
+from shardwright.rules.user_rules import user_rule
 
 _ATTENTION = "attention with dropout"
 _OPAQUE = "shardwright.opaque.default"
@@ -21,21 +18,21 @@ _FUSED_INSTEAD = (
 
 
 def remarks(
-    graph: Graph, analysis: Analysis, like: Callable[[str], str] = lambda name: name
+    graph: Graph, analysis: Analysis, representative: Callable[[str], str] = lambda name: name
 ) -> tuple[Remark, ...]:
     """The remarks on `graph`, most frequent first within each kind.
 
-    `analysis` may be that of a shorter graph, whose operator `like(name)` stands for `name`.
+    `analysis` may be of a shorter graph, in which `representative(name)` stands for `name`.
     """
     discovered = set(analysis.discovered)
-    ruled = [op for op in graph.ops if like(op.name) in discovered]
-    mine = [op for op in ruled if stated(op.target) == op.rule]
-    found = [op for op in ruled if stated(op.target) != op.rule]
+    ruled = [op for op in graph.ops if representative(op.name) in discovered]
+    user_defined = [op for op in ruled if user_rule(op.target) == op.rule]
+    by_experiment = [op for op in ruled if user_rule(op.target) != op.rule]
     return (
-        *_by_target(RemarkKind.DISCOVERED, found),
-        *_by_target(RemarkKind.STATED, mine),
-        *_whole(graph, lambda op: analysis.rules[like(op.name)].why_whole),
-        *_kept_whole(graph),
+        *_by_target(RemarkKind.DISCOVERED, by_experiment),
+        *_by_target(RemarkKind.STATED, user_defined),
+        *_unsplittable(graph, lambda op: analysis.rules[representative(op.name)].why_unsplittable),
+        *_opaque_modules(graph),
         *_explicit_attention(graph),
     )
 
@@ -55,17 +52,17 @@ def _name(op: Op) -> str:
     return f"autograd function {op.args[2]}" if op.target == _FUNCTION else op.target
 
 
-def _whole(graph: Graph, why: Callable[[Op], str]) -> Iterable[Remark]:
-    """What is computed of tensors and cannot be split, by target and reason."""
-    alike: dict[tuple[str, str], list[str]] = {}
+def _unsplittable(graph: Graph, why: Callable[[Op], str]) -> Iterable[Remark]:
+    """Operators on tensors that cannot be split, by target and reason."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for op in graph.ops:
         if op.operands and op.target != _OPAQUE and (reason := why(op)):
-            alike.setdefault((_name(op), reason), []).append(op.name)
-    for (target, reason), names in sorted(alike.items(), key=lambda item: -len(item[1])):
+            by_reason.setdefault((_name(op), reason), []).append(op.name)
+    for (target, reason), names in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         yield Remark(RemarkKind.REPLICATED, target, reason, tuple(names), len(names))
 
 
-def _kept_whole(graph: Graph) -> Iterable[Remark]:
+def _opaque_modules(graph: Graph) -> Iterable[Remark]:
     by_class: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.target == _OPAQUE:

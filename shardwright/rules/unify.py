@@ -5,10 +5,10 @@ equal, or products of each other. Solving these equations over the whole graph,
 as a type checker would, refines each dimension into atoms: the 2304 outputs of
 a fused projection become (3, 12, 64) because a later `split` and `view` say so.
 
-Plain equalities are solved first, so that a reshape that cannot be reconciled
-with them stays alone with its trouble: only that operator treats the
-dimension as whole. What comes out is checked operator by operator, so a missed
-or failed equation can cost choices but never correctness.
+Plain equalities are solved first, so that a reshape that contradicts them affects
+only itself: that operator treats the dimension as whole. The solution is checked
+operator by operator, so a missed or failed equation can cost choices but never
+correctness.
 
 Complexity: nearly linear in the number of dimensions (union-find).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import final
 
 from shardwright.ir.graph import Graph
 from shardwright.rules.notation import Notation
@@ -53,8 +54,8 @@ class Dim:
 def equate(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
     """Make two products of dimensions equal, refining both into common atoms.
 
-    False, and possibly some harmless refinement, when their boundaries do not
-    form one chain of divisors (6 = 2·3 = 3·2).
+    Returns False when their boundaries do not form one chain of divisors
+    (6 = 2·3 = 3·2); a refinement made before that is harmless.
     """
     if len(left) == len(right) == 1:  # nearly all equations
         one, other = left[0].find(), right[0].find()
@@ -81,7 +82,7 @@ def equate(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
 
 
 def _bounds(atoms: Sequence[Dim]) -> list[int]:
-    """Products of the minor atoms, from none to all."""
+    """Products of the last 0, 1, ... atoms."""
     found = [1]
     for atom in reversed(atoms):
         found.append(found[-1] * atom.size)
@@ -89,7 +90,7 @@ def _bounds(atoms: Sequence[Dim]) -> list[int]:
 
 
 def _refine(atoms: Sequence[Dim], bounds: Sequence[int]) -> bool:
-    """Cut the first atom, from the minor side, that has a boundary inside; False if none has."""
+    """Split the first atom, from the minor side, that has a boundary inside; False if none has."""
     low = 1
     for atom in reversed(atoms):
         high = low * atom.size
@@ -109,14 +110,14 @@ _ALL = "it needs all of every dimension"
 
 @dataclass(frozen=True)
 class Unified:
-    """Dims of every value, None where the size is one, and of every operator's indices."""
+    """The `Dim`s of every value (None where the size is one) and of every operator's indices."""
 
     values: Mapping[str, tuple[Dim | None, ...]]
     indices: Mapping[str, Mapping[str, Dim]]
 
 
 def unify(graph: Graph, notations: Mapping[str, Notation]) -> Unified:
-    """Solve the equations of all `notations`, which are by operator name."""
+    """Solve the equations of `notations`, a notation by operator name."""
     values = {
         value.name: tuple(Dim(size) if size != 1 else None for size in value.shape)
         for value in graph.values
@@ -142,98 +143,130 @@ def refine_rule(
     notation: Notation,
     indices: Mapping[str, Dim],
     values: Sequence[Sequence[list[Dim]]],
-    numbers: Mapping[Dim, int],
+    atom_ids: Mapping[Dim, int],
 ) -> Rule:
     """The rule of one operator at the atoms' resolution.
 
-    `values` are the atoms of every dimension of its operands and then of its results, none where
-    the size is one, `numbers` the ids of atoms. Where notation and atoms disagree (an equation that
-    could not be solved) the atoms stay whole, and so does every index involved.
+    `values` has the atoms of every dimension of its operands and then of its results, none where
+    the size is one; `atom_ids` the ids of atoms. Where notation and atoms disagree, because an
+    equation could not be solved, the atoms stay whole, and so does every index involved.
     """
     atoms = {name: dim.atoms() for name, dim in indices.items()}
     names_of = (*notation.operands, *notation.results)
-    agreed = [
+    matches = [
         [
             not dim or [a for n in names for a in atoms[n]] == dim
             for dim, names in zip(value, spelled, strict=True)
         ]
         for value, spelled in zip(values, names_of, strict=True)
     ]
-    broken = _broken(names_of, agreed)
-    factors: dict[str, Factor] = {}
-    labels: dict[str, tuple[str, ...]] = {}  # of indices, once they are factors
-
-    def add(name: str, parts: Sequence[Dim], kind: FactorKind) -> tuple[str, ...]:
-        names = [name] if len(parts) == 1 else [f"{name}.{i}" for i in range(len(parts))]
-        for one, part in zip(names, parts, strict=True):
-            factors.setdefault(one, Factor(one, part.size, kind, numbers.get(part, -1)))
-        return tuple(names)
-
-    def index(name: str) -> tuple[str, ...]:
-        if name not in labels:
-            whole = name in notation.whole or name in broken
-            kind = FactorKind.WHOLE if whole else FactorKind.PARALLEL
-            labels[name] = add(name, atoms[name], kind)
-        return labels[name]
-
-    dims: list[Dims] = []
-    for v, (value, spelled) in enumerate(zip(values, names_of, strict=True)):
-        found: list[tuple[str, ...]] = []
-        for d, (dim, names) in enumerate(zip(value, spelled, strict=True)):
-            if not dim:
-                found.append(())
-            elif not agreed[v][d]:
-                found.append(add(f"v{v}d{d}", dim, FactorKind.WHOLE))
-            elif len(names) == 1:
-                found.append(index(names[0]))
-            else:
-                found.append(tuple([label for name in names for label in index(name)]))
-        dims.append(tuple(found))
-    work = tuple(label for name in notation.work for label in index(name))
-    within = tuple(
-        tuple(tuple(label for name in names for label in index(name)) for names in one)
-        for one in notation.agreed
+    broken = _broken(names_of, matches)
+    factors = _Factors(atoms, {*notation.whole, *broken}, atom_ids)
+    dims = [
+        factors.dims(f"v{v}", value, spelled, matches[v])
+        for v, (value, spelled) in enumerate(zip(values, names_of, strict=True))
+    ]
+    work = factors.labels(notation.work)
+    internal_reductions = tuple(
+        tuple(factors.labels(names) for names in one) for one in notation.internal_reductions
     )
-    routes = tuple(
-        (rows, owner)
-        for pair in notation.routes
-        if set(pair) <= set(indices) and len(atoms[pair[1]]) == 1
-        for rows, owner in product(*map(index, pair))
-        if factors[rows].kind is factors[owner].kind is FactorKind.PARALLEL
-    )
+    routes = factors.routes(notation, indices)
     if routes:
-        factors[SPREAD] = Factor(SPREAD, 1, FactorKind.WHOLE)
+        factors.found[SPREAD] = Factor(SPREAD, 1, FactorKind.WHOLE)
         work = (*work, SPREAD)
-    together = _together(notation, {name for name in atoms if len(atoms[name]) == 1} - broken)
-    for name in {name for names in together for name in names}:
-        index(name)
+    single = {name for name in atoms if len(atoms[name]) == 1} - broken
+    joint_splits = _joint_splits(notation, single)
+    for name in {name for names in joint_splits for name in names}:
+        factors.index(name)
     count = len(notation.operands)
     return Rule(
-        factors=tuple(factors.values()),
+        factors=tuple(factors.found.values()),
         operands=tuple(dims[:count]),
         results=tuple(dims[count:]),
         additive=notation.additive,
         linear=notation.linear,
         work=work,
         work_repeats=notation.work_repeats,
-        agreed=within,
+        internal_reductions=internal_reductions,
         routes=routes,
-        together=together,
+        joint_splits=joint_splits,
         reason=_SHARED if broken else notation.reason or (_ALL if notation.whole else ""),
     )
 
 
-def _broken(names_of: Sequence[Dims], agreed: Sequence[Sequence[bool]]) -> set[str]:
-    """The indices in a dimension that is not what the notation says."""
+@final
+class _Factors:
+    """The factors of one rule, in the order in which its dimensions need them.
+
+    Indices of `whole` are not split.
+    """
+
+    def __init__(
+        self, atoms: Mapping[str, list[Dim]], whole: Collection[str], atom_ids: Mapping[Dim, int]
+    ) -> None:
+        self.found: dict[str, Factor] = {}
+        self._atoms, self._whole, self._atom_ids = atoms, whole, atom_ids
+        self._labels: dict[str, tuple[str, ...]] = {}  # of indices, once they are factors
+
+    def index(self, name: str) -> tuple[str, ...]:
+        """The factors of an index, one for each of its atoms."""
+        if name not in self._labels:
+            kind = FactorKind.WHOLE if name in self._whole else FactorKind.PARALLEL
+            self._labels[name] = self._add(name, self._atoms[name], kind)
+        return self._labels[name]
+
+    def labels(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The factors of several indices."""
+        return tuple([label for name in names for label in self.index(name)])
+
+    def dims(
+        self,
+        value: str,
+        atoms: Sequence[list[Dim]],
+        spelled: Sequence[Sequence[str]],
+        matches: Sequence[bool],
+    ) -> Dims:
+        """The factors of each dimension of a value: whole ones where its atoms do not match."""
+        found: list[tuple[str, ...]] = []
+        for d, (dim, names) in enumerate(zip(atoms, spelled, strict=True)):
+            if not dim:
+                found.append(())
+            elif not matches[d]:
+                found.append(self._add(f"{value}d{d}", dim, FactorKind.WHOLE))
+            elif len(names) == 1:
+                found.append(self.index(names[0]))
+            else:
+                found.append(self.labels(names))
+        return tuple(found)
+
+    def routes(self, notation: Notation, indices: Mapping[str, Dim]) -> tuple[tuple[str, str], ...]:
+        """Pairs of factors that are split together, of rows and of the one that owns them."""
+        return tuple(
+            (rows, owner)
+            for pair in notation.routes
+            if set(pair) <= set(indices) and len(self._atoms[pair[1]]) == 1
+            for rows, owner in product(*map(self.index, pair))
+            if self.found[rows].kind is self.found[owner].kind is FactorKind.PARALLEL
+        )
+
+    def _add(self, name: str, parts: Sequence[Dim], kind: FactorKind) -> tuple[str, ...]:
+        names = [name] if len(parts) == 1 else [f"{name}.{i}" for i in range(len(parts))]
+        for one, part in zip(names, parts, strict=True):
+            self.found.setdefault(one, Factor(one, part.size, kind, self._atom_ids.get(part, -1)))
+        return tuple(names)
+
+
+def _broken(names_of: Sequence[Dims], matches: Sequence[Sequence[bool]]) -> set[str]:
+    """The indices of dimensions whose atoms are not what the notation says."""
     return {
         name
-        for spelled, good in zip(names_of, agreed, strict=True)
-        for names, ok in zip(spelled, good, strict=True)
+        for spelled, per_dim in zip(names_of, matches, strict=True)
+        for names, ok in zip(spelled, per_dim, strict=True)
         if not ok
         for name in names
     }
 
 
-def _together(notation: Notation, single: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """What may be cut together: only of `single` atoms is it known whose tile comes when."""
-    return tuple(names for names in notation.together if all(name in single for name in names))
+def _joint_splits(notation: Notation, single: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """The joint splits whose indices are `single` atoms, so that the order of tiles is known."""
+    return tuple(names for names in notation.joint_splits if all(name in single for name in names))

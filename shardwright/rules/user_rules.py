@@ -1,30 +1,40 @@
 """Rules that users state for their own operators.
 
-A statement holds for the process. It travels with the captured graph, so a
-plan and the ranks that run it need not state it again.
+A rule holds for the process in which it is stated. A captured graph contains it, so
+plans and ranks need not state it again.
 """
 
 from __future__ import annotations
 
-_STATED: dict[str, str] = {}
+_USER_RULES: dict[str, str] = {}
 
 
 class RuleError(ValueError):
-    """A statement of a rule that cannot be read."""
+    """A stated rule that cannot be read."""
 
 
 def rule(operator: str, notation: str) -> None:
     """State the rule of an operator in index notation, for all models captured from here on.
 
-    `operator` is its name as in `torch.ops`, with or without its overload:
-    `"mylib::scaled_matmul"`. Operands are those that are tensors, in order.
-    Raises `RuleError` if either text is malformed.
+    The statement is tried on the first call of the operator.
 
-    >>> rule("mylib::scaled_matmul", "... k, k n -> ... n")
+    Args:
+        operator: its name as in `torch.ops`, with or without its overload:
+            `"mylib::scaled_matmul"`.
+        notation: the indices of each tensor operand, in order, then those of each result; `...`
+            stands for any further leading dimensions.
+
+    Raises:
+        RuleError: either text is malformed.
+
+    Examples:
+        >>> rule("mylib::scaled_matmul", "... k, k n -> ... n")
     """
     for text in (operator, notation):
         if not isinstance(text, str):
-            raise RuleError(f"rule is given a {type(text).__name__}; give two texts")
+            raise RuleError(
+                f"rule got a {type(text).__name__}; give two texts, the operator and its notation"
+            )
     name, _, overload = operator.replace("::", ".").partition(".")[2].partition(".")
     namespace = operator.replace("::", ".").partition(".")[0]
     if not namespace or not name:
@@ -35,9 +45,9 @@ def rule(operator: str, notation: str) -> None:
         raise RuleError(
             f"the rule {notation!r} of {operator} needs one '->' between operands and results"
         )
-    _STATED[f"{namespace}.{name}" + (f".{overload}" if overload else "")] = notation
+    _USER_RULES[f"{namespace}.{name}" + (f".{overload}" if overload else "")] = notation
 
 
-def stated(target: str) -> str | None:
-    """What was stated for `namespace.name.overload`."""
-    return _STATED.get(target) or _STATED.get(target.rpartition(".")[0])
+def user_rule(target: str) -> str | None:
+    """The rule stated for `namespace.name.overload`, or None."""
+    return _USER_RULES.get(target) or _USER_RULES.get(target.rpartition(".")[0])

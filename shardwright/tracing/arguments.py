@@ -1,8 +1,8 @@
 """Binds arguments of the planned call, and of later calls, to the module's signature.
 
-A captured graph has the shapes and dtypes of its tensor arguments in it, and the values of all
+A captured graph depends on the shapes and dtypes of its tensor arguments, and on the values of all
 others. A call that differs in one of them would be another graph, so it is an error that names
-the argument. Which arguments are positional and which come by keyword does not matter.
+the argument. Positional and keyword arguments are equivalent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _EVERY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class BatchError(ValueError):
-    """A batch that is not what the module was captured with."""
+    """A batch that differs from the one that the module was captured with."""
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:
-    """Of `model.forward`; any arguments where Python cannot tell."""
+    """The signature of `model.forward`; any arguments where Python has none."""
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -44,7 +44,7 @@ def signature_of(model: nn.Module) -> inspect.Signature:
 class _Planned:
     """A tensor argument: its path in the captured call, its shape and dtype.
 
-    Of one that is `differentiable` the graph has a gradient.
+    If it is `differentiable` the graph has its gradient.
     """
 
     key: str
@@ -79,19 +79,19 @@ class CallForm:
         args, kwargs = unflatten(leaves)
         try:
             self._planned = _given(self._signature, args, kwargs)
-        except TypeError:  # a forward that is wrapped and hides what it takes
+        except TypeError:  # a wrapped forward whose signature is hidden
             self._signature = _ANY
             self._planned = _given(_ANY, args, kwargs)
-        every = (pair for name, value in self._planned.items() for pair in _walk(name, value))
+        every = (pair for name, value in self._planned.items() for pair in _leaves(name, value))
         self.names = {one.key: path for path, one in every if isinstance(one, _Planned)}
 
     def inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
     ) -> dict[str, torch.Tensor]:
-        """The tensors of a call by their paths in the captured one; shapes are not looked at.
+        """The tensors of a call by their paths in the captured one; shapes are not checked.
 
         Raises `BatchError` for an argument that differs in more than values of tensors, or that
-        lies on another device than `device`.
+        is on another device than `device`.
         """
         try:
             given = _given(self._signature, args, kwargs)
@@ -101,20 +101,20 @@ class CallForm:
         for name in dict.fromkeys((*self._planned, *given)):
             if self.signature is None and name not in given and not self._has_tensor(name):
                 continue
-            planned = dict(_walk(name, self._planned.get(name, self._default(name))))
-            now = dict(_walk(name, given.get(name, self._default(name))))
+            planned = dict(_leaves(name, self._planned.get(name, self._default(name))))
+            now = dict(_leaves(name, given.get(name, self._default(name))))
             for path in dict.fromkeys((*now, *planned)):
                 there, here = planned.get(path, _NOTHING), now.get(path, _NOTHING)
                 if isinstance(there, _Planned):
                     found[there.key] = _tensor(path, here, there, device)
                 elif not _equal(there, here):
-                    raise BatchError(_differs(path, here, there))
+                    raise BatchError(_difference(path, here, there))
         return found
 
     def mapped(
         self, args: Any, kwargs: Mapping[str, Any], part: Callable[[str, torch.Tensor], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call with `part(key, tensor)` in the place of each tensor."""
+        """The call with each tensor replaced by `part(key, tensor)`."""
 
         def changed(call: Any, change: Callable[[torch.Tensor], Any]) -> Any:
             if isinstance(call, torch.Tensor):
@@ -126,10 +126,10 @@ class CallForm:
             )
 
         # One object per argument: the same tensor may be passed twice, and cut in two ways.
-        apart = changed((tuple(args), dict(kwargs)), lambda tensor: tensor.view_as(tensor))
-        of = {id(tensor): key for key, tensor in self.inputs(*apart).items()}
+        distinct = changed((tuple(args), dict(kwargs)), lambda tensor: tensor.view_as(tensor))
+        of = {id(tensor): key for key, tensor in self.inputs(*distinct).items()}
         found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = changed(apart, lambda tensor: part(of[id(tensor)], tensor))
+        found = changed(distinct, lambda tensor: part(of[id(tensor)], tensor))
         return found
 
     def _default(self, name: str) -> Any:
@@ -139,12 +139,12 @@ class CallForm:
         return known.default
 
     def _has_tensor(self, name: str) -> bool:
-        planned = _walk(name, self._planned.get(name, ()))
+        planned = _leaves(name, self._planned.get(name, ()))
         return any(isinstance(value, _Planned) for _, value in planned)
 
 
 def require_module(model: object) -> None:
-    """Raise `CaptureError` unless it is a module."""
+    """Raise `CaptureError` unless `model` is a module."""
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", type(model).__name__)
         raise CaptureError(
@@ -170,13 +170,13 @@ def require_call(args: object, kwargs: object) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters, each once: what all ranks together hold at least."""
+    """Bytes of all distinct parameters: a lower bound of the memory of all ranks together."""
     found = (p for p in model.parameters() if not nn.parameter.is_lazy(p))
     return sum(p.numel() * p.element_size() for p in found)
 
 
 def check_loss(loss: str) -> None:
-    """Raise `CaptureError` for a word that does not say where the loss is."""
+    """Raise `CaptureError` unless `loss` is "model" or "outside"."""
     if loss not in ("model", "outside"):
         raise CaptureError(
             f"loss is {loss!r}; choose 'model' or 'outside', for a loss that is computed of what"
@@ -199,7 +199,7 @@ def require_loss(
 
 
 class _Nothing:
-    """In the place of an argument that is not given."""
+    """Marks a missing argument."""
 
 
 _NOTHING = _Nothing()
@@ -208,7 +208,7 @@ _NOTHING = _Nothing()
 def _given(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is passed, by the names of the parameters that take it; raises `TypeError`."""
+    """The passed arguments by parameter name; raises `TypeError`."""
     found: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
@@ -221,14 +221,14 @@ def _given(
     return found
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The leaves of an argument by their paths; an empty container is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _walk(f"{path}.{key}", item)
+            yield from _leaves(f"{path}.{key}", item)
     elif isinstance(value, tuple | list) and value:
         for i, item in enumerate(value):
-            yield from _walk(f"{path}.{i}", item)
+            yield from _leaves(f"{path}.{i}", item)
     else:
         yield path, value
 
@@ -237,10 +237,10 @@ def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | Non
     wanted = f"the plan is for {_described(planned.dtype, planned.shape)}"
     if not isinstance(given, torch.Tensor):
         how = ": pass torch.as_tensor of it" if hasattr(given, "__array__") else ": pass a tensor"
-        raise BatchError(f"the argument {path} is {_text(given)}, and {wanted}{how}")
+        raise BatchError(f"the argument {path} is {_described_value(given)}, and {wanted}{how}")
     if given.dtype != planned.dtype:
         raise BatchError(
-            f"the argument {path} is {_text(given)}, and {wanted}: pass it as"
+            f"the argument {path} is {_described_value(given)}, and {wanted}: pass it as"
             f" {path}.to({planned.dtype}), or capture and plan with {given.dtype}"
         )
     if given.requires_grad and torch.is_grad_enabled() and not planned.differentiable:
@@ -255,15 +255,16 @@ def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | Non
     return given
 
 
-def _differs(path: str, given: Any, planned: Any) -> str:
+def _difference(path: str, given: Any, planned: Any) -> str:
     if planned is _NOTHING:
         return (
-            f"the argument {path} is {_text(given)}, and the plan was made without it: leave it"
-            " out, or capture and plan with it"
+            f"the argument {path} is {_described_value(given)}, and the plan was made without it:"
+            " leave it out, or capture and plan with it"
         )
     return (
-        f"the argument {path} is {_text(given)}, and the plan was made with {_text(planned)}, which"
-        " is part of the captured graph: pass that, or capture and plan with the other value"
+        f"the argument {path} is {_described_value(given)}, and the plan was made with"
+        f" {_described_value(planned)}, which is part of the captured graph: pass that, or capture"
+        " and plan with the other value"
     )
 
 
@@ -274,7 +275,7 @@ def _elsewhere(one: torch.device, other: torch.device) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two values that are no tensors make the same graph."""
+    """Whether two values other than tensors give the same graph."""
     if one is other:
         return True
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
@@ -287,7 +288,7 @@ def _equal(one: Any, other: Any) -> bool:
     return False
 
 
-def _text(value: Any) -> str:
+def _described_value(value: Any) -> str:
     if value is _NOTHING:
         return "not given"
     if isinstance(value, torch.Tensor):

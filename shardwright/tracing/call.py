@@ -12,10 +12,10 @@ from shardwright.ir.plan import InputSpec
 
 
 class CaptureError(ValueError):
-    """A model or an example call that cannot be turned into a graph.
+    """A model or an example call that cannot be captured as a graph.
 
     `module` is the path of the sub-module in which it failed; empty for the model itself.
-    `refused` says that keeping modules whole would not help.
+    `refused` says that opaque modules would not help.
     """
 
     def __init__(self, message: str, module: str = "", *, refused: bool = False) -> None:
@@ -30,13 +30,13 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     >>> flatten((1,), {"pair": (2, 3)})
     {'args.0': 1, 'kwargs.pair.0': 2, 'kwargs.pair.1': 3}
     """
-    leaves = dict(_walk("args", tuple(args)))
-    leaves.update(_walk("kwargs", dict(kwargs)))
+    leaves = dict(_leaves("args", tuple(args)))
+    leaves.update(_leaves("kwargs", dict(kwargs)))
     return leaves
 
 
 def unflatten(leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that `flatten` took apart; containers come back as tuples and dicts."""
+    """The inverse of `flatten`; containers become tuples and dicts."""
     tree: dict[str, Any] = {"args": {}, "kwargs": {}}
     for path, value in leaves.items():
         *parents, last = path.split(".")
@@ -75,7 +75,7 @@ def split_call(
 def example_call(
     inputs: Sequence[InputSpec], constants: Sequence[tuple[str, Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call of these shapes on meta tensors, to capture a planned graph again."""
+    """A call with these shapes on meta tensors, for capturing a planned graph again."""
     leaves: dict[str, Any] = dict(constants)
     for spec in inputs:
         leaves[spec.key] = torch.empty(
@@ -90,7 +90,7 @@ def example_call(
 def as_planned(
     inputs: Sequence[InputSpec], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call, whose tensors require gradients where those of the planned one did."""
+    """The call, with tensors that require gradients where those of the planned call did."""
     leaves = flatten(args, kwargs)
     other = {
         spec.key: tensor.detach().requires_grad_(spec.requires_grad)
@@ -103,10 +103,10 @@ def as_planned(
 
 
 def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-    """Names and tensors of what a model returned that a training step needs.
+    """Names and tensors of the outputs that a training step needs.
 
-    A scalar loss is enough: `returned.loss`, or the first of a tuple. A model
-    without one keeps all its tensors, so that the loss can be computed outside.
+    A scalar loss if there is one: `returned.loss`, or the first of a tuple; else
+    all tensors, so that the loss can be computed outside.
     """
     if isinstance(returned, torch.Tensor):
         return ("",), [returned]
@@ -132,7 +132,7 @@ def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
 
 
 def rebuild_outputs(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any:
-    """What a parallel module returns: a tensor, a tuple or a dict, as `select_outputs` named it."""
+    """The outputs of a parallel module: a tensor, tuple or dict, by names of `select_outputs`."""
     if tuple(keys) == ("",):
         return tensors[0]
     if all(key.isdigit() for key in keys):
@@ -140,21 +140,21 @@ def rebuild_outputs(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any
     return dict(zip(keys, tensors, strict=True))
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str) or "." in key:
                 raise CaptureError(f"{path} has the key {key!r}; keys must be text without dots")
-            yield from _walk(f"{path}.{key}", item)
+            yield from _leaves(f"{path}.{key}", item)
     elif isinstance(value, tuple | list):
         for i, item in enumerate(value):
-            yield from _walk(f"{path}.{i}", item)
+            yield from _leaves(f"{path}.{i}", item)
     else:
         yield path, value
 
 
 def _empty(path: str, value: Any) -> str:
-    """The path of the first container without anything in it; empty if there is none."""
+    """The path of the first empty container; empty if there is none."""
     if isinstance(value, Mapping):
         items: list[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, tuple | list):

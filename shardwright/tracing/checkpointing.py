@@ -1,8 +1,8 @@
 """Disables activation checkpointing inside a model while it is captured.
 
-Which values are recomputed in the backward pass is the choice of a plan, and it
-does not change a result. So `torch.utils.checkpoint.checkpoint` runs its
-function as if it were called directly.
+The plan decides which values are recomputed, which does not change results. So
+`torch.utils.checkpoint.checkpoint` runs its function as if it were called
+directly.
 
 Functions that a model imported earlier (`from torch.utils.checkpoint import
 checkpoint`, or the partial that Hugging Face models keep) are not found by
@@ -29,14 +29,14 @@ NOTE = "torch.utils.checkpoint is left out: which values are recomputed is the c
 
 
 class Checkpoints:
-    """What was checkpointed while a model was captured."""
+    """The checkpointed functions seen while a model was captured."""
 
     def __init__(self) -> None:
         self.count = 0
         self.without_gradient = 0
 
     def note(self) -> str:
-        """One line about what was left out; empty if nothing was."""
+        """One line about disabled checkpoints; empty if there were none."""
         if not self.count:
             return ""
         if not self.without_gradient:
@@ -52,8 +52,8 @@ _patches = Patches()
 
 
 @contextmanager
-def left_out() -> Iterator[Checkpoints]:
-    """Within, and in this context alone, checkpointed functions run as if called directly."""
+def checkpointing_disabled() -> Iterator[Checkpoints]:
+    """A context, for this thread only, in which checkpointed functions are called directly."""
     found = Checkpoints()
     token = _now.set(found)
     try:

@@ -41,8 +41,8 @@ from shardwright.tracing.export.source_location import (
     require_fixed_sizes,
     source_of,
 )
-from shardwright.tracing.gradients.autograd_probe import Observer
-from shardwright.tracing.outputs import Returned
+from shardwright.tracing.gradients.autograd_probe import AutogradProbe
+from shardwright.tracing.outputs import OutputTree
 from shardwright.tracing.renumber import renumbered
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
@@ -53,7 +53,7 @@ _SPARSE = {  # which argument asks for a sparse gradient
     "aten.embedding_bag.default": 5,
     "aten.embedding_bag.padding_idx": 5,
 }
-_QUIET = (  # of the operators that may draw random numbers: taken apart where they do
+_QUIET = (  # operators that may draw random numbers; they are decomposed if they do
     UNIFORM,
     "aten.scaled_dot_product_attention.default",
     "aten.lstm.input",
@@ -65,17 +65,17 @@ _QUIET = (  # of the operators that may draw random numbers: taken apart where t
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph with what only Python can hold: constants, outputs, modules kept whole, signature."""
+    """A graph with the Python objects that belong to it: constants, outputs, opaque modules."""
 
     graph: Graph
     constants: dict[str, torch.Tensor]
     output_keys: tuple[str, ...]
     opaque: Mapping[str, Any] = field(default_factory=dict)  # by key
     signature: inspect.Signature | None = None  # of the module's forward
-    returned: Returned | None = None  # where the graph returns all that the module does
+    returned: OutputTree | None = None  # where the graph returns all that the module does
 
     def outputs(self, tensors: Sequence[torch.Tensor], device: torch.device) -> Any:
-        """What a call returns whose graph returned these tensors."""
+        """The results of a call whose graph returned these tensors."""
         if self.returned is None:
             return rebuild_outputs(self.output_keys, tensors)
         return self.returned.with_tensors(tensors, device)
@@ -84,7 +84,7 @@ class Captured:
 def build(
     program: Functional,
     call: FlatCall,
-    habits: Numerics = EXACT,
+    numerics: Numerics = EXACT,
     note: str = "",
     opaque: Mapping[str, Any] = MappingProxyType({}),
 ) -> Captured:
@@ -103,7 +103,7 @@ def build(
         updates=updates,
         constants=tuple(call.constants.items()),
         note=note,
-        habits=habits,
+        numerics=numerics,
     )
     graph, names = renumbered(
         _without_dead_code(with_mixtures(canonical(without_causal_masks(graph))))
@@ -116,11 +116,11 @@ def build(
 
 
 class _Builder:
-    """The graph while it grows, node by node."""
+    """The graph under construction, node by node."""
 
     def __init__(self, model: nn.Module, opaque: Mapping[str, Any]) -> None:
         self.model = model
-        self.observer = Observer(model, opaque)
+        self.observer = AutogradProbe(model, opaque)
         self.leaves: list[Leaf] = []
         self.ops: list[Op] = []
         self.tensors: dict[str, Tensor] = {}
@@ -170,10 +170,12 @@ class _Builder:
         target = str(node.target)
         if not isinstance(node.target, OVERLOAD):
             raise error(node, f"{target} is no torch operator")
-        if target == "aten.cat.default" and (only := self._only_part(node)) is not None:
+        if target == "aten.cat.default" and (only := self._only_nonempty_operand(node)) is not None:
             self.names[node] = only
             return
-        if target in ("aten.alias.default", "aten.detach.default") and not self._cuts_grad(node):
+        if target in ("aten.alias.default", "aten.detach.default") and not self._blocks_gradient(
+            node
+        ):
             self.names[node] = self.names[node.args[0]]  # type: ignore[index]
             return
         if target == "aten.native_dropout.default":
@@ -186,7 +188,7 @@ class _Builder:
                 " with torch.rand, randn, randint, bernoulli or dropout",
             )
         if target in _SPARSE and len(node.args) > _SPARSE[target] and node.args[_SPARSE[target]]:
-            raise CaptureError(  # of no module, as to keep that whole would change nothing
+            raise CaptureError(  # no module is named, because keeping it whole would not help
                 f"{source_of(node)}: an embedding with sparse=True has a sparse gradient, which no"
                 " plan can split or sum; leave sparse=True out"
             )
@@ -202,7 +204,7 @@ class _Builder:
         require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
         try:
-            args = tuple(self._arg(a) for a in _parts_with_elements(node))
+            args = tuple(self._arg(a) for a in _nonempty_arguments(node))
         except CaptureError as e:
             raise error(node, f"{target}: {e}") from e
         if target == UNIFORM:
@@ -300,14 +302,14 @@ class _Builder:
                 return Symbol(kind, name)
         raise CaptureError(f"the argument {arg} is a {type(arg).__name__}, which no plan can hold")
 
-    def _only_part(self, node: fx.Node) -> str | None:
-        """The operand that a `cat` with otherwise empty parts just returns."""
-        parts = _parts_with_elements(node)[0]
+    def _only_nonempty_operand(self, node: fx.Node) -> str | None:
+        """The operand that a `cat` returns unchanged, if all its other operands are empty."""
+        parts = _nonempty_arguments(node)[0]
         name = self.names[parts[0]] if len(parts) == 1 else None
         return name if isinstance(name, str) else None
 
-    def _cuts_grad(self, node: fx.Node) -> bool:
-        """Whether dropping this `detach` would let a gradient through."""
+    def _blocks_gradient(self, node: fx.Node) -> bool:
+        """Whether removing this `detach` would let a gradient pass."""
         name = self.names[node.args[0]]  # type: ignore[index]
         assert isinstance(name, str)
         return str(node.target) == "aten.detach.default" and self.tensors[name].requires_grad
@@ -322,12 +324,12 @@ _SYMBOLS: dict[str, type] = {
 
 
 def _first_line(error: Exception) -> str:
-    """The first sentence of an error of torch's."""
+    """The first sentence of a torch error."""
     return str(error).strip().partition("\n")[0].partition(". ")[0]
 
 
-def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:
-    """Arguments of a node; of a `cat`, without the empty tensors that a fresh cache starts from."""
+def _nonempty_arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Arguments of a node; for `cat`, without the empty tensors that a fresh cache starts with."""
     if str(node.target) != "aten.cat.default":
         return node.args
     parts = [p for p in node.args[0] if p.meta["val"].numel() > 0]  # type: ignore[union-attr]
@@ -335,7 +337,7 @@ def _parts_with_elements(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """All names of each parameter and buffer, by each of them, in the module's order."""
+    """All names of each parameter and buffer, by each of its names, in the module's order."""
     by_identity: dict[int, list[str]] = {}
     named = [
         *model.named_parameters(remove_duplicate=False),
@@ -347,7 +349,7 @@ def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _without_dead_code(graph: Graph) -> Graph:
-    """The graph of what the outputs and updates need; parameters and inputs always stay."""
+    """The graph of the operators that outputs and updates need; all parameters and inputs stay."""
     needed = {*graph.outputs, *(name for pair in graph.updates for name in pair)}
     ops = []
     for op in reversed(graph.ops):

@@ -1,4 +1,4 @@
-"""Copies of a model for calls beside the trace."""
+"""Copies a model, for calls outside of the trace."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from shardwright.tracing.call import unflatten
 from shardwright.tracing.export.export import FlatCall
 from shardwright.tracing.export.opaque import sample_like
-from shardwright.tracing.export.precision import narrowed
-from shardwright.tracing.gradients.gradient_watch import GradientWatch
+from shardwright.tracing.export.precision import cast_input
+from shardwright.tracing.gradients.gradient_guard import GradientGuard
 from shardwright.tracing.python_state import Snapshot
-from shardwright.tracing.state_check import Trial
+from shardwright.tracing.state_check import ModelTrial
 
 
-def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], Trial]:
-    """Makes a copy without values, for a call that computes nothing."""
+def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
+    """Return a copy of the call's model without values, for a call that computes nothing."""
 
-    def make() -> Trial:
+    def make() -> ModelTrial:
         memo: dict[int, Any] = {}
         for p in call.model.parameters():
             memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
@@ -34,10 +34,10 @@ def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], 
     return make
 
 
-def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], Trial]:
-    """Makes a copy with values, for a call on random numbers."""
+def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
+    """Return a copy of the call's model with values, for a call on random numbers."""
 
-    def make() -> Trial:
+    def make() -> ModelTrial:
         generator = torch.Generator(device="cpu").manual_seed(0)
         own = [*call.model.parameters(), *call.model.buffers()]
         given = {k: sample_like(t, generator, own) for k, t in tensors.items()}
@@ -49,16 +49,16 @@ def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], 
 
 def _trial(
     call: FlatCall, model: nn.Module, given: Mapping[str, Tensor], device: torch.device
-) -> Trial:
+) -> ModelTrial:
     for module in model.modules():
         if getattr(vars(module).get("forward"), "__module__", "").startswith("shardwright."):
-            del vars(module)["forward"]  # of one that is kept whole
-    data = [narrowed(t, call.habits) for t in given.values()]
+            del vars(module)["forward"]  # parameters of a module that is kept whole
+    data = [cast_input(t, call.numerics) for t in given.values()]
     args, kwargs = unflatten({**call.constants, **dict(zip(given, data, strict=True))})
     known = dict(model.named_parameters())
 
     def run() -> Any:
-        with device, GradientWatch(model, known, tuple(data)):
+        with device, GradientGuard(model, known, tuple(data)):
             return model(*args, **kwargs)
 
-    return Trial(model, run, [*data, *known.values()])
+    return ModelTrial(model, run, [*data, *known.values()])

@@ -1,8 +1,7 @@
-"""Flattens what a module returned into tensors and a structure, and rebuilds it.
+"""Flattens a module's result into tensors and a structure, and rebuilds it.
 
-Containers, dataclasses and plain objects that hold tensors (a cache of keys and values, say) come
-back as objects of their own classes; what is no tensor comes back as it was when the module was
-captured.
+Containers, dataclasses and plain objects that hold tensors (e.g. a cache of keys and values) are
+rebuilt as objects of their own classes; other values are those of the captured call.
 """
 
 from __future__ import annotations
@@ -23,52 +22,52 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """An object in parts: its class, and its attributes, or its items where it is a mapping."""
+    """An object as its class and its attributes; the items instead, where it is a mapping."""
 
     kind: type
     parts: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Returned:
-    """What is `around` the tensors of a call's result; `main` are those that the loss is among.
+class OutputTree:
+    """The `structure` of a call's result around its tensors; `main` has the indices of outputs.
 
-    Of a module that returns its loss `main` is that alone.
+    For a module that returns its loss, `main` is the loss only.
     """
 
-    around: Any
+    structure: Any
     main: tuple[int, ...]
 
     def with_tensors(self, tensors: Sequence[Tensor], device: torch.device) -> Any:
-        """The result, with these tensors, on `device`."""
+        """The result with these tensors, on `device`."""
 
-        def walk(part: Any) -> Any:
+        def visit(part: Any) -> Any:
             match part:
                 case Slot():
                     return tensors[part.number]
                 case _Instance():
-                    return _made(part.kind, {key: walk(one) for key, one in part.parts.items()})
+                    return _made(part.kind, {key: visit(one) for key, one in part.parts.items()})
                 case torch.device():
                     return device
                 case dict():
-                    return {key: walk(item) for key, item in part.items()}
+                    return {key: visit(item) for key, item in part.items()}
                 case list():
-                    return list(map(walk, part))
+                    return list(map(visit, part))
                 case tuple() if hasattr(part, "_fields"):
-                    return type(part)(*map(walk, part))
+                    return type(part)(*map(visit, part))
                 case tuple():
-                    return tuple(map(walk, part))
+                    return tuple(map(visit, part))
             return part
 
-        return walk(self.around)
+        return visit(self.structure)
 
 
-def take_outputs(value: Any, main: Sequence[Tensor]) -> tuple[Returned, list[Tensor]]:
-    """A result in two parts; raises `CaptureError` for what no plan can return."""
+def split_outputs(value: Any, main: Sequence[Tensor]) -> tuple[OutputTree, list[Tensor]]:
+    """The structure and tensors of a result; raises `CaptureError` for what no plan can return."""
     tensors: list[Tensor] = []
-    inside: list[int] = []  # what is being walked
+    inside: list[int] = []  # containers that are being visited
 
-    def walk(part: Any, path: str) -> Any:
+    def visit(part: Any, path: str) -> Any:
         if isinstance(part, Tensor):
             tensors.append(part)
             return Slot(len(tensors) - 1)
@@ -78,20 +77,20 @@ def take_outputs(value: Any, main: Sequence[Tensor]) -> tuple[Returned, list[Ten
             raise CaptureError(f"the model's output {path} holds itself; return tensors")
         inside.append(id(part))
         try:
-            return _walked(part, path, walk)
+            return _visited(part, path, visit)
         finally:
             inside.pop()
 
-    around = walk(value, "")
+    structure = visit(value, "")
     places = tuple(next(i for i, t in enumerate(tensors) if t is one) for one in main)
-    return Returned(around, places), tensors
+    return OutputTree(structure, places), tensors
 
 
-def _walked(part: Any, path: str, walk: Any) -> Any:
+def _visited(part: Any, path: str, visit: Any) -> Any:
     before = f"{path}." if path else ""
 
     def all_of(items: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: walk(item, f"{before}{key}") for key, item in items.items()}
+        return {key: visit(item, f"{before}{key}") for key, item in items.items()}
 
     if type(part) is dict:
         return all_of(part)

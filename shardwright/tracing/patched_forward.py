@@ -10,10 +10,10 @@ from torch import nn
 
 
 @contextmanager
-def called_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within, calls of `module` run `forward` instead; afterwards it is as it was.
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """A context in which calls of `module` run `forward` instead of its own.
 
-    Stack traces of an export name modules by functions that are called `forward`.
+    `forward` must be a function of that name, because export finds modules in stack traces by it.
     """
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward

@@ -1,7 +1,7 @@
 """Python state of a model: attributes of its modules that are neither parameters nor buffers.
 
-A graph has such values as constants. A `Snapshot` knows them before a call, tells what a call
-changed, and puts them back.
+A graph contains such values as constants. A `Snapshot` records them before a call, finds what a
+call changed, and restores them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 _MODULES_OWN = frozenset(("_parameters", "_buffers", "_modules", "forward"))
-_MOST_ITEMS = 20_000  # of one container: beyond it, its length and ends stand for it
+_MOST_ITEMS = 20_000  # items of one container; of longer ones the length and both ends are compared
 _MOST_DEPTH = 6
 
 _FOREIGN = ("torch", "logging", "threading", "_thread", "weakref", "concurrent", "asyncio")
@@ -26,8 +26,8 @@ _FOREIGN = ("torch", "logging", "threading", "_thread", "weakref", "concurrent",
 Leaf = tuple[Any, ...]  # equal where nothing changed
 
 
-class Place(NamedTuple):
-    """Where a value is held: by the module at `path`, as `name`, or by a class or function."""
+class StateLocation(NamedTuple):
+    """The location of a value: attribute `name` of the module at `path`, a class or a function."""
 
     path: str
     name: str
@@ -38,19 +38,19 @@ class Place(NamedTuple):
 
 @final
 class Snapshot:
-    """Python state at one time: of each place the leaves of its value, by their paths in it."""
+    """Python state at one time: for each location the leaves of its value, by their paths in it."""
 
-    def __init__(self, model: nn.Module, only: Place | None = None) -> None:
-        self._seen: dict[int, Any] = {}  # objects that were looked into; kept, with their ids
-        self.leaves: dict[Place, dict[str, Leaf]] = {}
-        self.tensors: dict[int, tuple[Place, Tensor]] = {}  # by identity
+    def __init__(self, model: nn.Module, only: StateLocation | None = None) -> None:
+        self._seen: dict[int, Any] = {}  # visited objects, by id; kept so that ids stay unique
+        self.leaves: dict[StateLocation, dict[str, Leaf]] = {}
+        self.tensors: dict[int, tuple[StateLocation, Tensor]] = {}  # by identity
         self._holders: list[tuple[Any, Any]] = []  # containers and their content
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for place, value in places(model):
+        for place, value in state_locations(model):
             if only is not None and place != only:
                 continue
             found: dict[str, Leaf] = {}
-            self._walk(place, "", value, found, 0)
+            self._visit(place, "", value, found, 0)
             self.leaves[place] = found
         for module in model.modules() if only is None else ():
             own = {k: v for k, v in vars(module).items() if k not in _MODULES_OWN}
@@ -59,35 +59,35 @@ class Snapshot:
             self._keep(module._modules)
 
     @classmethod
-    def of(cls, model: nn.Module, place: Place) -> dict[Place, dict[str, Leaf]]:
-        """Leaves of the value at one place."""
+    def of(cls, model: nn.Module, place: StateLocation) -> dict[StateLocation, dict[str, Leaf]]:
+        """Leaves of the value at one location."""
         return cls(model, place).leaves
 
-    def changes(self, later: Snapshot) -> list[Place]:
-        """Places whose values differ."""
+    def changes(self, later: Snapshot) -> list[StateLocation]:
+        """Locations whose values differ."""
         every = dict.fromkeys((*self.leaves, *later.leaves))
         return [p for p in every if self.leaves.get(p) != later.leaves.get(p)]
 
-    def plain_changes(self, later: Snapshot) -> list[Place]:
-        """Places at which anything but a tensor differs."""
+    def plain_changes(self, later: Snapshot) -> list[StateLocation]:
+        """Locations where anything but a tensor differs."""
         return [
             p
             for p in self.changes(later)
             if _plain(self.leaves.get(p, {})) != _plain(later.leaves.get(p, {}))
         ]
 
-    def named_later(self, later: Snapshot) -> frozenset[Place]:
-        """Places at which nothing differs but that None became a text, as a mode that is chosen."""
+    def became_text(self, later: Snapshot) -> frozenset[StateLocation]:
+        """Locations where only None changed to a text, as for a mode that is chosen once."""
         found = []
         for place in self.changes(later):
             mine, theirs = self.leaves.get(place, {}), later.leaves.get(place, {})
-            apart = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
-            if all(mine.get(k) == (type(None), "None") and theirs[k][0] is str for k in apart):
+            changed = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
+            if all(mine.get(k) == (type(None), "None") and theirs[k][0] is str for k in changed):
                 found.append(place)
         return frozenset(found)
 
     def restore(self) -> None:
-        """Put every attribute and the content of every container back."""
+        """Restore every attribute and the content of every container."""
         for attributes, own in self._attributes:
             for name in [k for k in attributes if k not in own and k not in _MODULES_OWN]:
                 del attributes[name]
@@ -109,8 +109,8 @@ class Snapshot:
                 holder.clear()
                 holder.update(content)
 
-    def _walk(
-        self, place: Place, path: str, value: Any, found: dict[str, Leaf], depth: int
+    def _visit(
+        self, place: StateLocation, path: str, value: Any, found: dict[str, Leaf], depth: int
     ) -> None:
         if isinstance(value, Tensor):
             version = 0 if value.is_inference() else value._version
@@ -130,7 +130,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         for key, part in self._parts(value, found, path):
-            self._walk(place, f"{path}{key}", part, found, depth + 1)
+            self._visit(place, f"{path}{key}", part, found, depth + 1)
 
     def _parts(self, value: Any, found: dict[str, Leaf], path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
@@ -159,49 +159,49 @@ class Snapshot:
             self._holders.append((value, content))
 
 
-def places(model: nn.Module) -> Iterator[tuple[Place, Any]]:
-    """Every place at which a call may keep plain values, with its present value."""
+def state_locations(model: nn.Module) -> Iterator[tuple[StateLocation, Any]]:
+    """Every location at which a call may keep plain values, with its present value."""
     classes: dict[type, None] = {}
     for path, module in model.named_modules():
         classes.update(dict.fromkeys(type(module).__mro__))
         for name, value in vars(module).items():
             if name not in _MODULES_OWN:
-                yield Place(path, name), value
+                yield StateLocation(path, name), value
             if isinstance(value, FunctionType) and _is_users(value.__module__ or ""):
                 yield from of_function(value)
         for name, child in module._modules.items():
-            yield Place(path, f"{name} (a module)"), (id(child),)
+            yield StateLocation(path, f"{name} (a module)"), (id(child),)
         for name, parameter in module._parameters.items():
-            yield Place(path, f"{name} (a parameter)"), (id(parameter),)
+            yield StateLocation(path, f"{name} (a parameter)"), (id(parameter),)
     for cls in classes:
         if _is_users(cls.__module__):
             yield from _of_class(cls)
 
 
-def _of_class(cls: type) -> Iterator[tuple[Place, Any]]:
-    """Plain attributes of a class, and plain values that its `forward` knows from outside."""
+def _of_class(cls: type) -> Iterator[tuple[StateLocation, Any]]:
+    """Plain attributes of a class, and plain globals and closure values of its `forward`."""
     for name, value in vars(cls).items():
         if not name.startswith("__") and _is_data(value):
-            yield Place("", f"{cls.__qualname__}.{name}"), value
+            yield StateLocation("", f"{cls.__qualname__}.{name}"), value
     forward = vars(cls).get("forward")
     if isinstance(forward, FunctionType):
         yield from of_function(forward)
 
 
-def of_function(function: FunctionType) -> Iterator[tuple[Place, Any]]:
+def of_function(function: FunctionType) -> Iterator[tuple[StateLocation, Any]]:
     """Plain values that a function reads from its globals and closure."""
     code = function.__code__
     for name in code.co_names:
         value = function.__globals__.get(name)
         if _is_data(value):
-            yield Place("", f"{name} (a global)"), value
+            yield StateLocation("", f"{name} (a global)"), value
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # not filled yet
             continue
         if _is_data(value):
-            yield Place("", f"{name} (a closure)"), value
+            yield StateLocation("", f"{name} (a closure)"), value
 
 
 def _is_data(value: Any) -> bool:
@@ -215,5 +215,5 @@ def _is_users(module: str) -> bool:
 
 
 def _plain(leaves: Mapping[str, Leaf]) -> dict[str, Any]:
-    """Leaves without what tells one tensor from another."""
+    """Leaves without tensors' identities."""
     return {path: leaf[:1] if leaf[0] is Tensor else leaf for path, leaf in leaves.items()}

@@ -1,9 +1,8 @@
-"""Renames values so that their names depend on the computation alone.
+"""Renames values so that their names depend on the computation only.
 
-Export numbers operators while it traces, dead ones included, and traces a
-little differently on every kind of device. Numbered again, in order and by
-kind, equal computations have equal names, so a plan made on the meta device
-fits the model on a GPU.
+Export numbers operators while it traces, dead ones included, and its traces differ slightly between
+device types. After renumbering, in order and by kind, equal computations have equal names, so a
+plan made on the meta device fits the model on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref
 
 
 def renumbered(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """`graph` with operators and constants named anew, and the new name of every value."""
+    """`graph` with operators and constants renamed, and the new name of every value."""
     taken = {leaf.name for leaf in graph.leaves if leaf.kind is not LeafKind.CONSTANT}
     counts: Counter[str] = Counter()
 
@@ -33,7 +32,7 @@ def renumbered(graph: Graph) -> tuple[Graph, dict[str, str]]:
     for leaf in graph.leaves_of(LeafKind.CONSTANT):
         names[leaf.name] = fresh("constant")
     ops = []
-    calls: dict[str, str] = {}  # of what operators are parts
+    calls: dict[str, str] = {}  # the group that operators are parts of
     for op in graph.ops:
         if op.part_of and op.part_of not in calls:
             calls[op.part_of] = f"{op.part_of.rpartition('_')[0]}_{len(calls)}"

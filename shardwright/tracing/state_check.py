@@ -1,8 +1,9 @@
-"""Checks that a second call of a model computes the same, where its Python state changed.
+"""Checks that a second call of a model computes the same, if a call changed Python state.
 
-A graph is one call. A model that counts its calls, keeps an average in an attribute or appends
-to a list computes something else in each: it is refused, with the line. A cache that the second
-call finds as the first left it, or an attribute that is written before it is read, does no harm.
+A graph represents one call. A model that counts its calls, keeps an average in an attribute or
+appends to a list computes something else in each call: it is rejected, naming the line. A cache
+that the second call finds unchanged, or an attribute that is written before it is read, is
+accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import is_users
 from shardwright.tracing.dedup.module_steps import writes
-from shardwright.tracing.python_state import Place, Snapshot
+from shardwright.tracing.python_state import Snapshot, StateLocation
 
 _DRAWN = frozenset(
     (
@@ -40,8 +41,8 @@ _OF_SHAPE_ALONE = frozenset(
 _STDLIB = str(Path(contextlib.__file__).parent)  # packages may be installed below it
 
 
-class Trial(NamedTuple):
-    """A copy of a model, one call of it, and the tensors whose values differ from call to call."""
+class ModelTrial(NamedTuple):
+    """A copy of a model, one call of it, and the tensors whose values differ between calls."""
 
     model: nn.Module
     run: Callable[[], Any]
@@ -49,24 +50,24 @@ class Trial(NamedTuple):
 
 
 def check_state(
-    changed: Sequence[Place],
-    trials: Sequence[Callable[[], Trial]],
+    changed: Sequence[StateLocation],
+    trials: Sequence[Callable[[], ModelTrial]],
     name: str,
-    named: Collection[Place] = (),
+    named: Collection[StateLocation] = (),
 ) -> None:
-    """Raise `CaptureError` unless two calls in a row compute the same from the same.
+    """Raise `CaptureError` unless two calls in a row compute the same from equal inputs.
 
-    `changed` are places that a call was seen to change. `trials` make copies to call; the first
-    that can be called is taken. `name` is that of the model in messages. Where none can be called,
-    on the meta device say, places that are `named` pass: a mode that was None and is a text, as
+    `changed` are locations that a call changed. `trials` make copies to call; the first that can be
+    called is used. `name` is the model's name in messages. Where none can be called, e.g. on the
+    meta device, locations in `named` are accepted: a mode that changed from None to a text, as
     Hugging Face's `problem_type`, is chosen once.
     """
     for make in trials:
         try:
             trial = make()
-            with _aside():
+            with _side_effects_hidden():
                 place = _differs(trial, changed)
-        except Exception:  # it cannot be called so: on the meta device, say
+        except Exception:  # it cannot be called in this way, e.g. on the meta device
             continue
         if place is not None:
             raise _error(place, trials, name)
@@ -75,8 +76,8 @@ def check_state(
         raise _error(left[0], trials, name)
 
 
-def _differs(trial: Trial, changed: Sequence[Place]) -> Place | None:
-    """The place whose value makes the second call another one; None if both are the same."""
+def _differs(trial: ModelTrial, changed: Sequence[StateLocation]) -> StateLocation | None:
+    """The location whose value changes the second call; None if both calls are equal."""
     first = Snapshot(trial.model)
     one = _call(trial, ())
     second = Snapshot(trial.model)
@@ -95,11 +96,11 @@ def _differs(trial: Trial, changed: Sequence[Place]) -> Place | None:
         if key in two.read and (key in one.tainted or not kept):
             return place
     if one.steps != two.steps:
-        return next(iter((*first.changes(second), *changed)), Place("", "what it keeps"))
+        return next(iter((*first.changes(second), *changed)), StateLocation("", "what it keeps"))
     return None
 
 
-def _call(trial: Trial, more: Sequence[Tensor]) -> _Calls:
+def _call(trial: ModelTrial, more: Sequence[Tensor]) -> _Calls:
     calls = _Calls([*trial.data, *more])
     with calls:
         trial.run()
@@ -108,9 +109,9 @@ def _call(trial: Trial, more: Sequence[Tensor]) -> _Calls:
 
 @final
 class _Calls(TorchFunctionMode):
-    """Notes functions of torch that work on data, or on what was computed from it.
+    """Records functions of torch that read data, or values computed from data.
 
-    `tainted` are those tensors and `read` all that a function is given, by identity.
+    `tainted` are those tensors and `read` all arguments of the functions, by identity.
     """
 
     def __init__(self, data: Sequence[Tensor]) -> None:
@@ -140,29 +141,31 @@ class _Calls(TorchFunctionMode):
             name not in _OF_SHAPE_ALONE and any(id(t) in self.tainted for t in given)
         )
         if tainted:
-            self.steps.append((name, self._told(args), self._told(kwargs)))
+            self.steps.append((name, self._comparable(args), self._comparable(kwargs)))
             self.tainted.update(map(id, made))
             if writes(name, kwargs) and given:
                 self.tainted.add(id(given[0]))
         return result
 
-    def _told(self, value: Any) -> Any:
-        """A value in terms that are equal where two calls do the same."""
+    def _comparable(self, value: Any) -> Any:
+        """A form of a value that is equal where two calls do the same."""
         if isinstance(value, Tensor):
             return tuple(value.shape), str(value.dtype), id(value) in self.tainted
         if isinstance(value, tuple | list):
-            return tuple(self._told(part) for part in value)
+            return tuple(self._comparable(part) for part in value)
         if isinstance(value, Mapping):
-            return tuple((str(key), self._told(part)) for key, part in value.items())
+            return tuple((str(key), self._comparable(part)) for key, part in value.items())
         if value is None or isinstance(value, bool | int | float | complex | str):
             return type(value).__name__, repr(value)
         return type(value).__name__
 
 
-def _error(place: Place, trials: Sequence[Callable[[], Trial]], name: str) -> CaptureError:
+def _error(
+    place: StateLocation, trials: Sequence[Callable[[], ModelTrial]], name: str
+) -> CaptureError:
     at = ""
     for make in trials:
-        with contextlib.suppress(Exception), _aside():
+        with contextlib.suppress(Exception), _side_effects_hidden():
             trial = make()
             at = at or _line(trial, place)
     return CaptureError(
@@ -173,8 +176,8 @@ def _error(place: Place, trials: Sequence[Callable[[], Trial]], name: str) -> Ca
     )
 
 
-def _line(trial: Trial, place: Place) -> str:
-    """File and line of the user's code that changes the value at `place`; empty if none is seen."""
+def _line(trial: ModelTrial, place: StateLocation) -> str:
+    """File and line of the user's code that changes the value at `place`; empty if unknown."""
     before, last, answer = Snapshot.of(trial.model, place), "", ""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -193,7 +196,7 @@ def _line(trial: Trial, place: Place) -> str:
     sys.settrace(trace)
     try:
         trial.run()
-    except Exception:  # it changed before, or it did not
+    except Exception:  # it changed before this line, or not at all
         pass
     finally:
         sys.settrace(outer)
@@ -201,8 +204,8 @@ def _line(trial: Trial, place: Place) -> str:
 
 
 @contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """Within, a model draws numbers and prints without a trace."""
+def _side_effects_hidden() -> Iterator[None]:
+    """A context that restores random generators and suppresses what a model prints."""
     with (
         torch.random.fork_rng(devices=[]),
         contextlib.redirect_stdout(io.StringIO()),

@@ -11,44 +11,44 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the tensor of this number was."""
+    """A placeholder for the tensor of this number."""
 
     number: int
 
 
-def take_apart(value: Any) -> tuple[Any, list[torch.Tensor]]:
-    """`value` with slots for its tensors, and these.
+def split_tensors(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """`value` with slots in place of its tensors, and the tensors.
 
-    >>> take_apart({"a": (torch.zeros(1), 2)})
+    >>> split_tensors({"a": (torch.zeros(1), 2)})
     ({'a': (Slot(number=0), 2)}, [tensor([0.])])
     """
     tensors: list[torch.Tensor] = []
 
-    def walk(part: Any) -> Any:
+    def visit(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
             tensors.append(part)
             return Slot(len(tensors) - 1)
-        return _rebuilt(part, walk)
+        return _rebuilt(part, visit)
 
-    return walk(value), tensors
-
-
-def put_back(around: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """What `take_apart` took apart, with other tensors."""
-
-    def walk(part: Any) -> Any:
-        return tensors[part.number] if isinstance(part, Slot) else _rebuilt(part, walk)
-
-    return walk(around)
+    return visit(value), tensors
 
 
-def _rebuilt(part: Any, walk: Any) -> Any:
-    """A container with its parts walked; anything else as it is."""
+def join_tensors(structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The inverse of `split_tensors`, with the given tensors."""
+
+    def visit(part: Any) -> Any:
+        return tensors[part.number] if isinstance(part, Slot) else _rebuilt(part, visit)
+
+    return visit(structure)
+
+
+def _rebuilt(part: Any, visit: Any) -> Any:
+    """A container with its items visited; other values unchanged."""
     if isinstance(part, Mapping):
-        items = {key: walk(item) for key, item in part.items()}
+        items = {key: visit(item) for key, item in part.items()}
         return items if type(part) is dict else type(part)(**items)
     if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*map(walk, part))
+        return type(part)(*map(visit, part))
     if isinstance(part, tuple | list):
-        return type(part)(walk(item) for item in part)
+        return type(part)(visit(item) for item in part)
     return part

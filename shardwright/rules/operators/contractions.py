@@ -11,7 +11,7 @@ _SUM, _MAX = 0, 2  # of bags of embeddings, as torch numbers them
 
 
 def matmul(call: Call) -> Notation:
-    """`torch.matmul` with its broadcasting batch dimensions and its vectors."""
+    """`torch.matmul`, with broadcasting batch dimensions and vector operands."""
     left = "k" if len(call.operands[0]) == 1 else "... m k"
     right = "k" if len(call.operands[1]) == 1 else "... k n"
     result = " ".join(
@@ -77,10 +77,10 @@ def bilinear(call: Call) -> Notation:
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
-    Keys are normalised over, so their length is cut only together with the queries', by devices
-    that pass them around. Under a causal flag late queries have more to do than early ones: `z` is
-    cut where every device has some of both. With dropout under a causal flag queries stay whole,
-    because the kernel that draws counts them from zero.
+    The softmax runs over keys, so the length of keys is split only jointly with that of queries,
+    by devices that pass keys around (ring attention). Under a causal mask late queries cost more
+    than early ones: splitting `z` gives every device some of both (zigzag). With dropout and a
+    causal mask queries stay whole, because the kernel numbers its random draws from query zero.
     """
     causal, drops = call.arg(5, "is_causal", False), call.arg(4, "dropout_p", 0.0)
     grouped = call.arg(7, "enable_gqa", False)
@@ -101,19 +101,19 @@ def attention(call: Call) -> Notation | None:
     )
     one = parse(text, call.operands, call.results, sizes=sizes, work="... h r l s e")
     queries, keys = (one.sizes.get(name, 1) for name in "ls")
-    together: tuple[tuple[str, ...], ...] = ()
+    joint_splits: tuple[tuple[str, ...], ...] = ()
     if not drops and not causal and min(queries, keys) > 1:
-        together = (("l", "s"),)
+        joint_splits = (("l", "s"),)
     elif not drops and queries == keys > 1:
-        together = (("l", "z"), ("l", "s", "z"))
+        joint_splits = (("l", "z"), ("l", "s", "z"))
         one = replace(one, sizes={**one.sizes, "z": queries}, whole=one.whole | {"z"})
-    return replace(one, work_repeats=2, together=together)
+    return replace(one, work_repeats=2, joint_splits=joint_splits)
 
 
 def embedding(call: Call) -> Notation:
-    """Rows of a table, of which a device may hold some: look-ups of the others give zeros there.
+    """Embedding: where rows of the table are split, a look-up of another device's row is zero.
 
-    Gradients that are scaled by how often a row is looked up need all look-ups.
+    With `scale_grad_by_freq` gradients depend on the frequency of rows, so indices stay whole.
     """
     whole = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
     indices = " ".join(f"i{d}{whole}" for d in range(len(call.operands[1])))
@@ -121,11 +121,10 @@ def embedding(call: Call) -> Notation:
 
 
 def embedding_bags(call: Call) -> Notation:
-    """Bags of look-ups in a table, of which a device may hold some rows: others add zeros.
+    """Embedding bags: where rows of the table are split, look-ups of other rows add zeros.
 
-    Bags of several lengths, given by their offsets, stay together. So do the look-ups of one bag
-    but in a sum, the table where the largest is wanted, and all but the width where gradients are
-    scaled by how often a row is looked up.
+    Bags of different lengths, given by offsets, stay whole. The look-ups of one bag may be split
+    in mode "sum" only; the table not in mode "max"; and with `scale_grad_by_freq` only the width.
     """
     mode, _, _, scale = call.op.args[4:8]
     table = "v!" if scale or mode == _MAX else "v"
@@ -140,11 +139,11 @@ def embedding_bags(call: Call) -> Notation:
 
 
 def experts(call: Call) -> Notation:
-    """A mixture of experts: each token is a row of its own, each expert a term of the sum.
+    """A mixture of experts: tokens are parallel; experts and their inner units are summed.
 
-    So is each inner unit. Tokens and experts may be cut together, and each token sent where its
-    experts are. The halves of a gated inner layer stay together; torch's grouped product wants
-    rows of whole 16 bytes.
+    Tokens and experts may be split together, with tokens sent to the devices of their experts. The
+    two halves of a gated inner layer are not split from each other; torch's grouped matrix product
+    needs rows of a multiple of 16 bytes.
     """
     turned, product, between = call.op.args[5:8]
     assert isinstance(turned, tuple) and isinstance(product, str) and isinstance(between, str)
@@ -172,9 +171,9 @@ def experts(call: Call) -> Notation:
 
 
 def grouped_mm(call: Call) -> Notation | None:
-    """Each expert multiplies its own run of tokens: columns are parallel, the inner side is summed.
+    """Grouped matrix product, one matrix per run of tokens: columns parallel, inner side summed.
 
-    Which tokens are whose only the offsets know, so tokens and experts stay whole.
+    The runs depend on the values of the offsets, so tokens and experts stay whole.
     """
     if [len(shape) for shape in call.operands] != [2, 3, 1]:
         return None
@@ -182,7 +181,7 @@ def grouped_mm(call: Call) -> Notation | None:
 
 
 def aligned_grouped_mm(call: Call) -> Notation | None:
-    """The same by torch's kernel, which wants rows of whole 16 bytes: tiles of 16 elements."""
+    """`grouped_mm` by torch's kernel, which needs rows of 16 bytes: tiles of 16 elements."""
     if [len(shape) for shape in call.operands] != [2, 3, 1]:
         return None
     inner, outer = call.operands[1][1:]

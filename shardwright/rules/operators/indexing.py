@@ -1,7 +1,7 @@
 """Rules of data-dependent indexing: index, gather, scatter, top-k.
 
-What is looked up in must be whole along the indexed dimensions; where the
-look-ups are made may be split, and so may everything that is carried along.
+The indexed dimensions stay whole; the dimensions of the index tensors and the
+dimensions that are not indexed may be split.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from shardwright.ir.graph import Ref
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, Shape, elementwise, parse
 
-_MEET = "two of its writes may hit the same place"
+_COLLISION = "two of its writes may hit the same place"
 
 
 def index(call: Call) -> Notation | None:
     """`x[i, :, j]`: the dimensions of the index tensors are the look-ups."""
-    places = _indexed(call)
+    places = _indexed_dims(call)
     if places is None:
         return None
-    looked_up, result = _looked_up(call, places, call.operands[1:], whole="")
+    looked_up, result = _lookup_words(call, places, call.operands[1:], whole="")
     indices = [_aligned(shape, "i") for shape in call.operands[1:]]
     text = f"{looked_up}, {', '.join(indices)} -> {result}"
     return parse(text, call.operands, call.results)
 
 
 def index_put(call: Call) -> Notation | None:
-    """`x[i, :, j] = values`: later look-ups may hit the same place, so they stay together."""
-    places = _indexed(call)
+    """`x[i, :, j] = values`: writes may collide, so the index tensors stay whole."""
+    places = _indexed_dims(call)
     if places is None:
         return None
-    into, values = _looked_up(call, places, call.operands[1:-1], whole="!")
+    into, values = _lookup_words(call, places, call.operands[1:-1], whole="!")
     indices = [_aligned(shape, "i", "!") for shape in call.operands[1:-1]]
     given = " ".join(values.split()[-len(call.operands[-1]) :]) if call.operands[-1] else ""
     text = f"{into}, {', '.join(indices)}, {given} -> {into}"
-    return parse(text, call.operands, call.results, reason=_MEET)
+    return parse(text, call.operands, call.results, reason=_COLLISION)
 
 
-def _indexed(call: Call) -> list[int] | None:
-    """Dimensions that have an index tensor; None for masks, which look up as many as they hold."""
+def _indexed_dims(call: Call) -> list[int] | None:
+    """Dimensions with an index tensor; None for boolean masks, whose result size is dynamic."""
     given = call.op.args[1]
     assert isinstance(given, tuple)
     if any(call.graph.tensor[a.name].dtype == "bool" for a in given if isinstance(a, Ref)):
@@ -47,7 +47,9 @@ def _indexed(call: Call) -> list[int] | None:
     return [d for d, arg in enumerate(given) if isinstance(arg, Ref)]
 
 
-def _looked_up(call: Call, places: list[int], indices: list[Shape], whole: str) -> tuple[str, str]:
+def _lookup_words(
+    call: Call, places: list[int], indices: list[Shape], whole: str
+) -> tuple[str, str]:
     """Words of the tensor that is looked up in, and of what is found there."""
     rank = len(call.operands[0])
     words = [f"v{d}!" if d in places else f"d{d}" for d in range(rank)]
@@ -59,15 +61,15 @@ def _looked_up(call: Call, places: list[int], indices: list[Shape], whole: str) 
 
 
 def _aligned(shape: Shape, letter: str, whole: str = "") -> str:
-    """Words of a tensor that broadcasts with others: numbered from its right end."""
+    """Notation of a tensor that broadcasts with others: indices numbered from the right."""
     return " ".join(f"{letter}{k}{whole}" for k in reversed(range(len(shape))))
 
 
 def gather(call: Call) -> Notation | None:
-    """`gather(x, dim, index)`: other dimensions go together where they are equally long."""
+    """`gather(x, dim, index)`: the other dimensions are shared where their sizes are equal."""
     if len(call.operands[0]) != len(call.operands[1]):  # one of them is a number
         return None
-    source, found = _facing(call, call.dim(1), whole="")
+    source, found = _gather_words(call, call.dim(1), whole="")
     return parse(f"{source}, {found} -> {found}", call.operands, call.results)
 
 
@@ -75,17 +77,17 @@ def scatter(call: Call) -> Notation | None:
     """`scatter(x, dim, index, values)` and its sums: whole along `dim`."""
     if len({len(shape) for shape in call.operands}) > 1:  # one of them is a number
         return None
-    into, hits = _facing(call, call.dim(1), whole="!")
+    into, hits = _gather_words(call, call.dim(1), whole="!")
     parts = [into, hits]
     if len(call.operands) > 2:
         pairs = zip(hits.split(), call.operands[1], call.operands[2], strict=True)
         parts.append(" ".join(w if n == m else f"s{d}!" for d, (w, n, m) in enumerate(pairs)))
     text = f"{', '.join(parts)} -> {into}"
-    return parse(text, call.operands, call.results, reason=_MEET)
+    return parse(text, call.operands, call.results, reason=_COLLISION)
 
 
-def _facing(call: Call, dim: int, whole: str) -> tuple[str, str]:
-    """Words of a tensor and of an index tensor of the same rank, which may be smaller."""
+def _gather_words(call: Call, dim: int, whole: str) -> tuple[str, str]:
+    """Notation of a tensor and of an index tensor of the same rank, which may be smaller."""
     words, places = [], []
     for d, (n, m) in enumerate(zip(call.operands[0], call.operands[1], strict=True)):
         shared = n == m and d != dim
@@ -95,7 +97,7 @@ def _facing(call: Call, dim: int, whole: str) -> tuple[str, str]:
 
 
 def index_select(call: Call) -> Notation:
-    """Rows, or slices along another dimension, by a vector of places."""
+    """Slices along one dimension, selected by a vector of indices."""
     dim = call.dim(1)
     rank = len(call.operands[0])
     source = [f"v{d}!" if d == dim else f"d{d}" for d in range(rank)]
@@ -105,7 +107,7 @@ def index_select(call: Call) -> Notation:
 
 
 def topk(call: Call) -> Notation:
-    """The largest along one dimension, which is whole and gets a new length."""
+    """The largest elements along one dimension, which is whole and changes its size."""
     dim = call.dim(2, "dim", -1)
     rank = len(call.operands[0])
     before = " ".join(f"v{d}!" if d == dim else f"d{d}" for d in range(rank))
@@ -114,7 +116,7 @@ def topk(call: Call) -> Notation:
 
 
 def slice_scatter(call: Call) -> Notation:
-    """Part of one dimension replaced; that dimension is whole."""
+    """A slice of one dimension is replaced; that dimension is whole."""
     dim = call.dim(2)
     rank = len(call.operands[0])
     into = " ".join(f"v{d}!" if d == dim else f"d{d}" for d in range(rank))
@@ -123,7 +125,7 @@ def slice_scatter(call: Call) -> Notation:
 
 
 def select_scatter(call: Call) -> Notation:
-    """One slice along a dimension, which is whole, replaced."""
+    """One index of a dimension is replaced; that dimension is whole."""
     dim = call.dim(2)
     one = elementwise([call.operands[0]], call.operands[0], whole=[dim])
     kept = tuple(names for d, names in enumerate(one.operands[0]) if d != dim)

@@ -56,12 +56,12 @@ def prelu(call: Call) -> Notation | None:
 
 
 def fill_shape(call: Call) -> Notation:
-    """`full`, `zeros`, `new_zeros` …: every element is the same, whichever part it is of."""
+    """`full`, `zeros`, `new_zeros` …: all elements are equal, so any tile can be filled locally."""
     one = elementwise([], call.results[0])
     return replace(one, operands=tuple(((),) * len(shape) for shape in call.operands))
 
 
 def arange(call: Call) -> Notation:
-    """Positions: every device counts all of them."""
+    """`arange` and the like: every device computes all elements."""
     whole = range(len(call.results[0]))
     return elementwise([], call.results[0], whole=whole, reason="each element is its position")

@@ -13,25 +13,25 @@ JOINT = ("amax", "amin", "max", "min", "logsumexp", "prod")
 
 
 def sum_(call: Call) -> Notation:
-    """Sums: what is summed may be split, and leaves partial sums."""
+    """Sums: summed dimensions may be split, which leaves partial sums."""
     return _reduced(call, summed=True)
 
 
 def reduction(call: Call) -> Notation:
-    """Reductions that are no sums: what they reduce stays whole, or devices agree on a few numbers.
+    """Reductions other than sums: reduced dimensions stay whole, or are reduced internally.
 
-    These are the result and how many elements make it.
+    The internal reductions are of the result and of the number of elements that attain it.
     """
     one = call.graph.tensor[call.op.operands[0]]
     alone = len(call.results) == 1 and not dict(call.op.kwargs).get("dtype")
     if call.op.kind not in JOINT or not alone or not call.floating or not one.shape:
         return _reduced(call, summed=False)
     found = replace(_reduced(call, summed=True), linear=())
-    return replace(found, agreed=(found.results[0],) * 2)
+    return replace(found, internal_reductions=(found.results[0],) * 2)
 
 
 def reduced_dims(op: Op, rank: int) -> set[int]:
-    """Which dimensions of its operand a reduction reduces, by its argument `dim`."""
+    """The dimensions of its operand that a reduction reduces, from its argument `dim`."""
     given = op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim")
     dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
     chosen = {int(d) % rank for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def reduced_dims(op: Op, rank: int) -> set[int]:
 
 def _reduced(call: Call, *, summed: bool) -> Notation:
     shape = call.operands[0]
-    if not shape:  # a number, whose dimension 0 may be named all the same
+    if not shape:  # of a scalar, torch accepts dimension 0
         return Notation(((),), ((),) * len(call.results), {})
     chosen = reduced_dims(call.op, len(shape))
     reason = "it reduces every dimension, and is no sum"
@@ -56,9 +56,9 @@ def _reduced(call: Call, *, summed: bool) -> Notation:
 
 
 def along_dim(call: Call) -> Notation:
-    """Operators that keep the shape and mix along given dimensions."""
+    """Operators that keep the shape and mix elements along the dimensions in `dim`."""
     given = call.arg(1, "dim", -1)
-    if call.op.kind == "roll":  # without dimensions, of the tensor as one row
+    if call.op.kind == "roll":  # without `dims` it rolls the flattened tensor
         given = call.arg(2, "dims") or None
     rank = len(call.operands[0])
     if isinstance(given, tuple):
@@ -83,7 +83,7 @@ def layer_norm(call: Call) -> Notation:
 
 
 def local_batch_norm(call: Call) -> Notation:
-    """Statistics of whatever part of the batch there is; what they give the buffers is summed."""
+    """Batch norm with statistics of the local batch; its buffer updates are partial sums."""
     positions = " ".join(f"s{i}!" for i in range(len(call.operands[0]) - 2))
     text = f"n c {positions}, c, c -> n c {positions}, p! c, p! c, q! c"
     return parse(text, call.operands, call.results)
@@ -113,11 +113,11 @@ def cross_entropy(call: Call) -> Notation:
     """
     found = _per_class(call, "c")
     sampled = tuple(names for names in found.operands[0] if names != ("c",))
-    return replace(found, agreed=(sampled, sampled))
+    return replace(found, internal_reductions=(sampled, sampled))
 
 
 def nll_loss(call: Call) -> Notation:
-    """The same of log-probabilities, which come whole: so stay the classes."""
+    """Negative log-likelihood of log-probabilities: classes stay whole."""
     return _per_class(call, "c!")
 
 

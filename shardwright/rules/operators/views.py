@@ -16,7 +16,7 @@ def view(call: Call) -> Notation:
 
 
 def squeeze(call: Call) -> Notation:
-    """`squeeze` and `unsqueeze`: only dimensions of size one come or go."""
+    """`squeeze` and `unsqueeze`: remove or add dimensions of size one."""
     return reshape(call.operands[0], call.results[0])
 
 
@@ -60,7 +60,7 @@ def broadcast_tensors(call: Call) -> Notation:
 
 
 def slice_(call: Call) -> Notation:
-    """A slice that is one of equal chunks keeps the index inside the chunk; others are whole."""
+    """A slice that is one of equal chunks keeps the index inside the chunk; else it is whole."""
     dim = call.dim(1)
     size, length = call.operands[0][dim], call.results[0][dim]
     start = int(call.arg(2, "start") or 0)  # type: ignore[arg-type]
@@ -74,13 +74,13 @@ def slice_(call: Call) -> Notation:
 
 
 def split(call: Call) -> Notation | None:
-    """`split`, `chunk`, `unbind` into pieces that share a common size."""
+    """`split` and `chunk` into chunks whose sizes have a common divisor."""
     dim = call.dim(2)
     return _chunks(call, dim, gcd(*(shape[dim] for shape in call.results)))
 
 
 def _chunks(call: Call, dim: int, chunk: int) -> Notation:
-    """Dimension `dim` is (n c) with c the chunk; each result has some whole chunks of it."""
+    """Dimension `dim` is (n c) with c the size of a chunk; each result has some whole chunks."""
     one = elementwise([call.operands[0]], call.operands[0])
     sizes = {name: size for name, size in one.sizes.items() if name != f"d{dim}"}
     whole = set()
@@ -181,7 +181,7 @@ def repeat(call: Call) -> Notation:
 
 
 def repeat_interleave(call: Call) -> Notation | None:
-    """Each element of a dimension, which becomes (old, repeats), several times over."""
+    """`repeat_interleave`: one dimension becomes (old, repeats)."""
     dim = call.arg(2, "dim")
     if not isinstance(call.arg(1, "repeats"), int) or not isinstance(dim, int):
         return None
@@ -207,8 +207,8 @@ def glu(call: Call) -> Notation:
 def pad(call: Call) -> Notation:
     """Padding: padded dimensions are new ones, and whole.
 
-    The argument says which they are, from the last one on: a shift, padded by 1 and by -1, keeps
-    its size.
+    The dimensions follow from the argument, last one first, and not from sizes: padding by 1 and
+    -1 keeps the size.
     """
     rank, amounts = len(call.operands[0]), call.op.args[1]
     assert isinstance(amounts, tuple)
@@ -217,7 +217,7 @@ def pad(call: Call) -> Notation:
 
 
 def _opaque(call: Call, *dims: int) -> Notation:
-    """All operands and results alike but for `dims`, which nobody may split."""
+    """Elementwise in all dimensions but `dims`, which may not be split."""
     rank = len(call.results[0])
     sizes: dict[str, int] = {}
 

@@ -1,7 +1,7 @@
 """Decomposes batch norm into sums over the batch and a normalisation, which split exactly.
 
-The sums are one operator's, and so is what they are read for: whoever splits the batch brings them
-together once in each pass (ADR 0063). The number of samples is a constant of the graph.
+One operator computes the sums and one reads them, so that a split of the batch needs one reduction
+in each pass. The number of samples is a constant of the graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ aten: Any = torch.ops.aten
 
 
 def _mean_squares(x: Tensor) -> tuple[Tensor, int]:
-    """Means of the samples and of their squares per channel, and how many samples there are."""
+    """Means of the samples and of their squares per channel, and the number of samples."""
     count = x.numel() // x.shape[1]
     return kernels.moments(x, 1.0 / count), count
 
 
 def _inverse(unbiased: Tensor, count: int, eps: float) -> Tensor:
-    """One over the standard deviation that the samples were divided by, which is the biased one."""
+    """The reciprocal of the (biased) standard deviation by which samples were divided."""
     return torch.rsqrt(unbiased * ((count - 1) / max(1, count)) + eps)
 
 

@@ -1,7 +1,7 @@
 """Turns buffer mutations of a traced call into graph updates, or raises with the line.
 
-A graph has the buffers that the model has before the call, each of one shape
-and dtype. Anything else could not be done again by the next step, nor on tiles.
+A graph has the buffers that the model has before the call, each of a fixed shape
+and dtype. Other changes could not be repeated by the next step, or on tiles.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from shardwright.tracing.call import CaptureError
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])  # the package `tracing`
 
-Kind = tuple[torch.dtype, tuple[int, ...]]
+DtypeShape = tuple[torch.dtype, tuple[int, ...]]
 
 
 def users_frame(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's nor ours."""
+    """The innermost frame of code outside of torch and of this package."""
     frames = [f for f in stack if is_users(f.filename)]
     return frames[-1] if frames else None
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's nor ours."""
+    """Whether a file belongs neither to torch nor to this package."""
     return not filename.startswith((_TORCH, _OURS, "<"))
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[None]:
-    """Assignments to buffers that no graph can express raise `CaptureError` where they stand."""
+def buffer_guard(model: nn.Module) -> Iterator[None]:
+    """A context in which assignments to buffers that no graph can express raise `CaptureError`."""
     paths = {id(module): path for path, module in model.named_modules()}
-    kinds = {name: _kind(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)}
+    kinds = {
+        name: _dtype_and_shape(buffer)
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+    }
 
     def check(module: nn.Module, name: str, value: torch.Tensor | None) -> None:
         if id(module) not in paths:
@@ -54,7 +57,7 @@ def watched(model: nn.Module) -> Iterator[None]:
             )
         if value is None:
             raise CaptureError(f"{where}: the model drops its buffer {full}; keep it a tensor")
-        _require(where, full, kinds[full], _kind(value))
+        _require(where, full, kinds[full], _dtype_and_shape(value))
 
     hook = register_module_buffer_registration_hook(check)
     try:
@@ -63,15 +66,15 @@ def watched(model: nn.Module) -> Iterator[None]:
         hook.remove()
 
 
-def kinds_of(buffers: Mapping[str, torch.Tensor]) -> dict[str, Kind]:
-    """Dtype and shape of each buffer, before a call may change them."""
-    return {name: _kind(buffer) for name, buffer in buffers.items()}
+def dtypes_and_shapes(buffers: Mapping[str, torch.Tensor]) -> dict[str, DtypeShape]:
+    """Dtype and shape of each buffer."""
+    return {name: _dtype_and_shape(buffer) for name, buffer in buffers.items()}
 
 
 def update_in_place(
-    model: nn.Module, before: Mapping[str, torch.Tensor], kinds: Mapping[str, Kind]
+    model: nn.Module, before: Mapping[str, torch.Tensor], kinds: Mapping[str, DtypeShape]
 ) -> None:
-    """A buffer that was assigned anew gets its new content as an update, which export sees."""
+    """Turn assignments to buffers into in-place updates, which export records."""
     after = dict(model.named_buffers())
     for name, old in before.items():
         path, _, last = name.rpartition(".")
@@ -81,14 +84,14 @@ def update_in_place(
             raise CaptureError(
                 f"{_forward_of(module)}: the model drops its buffer {name}; keep it a tensor"
             )
-        if kinds[name] != _kind(new):
-            _require(_forward_of(module), name, kinds[name], _kind(new))
+        if kinds[name] != _dtype_and_shape(new):
+            _require(_forward_of(module), name, kinds[name], _dtype_and_shape(new))
         if old is not new:
             old.copy_(new.detach())
             setattr(module, last, old)
 
 
-def _require(where: str, name: str, old: Kind, new: Kind) -> None:
+def _require(where: str, name: str, old: DtypeShape, new: DtypeShape) -> None:
     if old != new:
         raise CaptureError(
             f"{where}: the model makes its buffer {name}, {old[0]} of {old[1]}, one of {new[0]}"
@@ -96,12 +99,12 @@ def _require(where: str, name: str, old: Kind, new: Kind) -> None:
         )
 
 
-def _kind(tensor: torch.Tensor) -> Kind:
+def _dtype_and_shape(tensor: torch.Tensor) -> DtypeShape:
     return tensor.dtype, tuple(tensor.shape)
 
 
 def _forward_of(module: nn.Module) -> str:
-    """Where the module's code stands; its class where that has no file."""
+    """File and line of the module's forward; its class where that has no file."""
     forward = type(module).forward
     try:
         file = inspect.getsourcefile(forward)

@@ -2,7 +2,7 @@
 
 `ExportedProgram.run_decompositions` traces the whole program twice more. Where
 no operator writes to its operands, each can be decomposed on its own, so one
-small program that holds every distinct call is decomposed in place of the whole.
+small program of all distinct calls is decomposed instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shardwright.tracing.export.operators import OVERLOAD
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
-_WORTH = 8.0  # operators for each distinct call, as a small program costs its own to trace
-_KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # of what a piece stands for
+_WORTH = 8.0  # operators per distinct call, from which on tracing the small program pays
+_KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # metadata taken from the original call
 
 
 @dataclass(frozen=True)
 class Functional:
-    """A graph of operators that write to nothing, with the meaning of what goes in and out."""
+    """A functional graph with its signature and constants."""
 
     graph: fx.Graph
     graph_signature: ExportGraphSignature
@@ -36,7 +36,7 @@ class Functional:
 
 @dataclass(frozen=True)
 class _Call:
-    """An operator with its arguments, tensors among them by their number."""
+    """An operator with its arguments, in which tensors are replaced by their indices."""
 
     target: Any
     args: Any
@@ -46,7 +46,7 @@ class _Call:
 
     def on(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         def fill(arg: Any) -> Any:
-            if isinstance(arg, _Number):
+            if isinstance(arg, _OperandIndex):
                 return tensors[arg.at]
             return type(arg)(fill(a) for a in arg) if isinstance(arg, list | tuple) else arg
 
@@ -56,15 +56,15 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Number:
-    """Stands for an operand."""
+class _OperandIndex:
+    """A placeholder for the operand at this index."""
 
     at: int
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What a call becomes: nodes of the small program, between its inputs and its results."""
+class _Expansion:
+    """The decomposition of a call: nodes of the small program between inputs and results."""
 
     inputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
@@ -72,7 +72,7 @@ class _Piece:
 
 
 class _Calls(nn.Module):
-    """Every distinct call once, each on inputs of its own."""
+    """A module that makes every distinct call once, on separate inputs."""
 
     def __init__(self, calls: tuple[_Call, ...]) -> None:
         super().__init__()
@@ -88,41 +88,43 @@ class _Calls(nn.Module):
 
 
 def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
-    """`program` under `table`, or None where it has to be decomposed as a whole.
+    """`program` decomposed by `table`, call by call; None where it must be decomposed at once.
 
-    That is where an operator writes to an operand, where a node is no operator
-    on tensors of fixed sizes, or where so little repeats that it is as quick.
+    That is where an operator writes to an operand, where a node is not an operator
+    on tensors of fixed sizes, or where too few calls repeat.
     """
-    if not all(_stands_alone(node) for node in program.graph.nodes):
+    if not all(_is_cacheable(node) for node in program.graph.nodes):
         return None
     distinct: dict[Any, _Call] = {}
     calls = {
         node: _numbered(node, distinct)
         for node in program.graph.nodes
-        if node.op == "call_function" and not _picks(node) and not _stays(node.target, table)
+        if node.op == "call_function"
+        and not _is_selection(node)
+        and not _is_core_op(node.target, table)
     }
     if len(program.graph.nodes) < _WORTH * len(distinct):
         return None
-    pieces = _pieces(tuple(distinct.values()), table)
-    if pieces is None:
+    expansions = _expansions(tuple(distinct.values()), table)
+    if expansions is None:
         return None
-    by_key = dict(zip(distinct, pieces, strict=True))
+    by_key = dict(zip(distinct, expansions, strict=True))
     graph = _spliced(
         program.graph, {node: (by_key[key], operands) for node, (key, operands) in calls.items()}
     )
     return Functional(graph, program.graph_signature, program.constants)
 
 
-def whole(program: ExportedProgram, table: Table) -> Functional:
-    """`program` under `table`, decomposed as a whole."""
+def decomposed_at_once(program: ExportedProgram, table: Table) -> Functional:
+    """`program` decomposed by `table`, by torch's own pass over the whole program."""
     program = program.run_decompositions(dict(table))
     return Functional(program.graph, program.graph_signature, program.constants)
 
 
-def _stands_alone(node: fx.Node) -> bool:
+def _is_cacheable(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if _picks(node):
+    if _is_selection(node):
         return True
     name = getattr(node.target, "__name__", "").split(".")[0]  # such as add_, or __and__
     values = node.meta.get("val")
@@ -134,13 +136,13 @@ def _stands_alone(node: fx.Node) -> bool:
     )
 
 
-def _stays(target: Any, table: Table) -> bool:
-    """Whether decomposing leaves an operator as it is: those of Core ATen are made of no others."""
+def _is_core_op(target: Any, table: Table) -> bool:
+    """Whether decomposition does not change an operator: it is of Core ATen, or not in `table`."""
     return torch.Tag.core in target.tags and target not in table
 
 
-def _picks(node: fx.Node) -> bool:
-    """Whether a node is one of the results of another, or its only one, and computes nothing."""
+def _is_selection(node: fx.Node) -> bool:
+    """Whether a node only selects a result of another node, and computes nothing."""
     if node.target is not aten.detach_.default:
         return node.target is operator.getitem
     made = node.args[0]  # export detaches constants of the code, which have no gradient anyway
@@ -154,12 +156,12 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _numbered(node: fx.Node, distinct: dict[Any, _Call]) -> tuple[Any, tuple[fx.Node, ...]]:
-    """What equal calls have in common, and the operands; `distinct` gets the first such call."""
+    """The key of equal calls, and the operands; the first such call is added to `distinct`."""
     numbers: dict[fx.Node, int] = {}
 
     def numbered(arg: Any) -> Any:
         if isinstance(arg, fx.Node):
-            return _Number(numbers.setdefault(arg, len(numbers)))
+            return _OperandIndex(numbers.setdefault(arg, len(numbers)))
         if isinstance(arg, list | tuple):
             return [numbered(a) for a in arg]
         return arg
@@ -170,7 +172,7 @@ def _numbered(node: fx.Node, distinct: dict[Any, _Call]) -> tuple[Any, tuple[fx.
         node.target,
         _hashable(args),
         tuple((name, _hashable(value)) for name, value in kwargs.items()),
-        tuple(_kind(operand.meta["val"]) for operand in numbers),
+        tuple(_tensor_key(operand.meta["val"]) for operand in numbers),
     )
     if key not in distinct:
         value = node.meta.get("val")
@@ -186,13 +188,13 @@ def _hashable(arg: Any) -> Any:
     return (type(arg), arg)  # 1 is not 1.0, nor True
 
 
-def _kind(value: torch.Tensor) -> Any:
+def _tensor_key(value: torch.Tensor) -> Any:
     return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
 
 
-def _pieces(calls: tuple[_Call, ...], table: Table) -> list[_Piece] | None:
-    """What each call becomes; None where one of them writes to an operand after all."""
-    inputs = tuple(_like(operand) for call in calls for operand in call.operands)
+def _expansions(calls: tuple[_Call, ...], table: Table) -> list[_Expansion] | None:
+    """The decomposition of each call; None where one of them writes to an operand after all."""
+    inputs = tuple(_fresh_like(operand) for call in calls for operand in call.operands)
     small = torch.export.export(_Calls(calls), inputs, strict=False)
     small = small.run_decompositions(dict(table))
     signature = small.graph_signature
@@ -204,17 +206,17 @@ def _pieces(calls: tuple[_Call, ...], table: Table) -> list[_Piece] | None:
     (output,) = (node for node in small.graph.nodes if node.op == "output")
     order = {node: i for i, node in enumerate(small.graph.nodes)}
     given, results = iter(placeholders), iter(output.args[0])
-    pieces = []
+    expansions = []
     for call in calls:
         own = tuple(next(given) for _ in call.operands)
         returned = tuple(next(results) for _ in range(call.results))
         nodes = sorted(_between(own, returned), key=order.__getitem__)
-        pieces.append(_Piece(own, tuple(nodes), returned))
-    return pieces
+        expansions.append(_Expansion(own, tuple(nodes), returned))
+    return expansions
 
 
-def _like(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same kind, as little real as `value`, that nothing else shares."""
+def _fresh_like(value: torch.Tensor) -> torch.Tensor:
+    """A new fake tensor with the metadata of `value`."""
     fresh = value.new_empty_strided(value.shape, value.stride())
     return fresh.requires_grad_(value.requires_grad)
 
@@ -231,9 +233,9 @@ def _between(inputs: tuple[fx.Node, ...], results: tuple[fx.Node | None, ...]) -
 
 
 def _spliced(
-    graph: fx.Graph, pieces: Mapping[fx.Node, tuple[_Piece, tuple[fx.Node, ...]]]
+    graph: fx.Graph, expansions: Mapping[fx.Node, tuple[_Expansion, tuple[fx.Node, ...]]]
 ) -> fx.Graph:
-    """`graph` with every call replaced by its piece."""
+    """`graph` with every call replaced by its expansion."""
     made = fx.Graph()
     env: dict[fx.Node, Any] = {}
     for node in graph.nodes:
@@ -241,9 +243,9 @@ def _spliced(
             env[node] = env[node.args[0]][node.args[1]]
         elif node.target is aten.detach_.default:
             env[node] = env[node.args[0]]
-        elif node in pieces:
-            piece, operands = pieces[node]
-            results = _put(made, node, piece, [env[operand] for operand in operands])
+        elif node in expansions:
+            expansion, operands = expansions[node]
+            results = _insert_copy(made, node, expansion, [env[operand] for operand in operands])
             several = isinstance(node.meta.get("val"), tuple | list)
             env[node] = results if several else results[0]
         else:
@@ -251,11 +253,13 @@ def _spliced(
     return made
 
 
-def _put(made: fx.Graph, node: fx.Node, piece: _Piece, operands: list[Any]) -> list[Any]:
-    """A copy of `piece` on `operands`, in place of `node`; its results."""
-    own = dict(zip(piece.inputs, operands, strict=True))
-    for inner in piece.nodes:
+def _insert_copy(
+    made: fx.Graph, node: fx.Node, expansion: _Expansion, operands: list[Any]
+) -> list[Any]:
+    """Insert a copy of `expansion` on `operands` for `node`; returns its results."""
+    own = dict(zip(expansion.inputs, operands, strict=True))
+    for inner in expansion.nodes:
         copy = own[inner] = made.node_copy(inner, own.__getitem__)
         copy.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
         copy.meta["val"] = inner.meta.get("val")
-    return [None if result is None else own[result] for result in piece.results]
+    return [None if result is None else own[result] for result in expansion.results]

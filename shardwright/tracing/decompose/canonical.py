@@ -1,9 +1,9 @@
 """Rewrites what is traced differently on different device types into one form.
 
-A fused attention kernel lays its result out so that bringing the heads back
-beside each other costs nothing; where there is none, as on the meta device,
-the trace has a copy there. Whether a size is written as -1 differs too. A plan
-made on the meta device must fit the model on a GPU, so both go.
+A fused attention kernel chooses the strides of its result so that merging the
+heads needs no copy; without one, as on the meta device, the trace has a copy
+there. Whether a size is written as -1 differs too. A plan made on the meta device
+must fit the model on a GPU, so both differences are removed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _VIEWS = (*_RESHAPES, "transpose", "permute", "t", "squeeze", "unsqueeze")
 
 
 def canonical(graph: Graph) -> Graph:
-    """`graph` with sizes written out and without copies of what attention returned."""
-    names: dict[str, str] = {}  # of a copy that goes -> what it copies
+    """`graph` with explicit sizes and without copies of attention's results."""
+    names: dict[str, str] = {}  # removed copy -> its source
     ops: list[Op] = []
     producer: dict[str, Op] = {}
     for op in graph.ops:

@@ -1,16 +1,15 @@
 """Recognises causal attention masks by computing them.
 
-While a model is traced, Hugging Face builds its causal mask as a tensor,
-though it would pass `is_causal` otherwise; without a cache it even compares the documents
-that positions could be of, for every sequence of the batch. A mask costs memory, rules out the
-fastest kernels and doubles the work. A mask that depends on no input is a
-constant: it is computed once here, and where it is the lower triangle the
-attention gets the flag instead.
+While a model is traced, Hugging Face builds its causal mask as a tensor, though it
+would pass `is_causal` otherwise; without a cache it even compares the documents of
+packed positions, for every sequence of the batch. A mask costs memory, excludes the
+fastest kernels and doubles the work. A mask that depends on no input is a constant:
+it is computed once here, and replaced by the flag where it is the lower triangle.
 
-The mask of a long sequence is too large for that. It is made of positions by
-elementwise operators, so any part of it can be computed alone: all of some rows, all of
-some columns, and a band along the diagonal, which is where masks that look
-causal from afar (windows, documents packed together) differ.
+The mask of a long sequence is too large for that. Elementwise operators make it from
+positions, so any block of it can be computed alone: some whole rows, some whole
+columns, and a band along the diagonal, where almost causal masks (windows, packed
+documents) differ.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from math import prod
 
 import torch
 
-from shardwright.ir.graph import Graph, Op
-from shardwright.tracing.export.operators import argument, call_op, operator_of, to_torch
+from shardwright.ir.graph import Graph, Op, argument
+from shardwright.tracing.export.operators import call_op, operator_of, to_torch
 
 _GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
-_LARGEST_MASK = 2**27  # elements that are worth computing to find out
+_LARGEST_MASK = 2**27  # elements of a mask that is computed as a whole
 _SAME_PLACES = ("expand", "clone", "contiguous")
 _SAME_MATRIX = (*_SAME_PLACES, "unsqueeze", "view")
 _LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, though torch does not say so
@@ -33,7 +32,7 @@ _LARGEST_PART = 2**26  # of a larger mask
 
 
 def without_causal_masks(graph: Graph) -> Graph:
-    """`graph` with `is_causal` where the mask says nothing else."""
+    """`graph` with `is_causal` instead of masks that are exactly causal."""
     verdicts: dict[str, bool] = {}
 
     def rewrite(op: Op) -> Op:
@@ -65,7 +64,7 @@ def _is_causal(graph: Graph, mask: str) -> bool:
     if rows * columns > _LARGEST_MASK or any(
         one.num_elements > _LARGEST_MASK and not one.alias_of for one in made
     ):
-        return _is_causal_in_parts(graph, mask, needed)
+        return _is_causal_by_samples(graph, mask, needed)
     values: dict[str, torch.Tensor] = {}
     for op in needed:
         results = call_op(op, values, torch.device("cpu"))
@@ -75,7 +74,7 @@ def _is_causal(graph: Graph, mask: str) -> bool:
 
 
 def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The matrices of a tensor, of an expanded dimension only the first."""
+    """The matrices of a tensor; of an expanded dimension only the first."""
     if x.dim() == 2:
         yield x
         return
@@ -83,8 +82,8 @@ def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _matrices(part)
 
 
-def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
-    """The same of a mask that is too large to compute, by parts of it."""
+def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
+    """`_is_causal` of a mask that is too large to compute, from blocks of it."""
     *leading, rows, columns = graph.tensor[mask].shape
     small: dict[str, torch.Tensor] = {}
     large: list[Op] = []
@@ -98,10 +97,10 @@ def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
             return False
         else:
             large.append(op)
-    for down, across in _parts(rows, columns, _LARGEST_PART // prod(leading)):
+    for down, across in _sampled_blocks(rows, columns, _LARGEST_PART // prod(leading)):
         values = dict(small)
         for op in large:
-            _compute_part(op, values, small, (rows, columns), (down, across))
+            _compute_block(op, values, small, (rows, columns), (down, across))
         causal = across <= down.unsqueeze(-1)
         if not all(torch.equal(found, causal) for found in _matrices(values[mask])):
             return False
@@ -109,7 +108,7 @@ def _is_causal_in_parts(graph: Graph, mask: str, needed: list[Op]) -> bool:
 
 
 def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
-    """Whether a large result is matrices made element by element, or others' repeated."""
+    """Whether a large result consists of matrices made elementwise or by broadcasting."""
     shape = graph.tensor[op.outputs[0]].shape
     if shape[-2:] != (rows, columns) or len(op.outputs) > 1:
         return False
@@ -122,8 +121,10 @@ def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
     return torch.Tag.pointwise in tags or op.kind in _LOGICAL
 
 
-def _parts(rows: int, columns: int, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and columns of the parts that are looked at, of about `most` elements each."""
+def _sampled_blocks(
+    rows: int, columns: int, most: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and columns of the blocks to check, of about `most` elements each."""
     every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
     count = max(16, most // max(rows, columns))
     some = [torch.linspace(0, n - 1, min(count, n), device="cpu").long() for n in (rows, columns)]
@@ -135,14 +136,14 @@ def _parts(rows: int, columns: int, most: int) -> Iterator[tuple[torch.Tensor, t
         yield every[0][start : start + band], every[1][around]
 
 
-def _compute_part(
+def _compute_block(
     op: Op,
     values: dict[str, torch.Tensor],
     small: dict[str, torch.Tensor],
     whole: tuple[int, int],
     part: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Some rows and columns of what `op` makes, into `values`."""
+    """Compute the rows and columns `part` of the result of `op` into `values`."""
 
     def cut(x: torch.Tensor) -> torch.Tensor:
         for dim, size, places in zip((-2, -1), whole, part, strict=True):
@@ -161,7 +162,7 @@ def _compute_part(
 
 
 def _ancestors(graph: Graph, value: str) -> list[Op] | None:
-    """The operators that make `value` out of nothing, in order; None if it depends on a leaf."""
+    """The operators that compute `value`, in order; None if it depends on a leaf."""
     found: dict[str, Op] = {}
     stack = [value]
     while stack:

@@ -1,7 +1,7 @@
 """Causal attention for a slice of the queries, each of which sees keys up to its global position.
 
-The flag `is_causal` counts queries and keys from zero, so it is right for the first
-part only. Importing this file makes `torch.ops.shardwright.causal_rows` known.
+The flag `is_causal` numbers queries and keys from zero, so it is right for the first
+slice only. Importing this file registers `torch.ops.shardwright.causal_rows`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def causal_rows(
     start, length = tile[:2]
     seen = start + length
     if query.is_cuda and len(tile) == 3 and seen <= key.shape[-2]:
-        # A kernel knows triangles that end in the corner.
+        # The last rows of a triangle, which kernels support through `is_causal`.
         return scaled_dot_product_attention(
             query,
             key[..., :seen, :],
@@ -49,9 +49,9 @@ def causal_rows(
 
 
 class _Rows(torch.autograd.Function):
-    """A few queries at a time, so that no mask is ever as large as queries times keys.
+    """Attention of a few queries at a time, so that no mask has queries times keys elements.
 
-    Nothing but the operands is kept: the backward pass computes each group again.
+    Saves the operands only: the backward pass recomputes each group.
     """
 
     @staticmethod
@@ -67,7 +67,7 @@ class _Rows(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.tile, ctx.scale, ctx.grouped = tile, scale, grouped
         found = []
-        for part, seen, rows in _parts(query, key, tile):
+        for part, seen, rows in _query_groups(query, key, tile):
             given = query[..., part, :], key[..., :seen, :], value[..., :seen, :]
             found.append(_attend(given, rows, scale, grouped))
         return torch.cat(found, -2)
@@ -80,7 +80,7 @@ class _Rows(torch.autograd.Function):
         query, key, value = ctx.saved_tensors
         wanted: list[Tensor] = []
         total_key, total_value = torch.zeros_like(key), torch.zeros_like(value)
-        for part, seen, rows in _parts(query, key, ctx.tile):
+        for part, seen, rows in _query_groups(query, key, ctx.tile):
             tiles = query[..., part, :], key[..., :seen, :], value[..., :seen, :]
             with torch.enable_grad():
                 given = tuple(x.detach().requires_grad_() for x in tiles)
@@ -98,8 +98,10 @@ def _attend(given: tuple[Tensor, ...], rows: Tensor, scale: float | None, groupe
     return scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
 
 
-def _parts(query: Tensor, key: Tensor, tile: Sequence[int]) -> Iterator[tuple[slice, int, Tensor]]:
-    """Groups of queries: where they are in the tile, how many keys they see, their places."""
+def _query_groups(
+    query: Tensor, key: Tensor, tile: Sequence[int]
+) -> Iterator[tuple[slice, int, Tensor]]:
+    """Groups of queries: their slice of the tile, the number of keys they see, their positions."""
     rows, length = _rows(tile, query.device), query.shape[-2]
     step = max(16, _LARGEST_MASK // key.shape[-2])
     for start in range(0, length, step):
@@ -109,7 +111,7 @@ def _parts(query: Tensor, key: Tensor, tile: Sequence[int]) -> Iterator[tuple[sl
 
 
 def _rows(tile: Sequence[int], device: torch.device) -> Tensor:
-    """Global places of the queries of a tile, which may have gaps."""
+    """The global positions of the queries of a tile, which may have gaps."""
     rows = torch.zeros(1, dtype=torch.int64, device=device)
     for i in range(0, len(tile), 3):
         start, length, size = tile[i : i + 3]

@@ -1,7 +1,7 @@
 """Decomposes mean and summed losses into the sum of their terms and a count.
 
-One operator that returns the mean is computed whole by every device: a mean of the means of uneven
-tiles is another number. The operator that returns the terms gets its rule by experiment.
+An operator that returns the mean cannot be split: the mean of the means of uneven tiles is another
+number. The rule of the operator that returns the terms is found by experiment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _terms(operator: Any, at: int) -> Callable[..., Any]:
         if reduction == _NONE:
             return NotImplemented
         terms = operator(*args[:at], *args[at + 1 :], **given, reduction=_NONE)
-        if terms.numel() == 0:  # the mean of nothing is NaN, and there is nothing to split
+        if terms.numel() == 0:  # the mean of no elements is NaN
             return NotImplemented
         total = terms.sum()
         return total * (1.0 / terms.numel()) if reduction == _MEAN else total

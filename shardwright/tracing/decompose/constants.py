@@ -1,4 +1,4 @@
-"""Gives every operator that reads a constant tensor of an exported program its own copy of it."""
+"""Duplicates constant tensors of an exported program, one for each operator that reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 @final
 class Constants:
-    """Those of `program`, which is changed in place."""
+    """The constants of `program`, which is changed in place."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
@@ -26,11 +26,11 @@ class Constants:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of their placeholders."""
+        """The names of their placeholders."""
         return frozenset(self._specs)
 
-    def again(self, node: fx.Node) -> fx.Node:
-        """The placeholder of a further constant, with the value that `node` has."""
+    def duplicate(self, node: fx.Node) -> fx.Node:
+        """A new placeholder for a constant with the value of `node`."""
         self._made += 1
         spec = self._specs[node.name]
         with node.graph.inserting_after(node):
@@ -42,7 +42,7 @@ class Constants:
         return made
 
     def sort(self) -> None:
-        """Bring them into the order in which they are read, which is that of a whole export."""
+        """Sort them by their first reader, as a full export does."""
         if not self._made:
             return
         specs = self._program.graph_signature.input_specs

@@ -1,11 +1,11 @@
 """Rewrites operators before planning so that splitting the remaining ones is exact.
 
 A mean over a split batch is not the mean of means when tiles differ in size or
-in how many labels they mask. Means become sums, divided by a count that is
+in the number of masked labels. Means become sums divided by a count that is
 summed too; attention with dropout becomes its formula, because a fused kernel
 would draw its own random numbers.
 
-Functions return Any: a tensor, or NotImplemented where the call stays as it is.
+Functions return Any: a tensor, or NotImplemented to leave the call unchanged.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _nll_loss(
 
 
 def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Any]:
-    """A loss that is a mean over all elements, as a sum times one over their number.
+    """A loss that is a mean over all elements, as a sum times the reciprocal of their number.
 
-    `reduction_at` is the position of the operator's `reduction` argument; what
-    stands between it and the two tensors are optional weights.
+    `reduction_at` is the position of the operator's `reduction` argument; the
+    arguments between it and the two tensors are optional weights.
     """
 
     def decomposed(*args: Any, reduction: int = _MEAN, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """A fused kernel would draw its own numbers: see `attention`."""
+    """Attention with dropout by its formula (`export/attention.py`); others are unchanged."""
     if dropout_p == 0.0:
         return NotImplemented
 
@@ -131,16 +131,16 @@ def _type_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def _chalf(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
-    """As a cast that names its dtype, so that the graph can be widened."""
+    """A cast with an explicit dtype, so that the graph can be converted to float64."""
     return x.to(torch.complex32)
 
 
 def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """What functionalisation makes of `x[...] = y`; autograd has no derivative for the operator."""
+    """The functional form of `x[...] = y`; the operator itself has no derivative."""
     return source.to(into.dtype).expand(into.shape)
 
 
-def table(habits: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
+def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
     losses = {
         aten.mse_loss.default: 2,
@@ -157,11 +157,11 @@ def table(habits: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     found[aten.mean.dim] = _mean_dim
     found[aten.cross_entropy_loss.default] = _cross_entropy
     found[aten.nll_loss_nd.default] = _nll_loss
-    if habits.rng == "exact":
+    if numerics.rng == "exact":
         found[aten.scaled_dot_product_attention.default] = _attention
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
     found[aten.chalf.default] = _chalf
-    norms = {**batchnorm.table(), **local_batchnorm.table(habits)}
+    norms = {**batchnorm.table(), **local_batchnorm.table(numerics)}
     composed = {**composed_losses.table(), **deviations.table()}
     return {**found, **norms, **composed, **random_ops.table(), **recurrent.table()}

@@ -1,9 +1,9 @@
 """Decomposes variances, standard deviations and vector norms (p = 1 and 2) into sums.
 
-An operator that reduces everything keeps everything whole; a sum can be split. Reductions over some
-dimensions stay torch's, as the others can be split. Only float32 and float64: torch accumulates
-narrower numbers in wider ones. At zero a deviation and a norm have torch's gradient, zero, where
-the square root alone has none.
+An operator that reduces all dimensions cannot be split; a sum can. Reductions over some dimensions
+are unchanged, because the others can be split. Only for float32 and float64: torch accumulates
+lower precisions in higher ones. At zero, deviations and norms have the gradient zero, as in torch,
+where the square root alone has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 aten: Any = torch.ops.aten
 
-_WIDE = (torch.float32, torch.float64)
+_FLOAT32_UP = (torch.float32, torch.float64)
 
 
 def _sum(x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
@@ -25,7 +25,7 @@ def _sum(x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 
 def _root(x: Tensor) -> Tensor:
-    """The square root, whose gradient at zero is zero."""
+    """The square root with gradient zero at zero."""
     zero = x == 0
     return x.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
@@ -38,7 +38,7 @@ def _moments(finish: Callable[[Tensor], Tensor], with_mean: bool) -> Callable[..
         correction: float | None = None,
         keepdim: bool = False,
     ) -> Any:
-        if x.dtype not in _WIDE or x.dim() == 0 or x.numel() == 0:
+        if x.dtype not in _FLOAT32_UP or x.dim() == 0 or x.numel() == 0:
             return NotImplemented
         first = _sum(x, dim, True)
         if first.numel() > 1:
@@ -47,18 +47,18 @@ def _moments(finish: Callable[[Tensor], Tensor], with_mean: bool) -> Callable[..
         freedom = count - (1 if correction is None else correction)
         if freedom <= 0:
             return NotImplemented
-        # The second step makes the mean of equal elements exact, so that their deviation is zero.
+        # The correction makes the mean of equal elements exact, so that their deviation is zero.
         mean = first / count
         mean = mean + _sum(x - mean, dim, True) / count
-        apart = x - mean
-        spread = finish(_sum(apart * apart, dim, keepdim) / freedom)
+        deviation = x - mean
+        spread = finish(_sum(deviation * deviation, dim, keepdim) / freedom)
         return (spread, mean.reshape(spread.shape)) if with_mean else spread
 
     return decomposed
 
 
 def _unbiased(of: Callable[..., Any]) -> Callable[..., Any]:
-    """The overload that says `unbiased` where the other has a correction."""
+    """The overload with `unbiased` instead of `correction`."""
 
     def decomposed(
         x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False
@@ -76,7 +76,7 @@ def _norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    if p not in (1, 2) or dtype is not None or x.dtype not in _WIDE or x.numel() < 2:
+    if p not in (1, 2) or dtype is not None or x.dtype not in _FLOAT32_UP or x.numel() < 2:
         return NotImplemented
     total = _sum(x.abs() if p == 1 else x * x, dim, keepdim)
     if total.numel() > 1:

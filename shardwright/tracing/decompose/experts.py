@@ -1,11 +1,10 @@
 """A mixture of experts as one operator of tokens, routing and expert weights.
 
-Which rows go to which expert only the data knows. Sorted by expert, tokens and experts mix, and
-neither can be split; seen as one operator, each token is a row of its own and each
-expert a term of a sum. It computes what it was made of: grouped products of rows sorted
-by expert, for whichever tokens and experts there are.
+The routing of rows to experts depends on the data. In rows sorted by expert neither tokens nor
+experts can be split; as one operator, tokens are parallel and experts are terms of a sum. It
+computes grouped products of rows sorted by expert, for any subset of tokens and experts.
 
-Importing this file makes `torch.ops.shardwright.experts` known.
+Importing this file registers `torch.ops.shardwright.experts`.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ def experts(
     """Σ over a token's experts of score · down(between(up(x))).
 
     x (tokens, width), `chosen` experts and their `scores` (tokens, k), `up`
-    (experts, inner, width) and `down` (experts, width, inner), the last two dimensions the
-    other way round where `turned` is False. `product` names the grouped product, `between` has the
-    steps between the two (see `mixtures.py`). All experts are here; a device that holds some of
-    them runs `runtime/sharded_ops/experts.py`.
+    (experts, inner, width) and `down` (experts, width, inner), with the last two dimensions
+    transposed where `turned` is False. `product` names the grouped product, `between` lists the
+    steps between the two (see `mixtures.py`). For all experts on one device;
+    `runtime/sharded_ops/experts.py` is for a subset.
     """
     expert, order = chosen.reshape(-1).sort()
     rows = through(x[order // chosen.shape[1]], expert, (up, down), turned, product, between)
@@ -51,7 +50,7 @@ def through(
     product: str,
     between: str,
 ) -> Tensor:
-    """Each of `rows`, sorted by the number of its `expert` among `weights`, through that expert."""
+    """The output of each row's expert; `rows` are sorted by `expert`, an index into `weights`."""
     places = torch.arange(weights[0].shape[0], device=rows.device)
     offsets = torch.searchsorted(expert, places, right=True).to(torch.int32)
     multiply = _operator(product)
@@ -61,9 +60,9 @@ def through(
 
 
 def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
-    """Rows times their scores, added up by token: (rows, width) -> (tokens, width).
+    """Rows times their scores, summed by token: (rows, width) -> (tokens, width).
 
-    `order` says which of all `scores`, (tokens, k), are those of `rows`; others give nothing.
+    `order` has the index of each row in the flattened `scores`, (tokens, k).
     """
     scored = rows * scores.reshape(-1)[order].unsqueeze(-1)
     spread = rows.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)
@@ -81,7 +80,7 @@ def _run(steps: list[Any], x: Tensor) -> Tensor:
         return [value(a) for a in arg] if isinstance(arg, list) else arg
 
     for target, args, kwargs in steps:
-        if target == "part":  # of the last dimension, cut into equal parts
+        if target == "part":  # one of equal chunks of the last dimension
             source, number, parts = value(args[0]), args[1], args[2]
             values.append(source.chunk(parts, -1)[number])
             continue

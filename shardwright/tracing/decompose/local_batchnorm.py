@@ -1,9 +1,8 @@
 """Batch norm with statistics of the local part of the batch: `batch_norm="local"`.
 
-One operator, so that a rank computes it on its tile as it stands and nothing is
-reduced. Only the statistics for the running buffers leave the rank: each part
-gives its own, weighted by its share of the batch, and their sum over the ranks
-is the mean over the parts.
+One operator, which a rank computes on its tile without any reduction. Only the
+statistics for the running buffers are reduced: each rank weights its own by its
+fraction of the batch, and the sum over ranks is the mean.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def local_batch_norm(
     """X (N, C, ...) normalised; mean and 1/deviation (parts, C) for the backward pass; (2, C).
 
     The last result is the mean and the unbiased variance, times `share`. `parts`
-    are the part of the batch that each sample belongs to, every part with
-    statistics of its own; empty for one part. Raises `ValueError` where a part
-    has one value per channel, whose variance nobody knows.
+    has the index of the part of the batch that each sample belongs to, each part
+    with its own statistics; empty for one part. Raises `ValueError` where a part
+    has one value per channel, so that the variance is undefined.
     """
     kept = _kept(x)
     weight, bias = (None if p is None else p.to(kept) for p in (weight, bias))
@@ -116,7 +115,7 @@ local_batch_norm.register_autograd(_backward, setup_context=_keep)
 
 
 def _rows(x: Tensor, parts: Sequence[int]) -> list[Any]:
-    """What selects the samples of each part."""
+    """An index for the samples of each part."""
     if not parts:
         return [slice(None)]
     number = torch.tensor(parts, device=x.device)
@@ -143,8 +142,8 @@ def _with_buffers(
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         return (*batchnorm.frozen(*given), running_mean, running_var)
     out, mean, inverse, statistics = local_batch_norm(x, weight, bias, 1.0, eps, [])
-    # Both at once, so that one reduction brings the parts together, and as a sum, so that
-    # micro-batches need not be brought together at all.
+    # Mean and variance in one tensor need one reduction only, and as a sum they accumulate over
+    # micro-batches.
     old = torch.stack([running_mean, running_var])
     new_mean, new_var = (
         old * (1 - momentum) + statistics.detach().to(old.dtype) * momentum
@@ -165,9 +164,9 @@ def _without_buffers(
     return out, mean[0], inverse[0]
 
 
-def table(habits: Numerics) -> dict[Any, Any]:
-    """Decompositions by operator, in the place of those of `batchnorm`; none without the habit."""
-    if habits.batch_norm != "local":
+def table(numerics: Numerics) -> dict[Any, Any]:
+    """Decompositions by operator, instead of those of `batchnorm`; empty unless "local"."""
+    if numerics.batch_norm != "local":
         return {}
     return {
         aten._native_batch_norm_legit_functional.default: _with_buffers,

@@ -1,8 +1,8 @@
 """Finds mixtures of experts in a graph and replaces each by one operator.
 
-Hugging Face writes them as rows sorted by expert between two grouped products. What
-is found here is that form alone, every operator of it checked and read by nobody else;
-anything else stays as it is, and is right, but its tokens and experts stay whole.
+Hugging Face writes them as rows sorted by expert between two grouped products. Only
+this form is recognised, with every operator checked and without other readers. Any
+other form is left unchanged: it is correct, but its tokens and experts are not split.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOGICAL = ("_to_copy", "clone", "alias", "contiguous")
 _GATHERING = "index"
 
 
-class _OtherFormError(Exception):
-    """What looked like a mixture of experts is something else."""
+class _NotAMixtureError(Exception):
+    """A candidate that is not a mixture of experts of the known form."""
 
 
 def with_mixtures(graph: Graph) -> Graph:
@@ -33,26 +33,26 @@ def with_mixtures(graph: Graph) -> Graph:
     for op in graph.ops:
         if op.target in _PRODUCTS and len(op.operands) == 3:
             products.setdefault(op.operands[2], []).append(op)
-    made: dict[str, Op] = {}  # by the operator whose result it gives
+    made: dict[str, Op] = {}  # by the operator that it replaces
     for pair in products.values():
         if len(pair) != 2:
             continue
         try:
             last, op = _Mixture(graph, *pair).found()
-        except _OtherFormError:
+        except _NotAMixtureError:
             continue
         made[last.name] = op
     return replace(graph, ops=tuple(made.get(op.name, op) for op in graph.ops))
 
 
 class _Mixture:
-    """One mixture while it is read, from its two products outwards."""
+    """Matches one mixture, from its two products outwards."""
 
     def __init__(self, graph: Graph, up: Op, down: Op) -> None:
         self.graph, self.up, self.down = graph, up, down
 
     def found(self) -> tuple[Op, Op]:
-        """The operator that ends it, and the one that does all of it."""
+        """The last operator of the mixture, and the operator that replaces all of it."""
         graph = self.graph
         sort = self._sort()
         order = sort.outputs[1]
@@ -87,7 +87,7 @@ class _Mixture:
         return last, self._with_facts(op)
 
     def _sort(self) -> Op:
-        """The sort by expert, back from the offsets: counts of sorted experts, added up."""
+        """The sort by expert, found from the offsets: cumulative counts of sorted experts."""
         name = self.up.operands[2]
         for _ in range(6):
             op = self._producer(name)
@@ -96,10 +96,10 @@ class _Mixture:
                 return op
             _require(op.kind in ("cumsum", "histc", "_to_copy", "bincount"))
             name = op.operands[0]
-        raise _OtherFormError
+        raise _NotAMixtureError
 
     def _between(self) -> list[Any]:
-        """Steps from the first product to the second."""
+        """The steps from the first product to the second."""
         number = {self.up.outputs[0]: 0}
         steps: list[Any] = []
         goal = self.down.operands[0]
@@ -131,7 +131,7 @@ class _Mixture:
         return steps
 
     def _descendants(self, start: str, goal: str) -> list[Op]:
-        """Operators between two values, in order."""
+        """The operators between two values, in order."""
         wanted: dict[str, Op] = {}
         stack = [goal]
         while stack:
@@ -146,7 +146,7 @@ class _Mixture:
         return [op for op in self.graph.ops if op.name in wanted]
 
     def _weight(self, product: Op) -> tuple[str, bool]:
-        """The experts' weights, and whether the product takes them turned."""
+        """The experts' weights, and whether the product reads them transposed."""
         name = product.operands[1]
         op = self.graph.producer.get(name)
         if op is None or op.kind != "transpose":
@@ -155,7 +155,7 @@ class _Mixture:
         return op.operands[0], True
 
     def _scored(self, order: str, shape: tuple[int, int]) -> tuple[str, Op]:
-        """The scores, and the sum that ends it: rows times scores, back in order, added up."""
+        """The scores, and the final sum: rows times scores, in token order, summed."""
         scaled = self._only_reader(self.down.outputs[0], "mul")
         column = next(name for name in scaled.operands if name != self.down.outputs[0])
         sorted_scores = self._made(self._made(column, "unsqueeze").operands[0], _GATHERING)
@@ -167,14 +167,14 @@ class _Mixture:
         inverse = self._made(back.operands[1], "index_put")
         _require(inverse.operands[1] == order)
         _require(self._producer(inverse.operands[2]).kind == "arange")
-        apart = self._only_reader(back.outputs[0], "view")
-        _require(self.graph.tensor[apart.outputs[0]].shape[:2] == shape)
-        total = self._only_reader(apart.outputs[0], "sum")
+        per_token = self._only_reader(back.outputs[0], "view")
+        _require(self.graph.tensor[per_token.outputs[0]].shape[:2] == shape)
+        total = self._only_reader(per_token.outputs[0], "sum")
         _require(total.args[1:] == ((1,),) and not total.kwargs)
         return scores, total
 
     def _with_facts(self, op: Op) -> Op:
-        """What autograd keeps of it; how much more with twice as much inside tells why."""
+        """`op` with what autograd saves; a run at twice the inner width shows what scales."""
         whole = self._observed(op, 1)
         saves = tuple(dict.fromkeys(op.operands))
         saves = tuple(saves[i] for i in whole.saved_operands)
@@ -183,7 +183,7 @@ class _Mixture:
         return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
 
     def _observed(self, op: Op, times: int) -> Facts:
-        """Of a mixture whose experts are so many times as wide inside."""
+        """The autograd facts of the mixture with `times` its inner width."""
         operands = list(dict.fromkeys(op.operands))
         up, down = op.operands[3:5]
         turned = op.args[5]
@@ -206,7 +206,7 @@ class _Mixture:
 
     def _producer(self, name: str) -> Op:
         if name not in self.graph.producer:
-            raise _OtherFormError
+            raise _NotAMixtureError
         return self.graph.producer[name]
 
     def _made(self, name: str, kind: str) -> Op:
@@ -231,17 +231,17 @@ class _Mixture:
 def _matrix(graph: Graph, name: str) -> tuple[int, int]:
     shape = graph.tensor[name].shape
     if len(shape) != 2:
-        raise _OtherFormError
+        raise _NotAMixtureError
     return shape[0], shape[1]
 
 
 def _require(fact: bool) -> None:
     if not fact:
-        raise _OtherFormError
+        raise _NotAMixtureError
 
 
 def _packed(arg: Arg, number: dict[str, int]) -> Any:
-    """An argument as JSON: values by number, dtypes by name."""
+    """An argument as JSON: values by index, dtypes by name."""
     if isinstance(arg, Ref):
         return {"value": number[arg.name]}
     if isinstance(arg, Symbol):

@@ -1,8 +1,7 @@
-"""Inlines `torch.no_grad` regions of an exported program, with no gradient passing through.
+"""Inlines `torch.no_grad` regions of an exported program, with their inputs detached.
 
-Export keeps such a region as a graph of its own, under a higher-order operator.
-Decomposing the program would put its operators in line and forget that they
-were not recorded; here what enters the region is detached.
+Export keeps such a region as a sub-graph under a higher-order operator. Decomposing
+the program would inline its operators and lose that they were not recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def inline_regions(program: ExportedProgram) -> None:
     found = _Regions(program.graph_module)
     for node in list(program.graph.nodes):
         if _is_region(node):
-            found.put_in_line(node)
+            found.inline(node)
     if found.changed:
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
@@ -33,7 +32,7 @@ def _is_region(node: fx.Node) -> bool:
 
 
 class _Regions:
-    """A graph while its regions are put in line."""
+    """Inlines the regions of one graph."""
 
     def __init__(self, owner: fx.GraphModule) -> None:
         self.graph = owner.graph
@@ -42,12 +41,12 @@ class _Regions:
         self.unrecorded: set[fx.Node] = set()  # made where gradients are off
         self.detached: dict[fx.Node, fx.Node] = {}
 
-    def put_in_line(self, node: fx.Node) -> None:
-        """Replace the call of a region, and what picks its results, by the region's operators."""
+    def inline(self, node: fx.Node) -> None:
+        """Replace the call of a region, and the selections of its results, by its operators."""
         self.changed = True
         with self.graph.inserting_before(node):
             results = self._copied(self.owner, node, list(node.args[2:]))
-        for user in list(node.users):  # each picks one result
+        for user in list(node.users):  # each selects one result
             user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
             self.graph.erase_node(user)
         self.graph.erase_node(node)
@@ -58,14 +57,14 @@ class _Regions:
         region = getattr(owner, str(inner.target))
         given = iter(operands)
         env: dict[fx.Node, Any] = {}
-        several: dict[fx.Node, list[Any]] = {}  # results of regions within this one
+        several: dict[fx.Node, list[Any]] = {}  # results of nested regions
         for node in region.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(given)
             elif node.op == "output":
                 return list(fx.node.map_arg(node.args[0], env.__getitem__))
             elif node.op == "get_attr":
-                continue  # a region within this one, which is found by its call
+                continue  # the graph of a nested region, which its call inlines
             elif _is_region(node):
                 several[node] = self._copied(region, node, [env[n] for n in node.args[2:]])
             elif node.args and node.args[0] in several:

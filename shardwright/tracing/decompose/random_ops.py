@@ -1,7 +1,7 @@
 """Rewrites random operators as uniform numbers that depend on the element's index.
 
-What a model draws must not depend on the plan, so every draw becomes
-`shardwright.uniform` and arithmetic. Dropout has an operator of its own.
+Random numbers must not depend on the plan, so every random operator becomes
+`shardwright.uniform` and arithmetic. Dropout has its own operator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.tracing.export import kernels
 
 aten: Any = torch.ops.aten
 
-_NUMBER = -1  # stands for the number that the graph's builder gives each draw
+_NUMBER = -1  # placeholder; the graph builder numbers the draws
 
 
 def _uniform(

@@ -1,12 +1,12 @@
 """Decomposes recurrent layers with dropout between them, so that the dropout is visible.
 
-What torch runs as one operator would draw its own random numbers inside. Layers
-without dropout stay together.
+Torch's single operator would draw its own random numbers. Layers without dropout
+are not decomposed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,76 +14,63 @@ from torch import Tensor
 aten: Any = torch.ops.aten
 
 
-def _layers(
-    operator: Any,
-    x: Tensor,
-    states: list[Tensor],
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    bidirectional: bool,
-    batch_first: bool,
-    pack: Any,
-) -> Any:
-    """One call of `operator` per layer; `pack` makes its argument of a layer's states.
+class _Call(NamedTuple):
+    """The arguments of torch's recurrent operators, in their order; `states` is one or a list."""
 
-    As in torch, time is the first dimension of what is dropped out.
-    """
-    directions = 2 if bidirectional else 1
-    x = x.transpose(0, 1) if batch_first else x
-    per_layer = len(params) // num_layers
-    finals: list[list[Tensor]] = []
-    for layer in range(num_layers):
-        mine = [s.narrow(0, layer * directions, directions) for s in states]
-        weights = params[layer * per_layer : (layer + 1) * per_layer]
-        if layer > 0:
-            x = aten.native_dropout.default(x, dropout, True)[0]
-        x, *final = operator(x, pack(mine), weights, has_biases, 1, 0.0, True, bidirectional, False)
-        finals.append(final)
-    x = x.transpose(0, 1) if batch_first else x
-    return (x, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+    x: Tensor
+    states: Any
+    params: list[Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
 
 
-def _lstm(
-    x: Tensor,
-    hx: list[Tensor],
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    if not (train and dropout > 0 and num_layers > 1):
-        return NotImplemented
-    operator = aten.lstm.input
-    shared = (has_biases, num_layers, dropout, bidirectional, batch_first)
-    return _layers(operator, x, list(hx), params, *shared, pack=list)
+def _decomposed(operator: Any) -> Any:
+    """A decomposition of `operator` that calls it once for each layer."""
 
-
-def _one_state(operator: Any) -> Any:
-    def decomposed(
-        x: Tensor,
-        hx: Tensor,
-        params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        if not (train and dropout > 0 and num_layers > 1):
+    def decomposed(*args: Any) -> Any:
+        call = _Call(*args)
+        if not (call.train and call.dropout > 0 and call.num_layers > 1):
             return NotImplemented
-        shared = (has_biases, num_layers, dropout, bidirectional, batch_first)
-        return _layers(operator, x, [hx], params, *shared, pack=lambda states: states[0])
+        return _layers(operator, call)
 
     return decomposed
 
 
+def _layers(operator: Any, call: _Call) -> Any:
+    """One call of `operator` per layer.
+
+    As in torch, time is the first dimension of the dropout's operand.
+    """
+    directions = 2 if call.bidirectional else 1
+    alone = isinstance(call.states, Tensor)
+    states = [call.states] if alone else list(call.states)
+    x = call.x.transpose(0, 1) if call.batch_first else call.x
+    per_layer = len(call.params) // call.num_layers
+    finals: list[list[Tensor]] = []
+    for layer in range(call.num_layers):
+        mine = [s.narrow(0, layer * directions, directions) for s in states]
+        weights = call.params[layer * per_layer : (layer + 1) * per_layer]
+        if layer > 0:
+            x = aten.native_dropout.default(x, call.dropout, True)[0]
+        one = call._replace(
+            x=x,
+            states=mine[0] if alone else mine,
+            params=weights,
+            num_layers=1,
+            dropout=0.0,
+            batch_first=False,
+        )
+        x, *final = operator(*one)
+        finals.append(final)
+    x = x.transpose(0, 1) if call.batch_first else x
+    return (x, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+
+
 def table() -> dict[Any, Any]:
     """Decompositions by operator."""
-    single = (aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-    return {aten.lstm.input: _lstm, **{operator: _one_state(operator) for operator in single}}
+    operators = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+    return {operator: _decomposed(operator) for operator in operators}

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_LEAST = 4  # modules in a block: less is traced as quickly as it is compared
+_LEAST = 4  # modules in a block; smaller ones are traced as fast as they are compared
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Modules that look like others, the outermost ones: `paths` says which look alike.
+    """The outermost modules that may repeat: `paths` maps each to a key of equal-looking ones.
 
-    `names` are those of the modules inside, by identity, as the block calls them.
+    `names` maps the identity of each module inside to its path in the block.
     """
 
     paths: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Blocks:
 
     @classmethod
     def of(cls, model: nn.Module) -> Blocks:
-        """Those of a model; none where a module has two paths, of which tracing takes one."""
+        """The blocks of a model; none where a module has two paths, of which tracing uses one."""
         every = list(model.named_modules(remove_duplicate=False))
         tensors = [*model.parameters(), *model.buffers()]
         if (
@@ -59,7 +59,7 @@ def _above(path: str) -> list[str]:
 
 
 def _look(module: nn.Module) -> Any:
-    """All that is seen of a module from outside, but numbers, which often only count."""
+    """The visible attributes of a module, without numbers, which are often just counters."""
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     settings = [
         (name, value)

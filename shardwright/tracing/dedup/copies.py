@@ -12,48 +12,51 @@ from torch.export import ExportedProgram
 
 from shardwright.tracing.decompose.constants import Constants
 from shardwright.tracing.dedup import repeats
-from shardwright.tracing.dedup.repeats import REPEATED, Placed
+from shardwright.tracing.dedup.repeats import REPEATED, TracedCall
 
 _OWN_FRAME = f'File "{repeats.__file__}"'
 _DETACH = torch.ops.aten.detach.default
 
 
-class NotInLineError(Exception):
-    """A program of which calls cannot be put in line."""
+class NotInlinableError(Exception):
+    """A program whose calls cannot be inlined."""
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Nodes of a call that was traced in line, between its operands and its results."""
+class _BlockTrace:
+    """The traced nodes of one call, between its operands and its results."""
 
     operands: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
-    left: tuple[fx.Node, ...]  # what the operands are afterwards: of x.to(x.dtype), the result
+    left: tuple[fx.Node, ...]  # the operands after the call: x.to(x.dtype) renames x in a trace
     results: tuple[fx.Node, ...]
     constants: tuple[fx.Node, ...]
     stack: Mapping[str, Any]  # the modules around it, the block among them
 
 
-def put_in_line(program: ExportedProgram, placed: Mapping[int, Placed]) -> None:
-    """Replace each operator that stands for a call, in place; may raise `NotInLineError`."""
+def inline_calls(program: ExportedProgram, traced_calls: Mapping[int, TracedCall]) -> None:
+    """Replace each placeholder operator by a copy of its call's trace, in place.
+
+    Raises `NotInlinableError` where that is impossible.
+    """
     graph = program.graph
     marks = {node.args[2]: node for node in graph.nodes if node.target is REPEATED}
-    wanted = {key for place in placed.values() for key in (*place.sizes, place.start) if key}
+    wanted = {key for place in traced_calls.values() for key in (*place.sizes, place.start) if key}
     if not wanted <= marks.keys():
-        raise NotInLineError("an operator that stands for a call is not in the graph itself")
-    pieces: dict[int, _Piece] = {}
+        raise NotInlinableError("an operator that stands for a call is not in the graph itself")
+    block_traces: dict[int, _BlockTrace] = {}
     constants = Constants(program)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    for number, place in placed.items():
+    for number, place in traced_calls.items():
         own = [marks.pop(key) for key in place.sizes]
         ends = _nodes(own[0], 0)
         if place.like == number:
-            pieces[number] = _piece(marks[place.start], own, constants.names)
-            results = pieces[number].results
+            block_traces[number] = _block_trace(marks[place.start], own, constants.names)
+            results = block_traces[number].results
         else:
-            piece = pieces[place.like]
-            again = {constant: constants.again(constant) for constant in piece.constants}
-            results = _copied(order, own[0], piece, number, again)
+            block_trace = block_traces[place.like]
+            again = {constant: constants.duplicate(constant) for constant in block_trace.constants}
+            results = _copied(order, own[0], block_trace, number, again)
         for mark, size in zip(own, place.sizes.values(), strict=True):
             _replace(graph, mark, results[:size])
             ends += results[:size]
@@ -63,11 +66,11 @@ def put_in_line(program: ExportedProgram, placed: Mapping[int, Placed]) -> None:
         _replace(graph, begin, ())
     constants.sort()
     if len({node.name for node in graph.nodes}) < len(graph.nodes):
-        raise NotInLineError("two nodes have one name")
+        raise NotInlinableError("two nodes have one name")
 
 
-def _piece(begin: fx.Node, own: Sequence[fx.Node], constants: frozenset[str]) -> _Piece:
-    """What was traced between operators of ours."""
+def _block_trace(begin: fx.Node, own: Sequence[fx.Node], constants: frozenset[str]) -> _BlockTrace:
+    """The trace between the two marker operators of a call."""
     operands, (*left, node) = _nodes(begin, 0), _nodes(own[0], 0)
     nodes = []
     while (node := node.next) is not own[0]:
@@ -75,52 +78,56 @@ def _piece(begin: fx.Node, own: Sequence[fx.Node], constants: frozenset[str]) ->
     results = tuple(result for mark in own for result in _nodes(mark, 1))
     known = {*operands, *nodes}
     if not known.issuperset((*results, *left)):
-        raise NotInLineError("a call has results that are not its own")
+        raise NotInlinableError("a call has results that are not its own")
     if any(node.op == "get_attr" for node in nodes):
-        raise NotInLineError("a call has a graph within, whose operators say where they come from")
+        raise NotInlinableError(
+            "a call has a graph within, whose operators say where they come from"
+        )
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in known)
     if not constants.issuperset(node.name for node in read):
-        raise NotInLineError("a call reads more than its operands")
+        raise NotInlinableError("a call reads more than its operands")
     stack = own[0].meta["nn_module_stack"]
-    return _Piece(tuple(operands), tuple(nodes), tuple(left), results, tuple(read), stack)
+    return _BlockTrace(tuple(operands), tuple(nodes), tuple(left), results, tuple(read), stack)
 
 
 def _copied(
     order: Mapping[fx.Node, int],
     mark: fx.Node,
-    piece: _Piece,
+    block_trace: _BlockTrace,
     number: int,
     env: dict[fx.Node, fx.Node],
 ) -> tuple[fx.Node, ...]:
-    """Results of a copy of `piece` in the place of `mark`.
+    """Insert a copy of `block_trace` at `mark` and return its results.
 
-    `order` is that of the trace, `env` has the copies of constants.
+    `order` has the order of the trace's nodes, `env` the copies of constants.
     """
-    for old, new in zip(piece.operands, _nodes(mark, 0), strict=True):
+    for old, new in zip(block_trace.operands, _nodes(mark, 0), strict=True):
         if env.setdefault(old, new) is not new:
-            raise NotInLineError("a call has two tensors where the one it is like has one")
+            raise NotInlinableError("a call has two tensors where the one it is like has one")
     with mark.graph.inserting_before(mark):
-        for node in piece.nodes:
+        for node in block_trace.nodes:
             env[node] = made = mark.graph.node_copy(node, env.__getitem__)
-            made.meta.update(_origin(node, mark, piece, number))
-    for old, new in zip(_nodes(mark, 0), (env[node] for node in piece.left), strict=True):
+            made.meta.update(_origin(node, mark, block_trace, number))
+    for old, new in zip(_nodes(mark, 0), (env[node] for node in block_trace.left), strict=True):
         if old is not new:
             old.replace_all_uses_with(new, lambda user: order.get(user, -1) > order[mark])
-    return tuple(env[result] for result in piece.results)
+    return tuple(env[result] for result in block_trace.results)
 
 
-def _origin(node: fx.Node, mark: fx.Node, piece: _Piece, number: int) -> dict[str, Any]:
-    """Where a copy comes from: outside the block as `mark` does, inside of it as `node` does."""
+def _origin(node: fx.Node, mark: fx.Node, block_trace: _BlockTrace, number: int) -> dict[str, Any]:
+    """The source of a copied node: outside of the block that of `mark`, inside that of `node`."""
     here = mark.meta["nn_module_stack"]
-    (old, _), (new, _) = (list(stack.values())[-1] for stack in (piece.stack, here))
+    (old, _), (new, _) = (list(stack.values())[-1] for stack in (block_trace.stack, here))
     stack = dict(here)
-    for key, (path, kind) in list(node.meta.get("nn_module_stack", {}).items())[len(piece.stack) :]:
+    for key, (path, kind) in list(node.meta.get("nn_module_stack", {}).items())[
+        len(block_trace.stack) :
+    ]:
         stack[f"{number}/{key}"] = (new + path.removeprefix(old), kind)
     origin: dict[str, Any] = {"nn_module_stack": stack}
     if trace := node.meta.get("stack_trace"):
         around, inside = mark.meta["stack_trace"], trace.find(_OWN_FRAME)
         if inside < 0:
-            raise NotInLineError("nothing says which lines are inside a block")
+            raise NotInlinableError("nothing says which lines are inside a block")
         origin["stack_trace"] = around[: around.find(_OWN_FRAME)] + trace[inside:]
     if function := node.meta.get("torch_fn"):
         origin["torch_fn"] = (f"{function[0]}/{number}", *function[1:])
@@ -128,12 +135,12 @@ def _origin(node: fx.Node, mark: fx.Node, piece: _Piece, number: int) -> dict[st
 
 
 def _nodes(mark: fx.Node, at: int) -> list[fx.Node]:
-    """The operands of an operator of ours, or the results."""
+    """The operands of a marker operator, or the results."""
     return list(mark.args[at])  # type: ignore[arg-type]
 
 
 def _replace(graph: fx.Graph, mark: fx.Node, results: Sequence[fx.Node]) -> None:
-    """Read `results` where those of `mark` are read, and remove it."""
+    """Replace the results of `mark` by `results`, and remove it."""
     for node in list(mark.users):
         if results:
             node.replace_all_uses_with(results[node.args[1]])  # type: ignore[index]
@@ -142,7 +149,7 @@ def _replace(graph: fx.Graph, mark: fx.Node, results: Sequence[fx.Node]) -> None
 
 
 def _drop_detached(nodes: Iterable[fx.Node]) -> None:
-    """Remove what only detaches and is not read any more, as export does; it keeps all else."""
+    """Remove unread detach nodes, as export does; it keeps all other nodes."""
     for node in nodes:
         while node.target is _DETACH and not node.users:
             read = node.all_input_nodes[0]

@@ -1,9 +1,9 @@
 """Records the `torch` functions that a module's code calls.
 
-Two calls with equal steps are traced to equal graphs: tracing sees nothing of
-the code but the functions of torch that it calls, in their order, what they
-are called with, and the modes that they are called in. Equal steps come from
-the same lines, too, so even the origins of the operators are equal.
+Two calls with equal steps have equal traces: of the code, tracing sees only the
+functions of torch that it calls, in their order, their arguments and the modes
+in which they are called. Equal steps are also from the same lines, so that the
+sources of the operators are equal.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _OPERATORS = (
 )  # fmt: skip
 
 
-class UnlikeError(Exception):
+class NotComparableError(Exception):
     """A call that cannot be compared with others."""
 
 
 def enter(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call `run`; steps are told apart by the lines from here inwards."""
+    """Call `run`; the lines of steps are recorded from this frame inwards."""
     return run(*args, **kwargs)
 
 
 @final
 class Steps(TorchFunctionMode):
-    """Notes each function of torch that is called within.
+    """A mode that records each function of torch that is called.
 
-    Tensors are known by numbers, `operands` by the first ones; they are of the
-    trace, and nothing else of it may be read. In a rehearsal, which no trace
-    sees, meta tensors stand for them. `refused` says why this cannot be compared.
+    Tensors are identified by numbers, `operands` first; no other tensor of the
+    trace may be read. In a rehearsal, outside of the trace, meta tensors replace
+    the operands. `refused` is the reason why the call cannot be compared.
     """
 
     def __init__(self, operands: Sequence[Tensor], *, rehearsal: bool) -> None:
@@ -81,9 +81,9 @@ class Steps(TorchFunctionMode):
             return func(*args, **kwargs)
         try:
             if writes(name, kwargs) or name in _REGIONS:
-                raise UnlikeError(f"{name} does more than to compute")
-            given = (self.told(args), self.told(dict(kwargs)))
-        except UnlikeError as e:
+                raise NotComparableError(f"{name} does more than to compute")
+            given = (self.comparable(args), self.comparable(dict(kwargs)))
+        except NotComparableError as e:
             self.refused = str(e)
             if self._rehearsal:
                 raise
@@ -93,44 +93,46 @@ class Steps(TorchFunctionMode):
         result = func(*args, **kwargs)
         modes = (torch.is_grad_enabled(), *map(torch.is_autocast_enabled, _AUTOCAST))
         try:
-            self.steps.append((func, given, modes, self._lines(), self.told(result, made=True)))
-        except UnlikeError as e:
+            self.steps.append(
+                (func, given, modes, self._lines(), self.comparable(result, made=True))
+            )
+        except NotComparableError as e:
             self.refused = str(e)
         return result
 
     def prepare(self) -> None:
-        """Make the meta tensors of a rehearsal; to be called in it, for reading is traced too."""
+        """Create the meta tensors of a rehearsal; call it inside, because reads are traced too."""
         for operand in self.operands:
-            kind = kind_of(operand)
+            kind = tensor_meta(operand)
             twin = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device="meta")
             self._twins[id(operand)] = twin.requires_grad_(kind.requires_grad)
             self._twinned[id(twin)] = operand
             self._numbers[id(twin)] = self._numbers[id(operand)]
 
     def note_module(self, name: str | None) -> None:
-        """Note that a module is called; one without a name is none of those inside."""
+        """Record the call of a module inside of the block; None for a module outside."""
         self.steps.append(name)
         if name is None:
             self.refused = "a module outside is called"
 
     def number(self, tensor: Tensor) -> int | None:
-        """That of a tensor that was met before."""
+        """The number of a tensor that was seen before, or None."""
         return self._numbers.get(id(tensor))
 
     def is_made(self, tensor: Tensor) -> bool:
-        """Whether it is a result of what was called."""
+        """Whether the recorded functions made the tensor."""
         return self._numbers.get(id(tensor), 0) >= len(self.operands)
 
-    def told(self, value: Any, *, made: bool = False) -> Any:
-        """What a value is, in terms that can be compared; `made` within, or given."""
+    def comparable(self, value: Any, *, made: bool = False) -> Any:
+        """A description of a value for comparing calls; `made` by the call, or passed to it."""
         if isinstance(value, Tensor):
-            if made:  # x.to(x.dtype) is x, and yet what a trace calls x from now on
+            if made:  # x.to(x.dtype) is x, but a trace renames x
                 self._number([value])
                 for other in (self._twins.get(id(value)), self._twinned.get(id(value))):
                     if other is not None:
                         self._numbers[id(other)] = self._numbers[id(value)]
             elif id(value) not in self._numbers:
-                raise UnlikeError("a tensor is read that is none of the operands")
+                raise NotComparableError("a tensor is read that is none of the operands")
             return Tensor, self._numbers[id(value)]
         kind = type(value)
         if kind in _PLAIN:
@@ -138,14 +140,14 @@ class Steps(TorchFunctionMode):
         if kind in (float, complex):
             return kind, repr(value)  # zero has two signs
         if isinstance(value, tuple | list):
-            return kind, tuple([self.told(v, made=made) for v in value])
+            return kind, tuple([self.comparable(v, made=made) for v in value])
         if kind is slice:
-            return kind, self.told((value.start, value.stop, value.step))
+            return kind, self.comparable((value.start, value.stop, value.step))
         if kind is dict:
-            return kind, tuple((key, self.told(v, made=made)) for key, v in value.items())
+            return kind, tuple((key, self.comparable(v, made=made)) for key, v in value.items())
         if isinstance(value, _NAMED):
             return kind, value
-        raise UnlikeError(f"torch is given a {kind.__name__}")
+        raise NotComparableError(f"torch is given a {kind.__name__}")
 
     def _number(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -153,11 +155,11 @@ class Steps(TorchFunctionMode):
             self.tensors.append(tensor)
 
     def original(self, tensor: Tensor) -> Tensor:
-        """The operand for which `tensor` stands."""
+        """The operand that the meta tensor `tensor` replaces."""
         return self._twinned.get(id(tensor), tensor)
 
     def _swapped(self, value: Any) -> Any:
-        """`value` with meta tensors for operands."""
+        """`value` with its operands replaced by meta tensors."""
         if isinstance(value, Tensor):
             return self._twins.get(id(value), value)
         if type(value) in (tuple, list):
@@ -167,7 +169,7 @@ class Steps(TorchFunctionMode):
         return value
 
     def _lines(self) -> tuple[int, ...]:
-        """Where the code is, from the caller of torch out to the entry."""
+        """The line numbers from the caller of torch out to `enter`."""
         found: list[int] = []
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not enter.__code__:
@@ -178,8 +180,8 @@ class Steps(TorchFunctionMode):
         return tuple(found)
 
 
-class Kind(NamedTuple):
-    """What is known of a tensor that has no values."""
+class TensorMeta(NamedTuple):
+    """The metadata of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -188,15 +190,15 @@ class Kind(NamedTuple):
     requires_grad: bool
 
 
-def kind_of(t: Tensor) -> Kind:
-    """Of a dense tensor; raises `UnlikeError` for others."""
+def tensor_meta(t: Tensor) -> TensorMeta:
+    """The metadata of a dense tensor; raises `NotComparableError` for others."""
     if t.layout is not torch.strided:
-        raise UnlikeError("a tensor is not strided")
-    return Kind(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
+        raise NotComparableError("a tensor is not strided")
+    return TensorMeta(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
 
 
 def writes(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function may change what it is given."""
+    """Whether a function may write to its arguments."""
     if name.startswith("__"):
         return name in _WRITING or (name[2] == "i" and name[3:].strip("_") in _OPERATORS)
     return name.endswith("_") or name in _WRITING or "out" in kwargs or bool(kwargs.get("inplace"))

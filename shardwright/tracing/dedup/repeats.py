@@ -1,11 +1,11 @@
 """Traces repeated modules once.
 
-Most of a deep model is one block over and over, and tracing is most of a
-capture. The first call of a block is traced in line, and its steps are noted. A
-further call is rehearsed: its code runs on meta tensors, unseen by the trace. Where
-its steps are those of a call before, it becomes one operator, for which `copies`
-puts a copy of what that call was traced to. Where they differ, export starts
-again and traces that call in line as well. Nothing is assumed about the code.
+Most of a deep model is one repeated block, and tracing takes most of the time of
+a capture. The first call of a block is traced, and its steps are recorded. A
+further call is rehearsed: its code runs on meta tensors, outside of the trace. If
+its steps equal those of an earlier call it becomes one operator, which `copies`
+replaces by a copy of that call's trace. If they differ, export starts again and
+traces that call as well. Nothing is assumed about the code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from shardwright.tracing.dedup.block_call import BlockCall, at_a_glance, exchanged, tensors_in
+from shardwright.tracing.dedup.block_call import BlockCall, shallow_form, tensors_in, with_tensors
 from shardwright.tracing.dedup.candidates import Blocks
-from shardwright.tracing.dedup.module_steps import Kind, Steps, enter, kind_of
-from shardwright.tracing.dedup.trace_guard import Watch
-from shardwright.tracing.patched_forward import called_as
+from shardwright.tracing.dedup.module_steps import Steps, TensorMeta, enter, tensor_meta
+from shardwright.tracing.dedup.trace_guard import TraceGuard
+from shardwright.tracing.patched_forward import replaced_forward
 
 _MOST_FORMS = 4  # of one block, before it counts as one that does not repeat
 
@@ -33,7 +33,7 @@ torch.library.define(
     "shardwright::repeated", "(Tensor[] operands, Tensor[] results, str key) -> Tensor[]"
 )
 REPEATED: Any = torch.ops.shardwright.repeated.default
-_START = Kind((), (), torch.int8, torch.device("meta"), False)  # of what marks a beginning
+_START = TensorMeta((), (), torch.int8, torch.device("meta"), False)  # of what marks a beginning
 _now: contextvars.ContextVar[Repeats] = contextvars.ContextVar("repeats")
 
 
@@ -50,32 +50,32 @@ class AbandonedError(Exception):
 
 
 @dataclass(frozen=True)
-class Placed:
-    """How a call stands in the exported graph: at the operators of these keys."""
+class TracedCall:
+    """The marker operators of one call in the exported graph, by key."""
 
-    like: int  # the number of the call that was traced in line
-    sizes: Mapping[str, int]  # how many results each has; the first has the operands
-    start: str = ""  # the key of the operator before what was traced in line
+    like: int  # the number of the equal call that was traced
+    sizes: Mapping[str, int]  # marker -> number of results; the first marker has the operands
+    start: str = ""  # the key of the marker before the trace of the call
 
 
 @final
 class Repeats:
-    """One export in which blocks that repeat are traced once.
+    """One export in which repeated blocks are traced once.
 
-    `inline` are the numbers of calls that are known to be like none before.
-    `failed` says why what was exported must not be used, and `differs` is the
-    number of the call at fault.
+    `inline` has the numbers of calls that are known to equal no earlier one.
+    `failed` is the reason why the export must be discarded, and `differs` the
+    number of the call that caused it.
     """
 
     def __init__(self, model: nn.Module, inline: frozenset[int] = frozenset()) -> None:
         self.failed = ""
         self.differs: int | None = None
-        self.placed: dict[int, Placed] = {}
-        self.expected: dict[str, list[Kind]] = {}
+        self.traced_calls: dict[int, TracedCall] = {}
+        self.expected: dict[str, list[TensorMeta]] = {}
         self._model = model
         self._blocks = Blocks.of(model)
         self._inline = inline
-        self._known: dict[int, list[BlockCall]] = {}  # traced in line, by block
+        self._known: dict[int, list[BlockCall]] = {}  # traced calls, by block
         self._calls = 0
         self._running: Steps | None = None
         self._stack = ExitStack()
@@ -83,7 +83,7 @@ class Repeats:
 
     @property
     def found(self) -> bool:
-        """Whether anything looks as if it repeats."""
+        """Whether there are candidates for repeated blocks."""
         return bool(self._blocks.paths)
 
     def __enter__(self) -> Repeats:
@@ -99,13 +99,13 @@ class Repeats:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def watch(self, tensors: tuple[Tensor, ...]) -> Watch:
-        """To be entered while the model is traced on `tensors`."""
+    def guard(self, tensors: tuple[Tensor, ...]) -> TraceGuard:
+        """A mode for the time in which the model is traced on `tensors`."""
         self._traced = type(tensors[0]) if tensors else Tensor
-        return Watch(self._traced, lambda: bool(self.placed), self.fail)
+        return TraceGuard(self._traced, lambda: bool(self.traced_calls), self.fail)
 
     def fail(self, reason: str, number: int | None = None) -> AbandonedError:
-        """Note, and return to be raised, that the export must not be used."""
+        """Mark the export as unusable, and return the error to raise."""
         if not self.failed:
             self.failed, self.differs = reason, number
         return AbandonedError(reason)
@@ -118,7 +118,7 @@ class Repeats:
         def forward(*args: Any, **kwargs: Any) -> Any:  # a name that stack traces of export keep
             return self._call(module, block, run, args, kwargs)
 
-        with called_as(module, forward):
+        with replaced_forward(module, forward):
             yield
 
     def _enters(self, module: nn.Module, args: Any) -> None:
@@ -140,15 +140,15 @@ class Repeats:
             or not all(type(t) is self._traced for t in operands)
         ):
             return run(*args, **kwargs)
-        given = self._aside(lambda: at_a_glance((args, kwargs)))
-        alike = [call for call in known if call.given == given]
-        rehearsal = bool(alike) and number not in self._inline
+        given = self._in_own_thread(lambda: shallow_form((args, kwargs)))
+        candidates = [call for call in known if call.given == given]
+        rehearsal = bool(candidates) and number not in self._inline
         call = BlockCall(number, given, Steps(operands, rehearsal=rehearsal))
         if rehearsal:
-            return self._compared(call, alike, run, args, kwargs)
-        return self._in_line(call, known, run, args, kwargs)
+            return self._rehearsed(call, candidates, run, args, kwargs)
+        return self._traced_inline(call, known, run, args, kwargs)
 
-    def _in_line(
+    def _traced_inline(
         self,
         call: BlockCall,
         known: list[BlockCall],
@@ -156,28 +156,28 @@ class Repeats:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Trace a call as it is, between two operators that say where it starts and ends."""
+        """Trace a call, between two marker operators."""
         start, operands = f"{call.number}.", call.steps.operands
         self.expected[start] = [_START]
         (begin,) = REPEATED(operands, [], start)
         with self._noting(call.steps), call.steps:
             returned = enter(run, args, kwargs)
-        self._aside(lambda: call.end(returned))
+        self._in_own_thread(lambda: call.end(returned))
         if call.steps.refused:
             known += [call] * _MOST_FORMS
             return returned
         known.append(call)
         return self._put(call, call, [*operands, begin], call.results, returned, start)
 
-    def _compared(
+    def _rehearsed(
         self,
         call: BlockCall,
-        alike: Sequence[BlockCall],
+        candidates: Sequence[BlockCall],
         run: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Rehearse a call; if it is like one before, put an operator in its place."""
+        """Rehearse a call; if it equals an earlier one, replace it by a marker operator."""
 
         def rehearsed() -> Any:
             call.steps.prepare()
@@ -188,11 +188,11 @@ class Repeats:
 
         try:
             with self._noting(call.steps):
-                returned = self._aside(rehearsed)
+                returned = self._in_own_thread(rehearsed)
         except Exception as e:
             raise self.fail(f"a call cannot be rehearsed: {e}", call.number) from e
-        for other in alike:
-            if call.is_like(other):
+        for other in candidates:
+            if call.traces_equally(other):
                 return self._put(call, other, call.steps.operands, [], returned)
         raise self.fail("a call is like none before", call.number)
 
@@ -205,11 +205,11 @@ class Repeats:
         returned: Any,
         start: str = "",
     ) -> Any:
-        """What `call` returned, with results that are those of operators of ours."""
+        """The result of `call`, with its tensors replaced by results of marker operators."""
         kinds = [like.kind(t) for t in like.results]
         sizes: dict[str, int] = {}
         made: dict[int, Tensor] = {}
-        for grad in (True, False):  # an operator gives all of its results a gradient, or none
+        for grad in (True, False):  # all results of one operator require gradients, or none do
             group = [i for i, kind in enumerate(kinds) if kind.requires_grad is grad]
             if group:
                 key = f"{call.number}/{len(sizes)}"
@@ -218,11 +218,11 @@ class Repeats:
                 found = REPEATED([] if sizes else operands, given, key)
                 made.update(zip(group, found, strict=True))
                 sizes[key] = len(group)
-        if self._aside(lambda: [kind_of(made[i]) for i in range(len(kinds))]) != kinds:
+        if self._in_own_thread(lambda: [tensor_meta(made[i]) for i in range(len(kinds))]) != kinds:
             raise self.fail("results cannot be put in their place", call.number)
-        self.placed[call.number] = Placed(like.number, sizes, start)
+        self.traced_calls[call.number] = TracedCall(like.number, sizes, start)
         new = {id(t): made[i] for i, t in enumerate(call.results)}
-        return exchanged(returned, lambda t: new.get(id(t), call.steps.original(t)))
+        return with_tensors(returned, lambda t: new.get(id(t), call.steps.original(t)))
 
     @contextmanager
     def _noting(self, steps: Steps) -> Iterator[None]:
@@ -232,8 +232,8 @@ class Repeats:
         finally:
             self._running = None
 
-    def _aside(self, work: Callable[[], Any]) -> Any:
-        """Do `work` where no trace sees it: modes belong to threads."""
+    def _in_own_thread(self, work: Callable[[], Any]) -> Any:
+        """Run `work` outside of the trace: modes belong to threads."""
         context, grad = contextvars.copy_context(), torch.is_grad_enabled()
 
         def alone() -> Any:

@@ -1,4 +1,4 @@
-"""Keeps tensors of a rehearsal call out of the trace, into which caches could carry them."""
+"""Detects tensors of a rehearsal in the trace, into which caches could carry them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 
 @final
-class Watch(TorchFunctionMode):
-    """While the model is traced: what is read has to be `traced`, or made by the traced code."""
+class TraceGuard(TorchFunctionMode):
+    """A mode in which every tensor read must be `traced`, or made by the traced code."""
 
     def __init__(
         self, traced: type, begun: Callable[[], bool], fail: Callable[[str], Exception]

@@ -1,10 +1,10 @@
 """Adds rules found by experiment to a graph's operators that have none.
 
-Where no rule is written the user may have stated one; else the operator is run
-to find one out. Findings are kept in memory and, for torch's own operators, on
-disk: an operator of the user's may be another tomorrow. The file's name says by which code and for
-which torch its rules were found, so that what an older experiment took for a rule is never read.
-A rule that the user stated is tried once for each call.
+An operator without a written rule takes the rule that the user stated, or the one that an
+experiment finds. Found rules are cached in memory and, for torch's own operators only, on disk,
+because a user's operator may change between runs. The name of the cache file contains a digest of
+the experiment's code and torch's version, so that results of an older experiment are never read. A
+user's rule is checked once for each call pattern.
 """
 
 from __future__ import annotations
@@ -22,37 +22,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Graph, Op, Ref
 from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
-from shardwright.rules.user_rules import stated
+from shardwright.rules.user_rules import user_rule
 from shardwright.tracing.arguments import require_call, require_module
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery import experiment, recombine, samples, trial
 from shardwright.tracing.discovery.experiment import discover
-from shardwright.tracing.discovery.user_rule_check import check_statement
-from shardwright.tracing.export.opaque import OPAQUE
-from shardwright.tracing.export.operators import FUNCTION
-from shardwright.tracing.gradients.autograd_functions import known, rule_of
+from shardwright.tracing.discovery.user_rule_check import check_user_rule
+from shardwright.tracing.gradients.autograd_functions import calls_runnable, rule_of
 from shardwright.tracing.graph_builder import Captured
 
 _found: dict[str, str] = {}  # operator and argument pattern -> notation, empty if there is none
-_checked: set[tuple[str, str]] = set()  # notations that were stated, and the calls they hold for
+_checked: set[tuple[str, str]] = set()  # checked pairs of a user rule and a call
 
 
 def capture_with_rules(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    habits: Numerics = EXACT,
+    numerics: Numerics = EXACT,
     outputs: str = "loss",
 ) -> Captured:
-    """The captured call; operators without a written rule carry what was stated or found out."""
+    """The captured call; operators without a written rule get the user's or a discovered one."""
     require_module(model)
     require_call(args, kwargs)
-    captured = capture_call(model, args, kwargs, habits, outputs)
-    with known(captured.opaque):
+    captured = capture_call(model, args, kwargs, numerics, outputs)
+    with calls_runnable(captured.opaque):
         return replace(captured, graph=with_rules(captured.graph))
 
 
@@ -73,7 +71,7 @@ def _rule(graph: Graph, op: Op) -> str:
     key = _pattern(graph, op)
     if op.target == FUNCTION:
         return rule_of(op, key, lambda least: discover(op, graph, least))
-    if (text := stated(op.target)) is not None:
+    if (text := user_rule(op.target)) is not None:
         if (text, key) not in _checked:
             _check(graph, op, text)
             _checked.add((text, key))
@@ -91,8 +89,8 @@ def _rule(graph: Graph, op: Op) -> str:
 
 
 def _check(graph: Graph, op: Op, text: str) -> None:
-    """Raise `CaptureError` for a statement that is false; one that does not fit is told later."""
-    check_statement(op, graph, text, partial(parse, text))
+    """Raise `CaptureError` for a false user rule; one that does not fit the shapes fails later."""
+    check_user_rule(op, graph, text, partial(parse, text))
 
 
 def _pattern(graph: Graph, op: Op) -> str:
@@ -113,12 +111,12 @@ def _pattern(graph: Graph, op: Op) -> str:
 
 def _file() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = f"rules-torch-{torch.__version__}-{_method()}.json"
+    name = f"rules-torch-{torch.__version__}-{_code_digest()}.json"
     return Path(cache).expanduser() / "shardwright" / name
 
 
 @lru_cache(maxsize=1)
-def _method() -> str:
+def _code_digest() -> str:
     """A digest of the code of the experiment."""
     code = "".join(inspect.getsource(part) for part in (experiment, recombine, samples, trial))
     return hashlib.sha256(code.encode()).hexdigest()[:12]
@@ -127,13 +125,13 @@ def _method() -> str:
 def _read() -> dict[str, str]:
     try:
         found = json.loads(_file().read_text())
-    except (OSError, ValueError):  # none yet, or one that was cut short: found out again
+    except (OSError, ValueError):  # missing or truncated: the rules are found again
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _write(findings: Mapping[str, str]) -> None:
-    """Whole or not at all, since other processes read and write it too."""
+    """Write the cache file atomically, because other processes read and write it too."""
     path = _file()
     part = path.with_suffix(f".{os.getpid()}")
     try:

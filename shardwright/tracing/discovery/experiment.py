@@ -1,14 +1,15 @@
 """Derives the rule of an operator by running it on a whole input and on two tiles of it.
 
-EasyDist's idea (ShardCombine): where the tiles' results put together, by concatenation or by sum,
-give the whole's result, that split is a factor of the operator. Gradients are compared too. Sizes
-are small, uneven and distinct, so that dimensions do not pass for each other; where the operator
-takes only the sizes it has, those. One failure in any sample (`samples`), at any of two sets of
-sizes and three places of the cut, rejects a split: what an operator does may depend on its data.
+The method is that of EasyDist (ShardCombine): where the concatenation or the sum of the tiles'
+results equals the result of the whole input, the split is a factor of the operator. Gradients are
+compared too. Sizes are small, uneven and distinct, so that no dimension is mistaken for another; an
+operator that accepts only its original sizes is run at those. A split is rejected if it fails for
+any sample (`samples`), at any of two sets of sizes and three positions of the cut, because the
+behaviour of an operator may depend on its data.
 
-Arguments that are numbers are part of the call, and a rule is for one call. Deviations: results
-that recombine as a maximum are not used, since no placement says so, and operators are not tested
-for letting partial sums through.
+Numeric arguments are part of the call, and a rule holds for one call. Differences from EasyDist:
+results that recombine as a maximum are not used, because no placement expresses a maximum, and
+operators are not tested for passing partial sums through.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.samples import domains_of
 from shardwright.tracing.discovery.trial import Call, Cut, Trial
 
-# Twice a prime each, so that sizes divide no other; and smaller ones, for many dimensions.
+# Twice a prime each, so that no size divides another; smaller ones for many dimensions.
 _SIZES = ((6, 10, 14, 22, 26, 34, 38, 46), (3, 4, 5, 6, 7, 8, 9, 10))
 _LARGEST = 2**16  # elements of operands in an experiment
-_LARGEST_ABOVE = 2**21  # where small sizes have to be above a number
+_LARGEST_ABOVE = 2**21  # where small sizes must exceed a number
 _PATIENCE = 60  # seconds for one operator
-_HARSH_PATIENCE = 10  # seconds more, for values that it may die of
+_HARSH_PATIENCE = 10  # further seconds, for samples that may crash native code
 
 Finding = tuple[Trial, list[Cut]] | CaptureError | None  # None: the call does not run
-Search = Callable[[Call, bool], Finding]  # of a call, and whether autograd works
+Search = Callable[[Call, bool], Finding]  # arguments: the call, and whether autograd works
 
 
 def discover(op: Op, graph: Graph, least: int = 0) -> str | None:
     """Index notation of a call, or None where nothing can be split or nothing can be run.
 
-    Each trial runs in a process of its own: a kernel that is given sizes it
-    does not expect may take the process with it, and then others are tried.
-    Raises `CaptureError` for an operator that answers differently when asked again. Sizes up to
-    `least` stay as they are and others stay above it: the operator may compare them with numbers.
+    Each trial runs in a process of its own, because a kernel may crash at sizes that it does not
+    expect; other sizes are tried then. Sizes up to `least` are unchanged and other sizes stay above
+    it, because the operator may compare them with numbers. Raises `CaptureError` for an operator
+    that returns different results for equal calls.
     """
-    return tried(op, graph, _splits, least)
+    return first_notation(op, graph, _splits, least)
 
 
-def tried(op: Op, graph: Graph, search: Search, least: int = 0) -> str | None:
+def first_notation(op: Op, graph: Graph, search: Search, least: int = 0) -> str | None:
     """The notation that `search` finds at the first sizes and precision at which the call runs.
 
-    Raises the `CaptureError` that it finds instead; None where nothing can be run.
+    Returns None where the call never runs. Raises the `CaptureError` that `search` returns.
     """
     described = {name: graph.tensor[name] for name in op.operands}
     dims = [len(graph.tensor[name].shape) for name in op.outputs]
@@ -73,11 +74,15 @@ def tried(op: Op, graph: Graph, search: Search, least: int = 0) -> str | None:
 
 def _in_a_process(seconds: float, search: Search, call: Call) -> str | CaptureError | None:
     """The notation that `search` finds; None if the process died or took too long."""
-    context = multiprocessing.get_context("fork")  # which knows the user's operators
+    context = multiprocessing.get_context(
+        "fork"
+    )  # a forked process has the user's operators registered
     answer, ask = context.Pipe(duplex=False)
     child = context.Process(target=_send_answers, args=(ask, search, call), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it does not use
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about threads, which the child does not use
         child.start()
     ask.close()
     found, gradients_left = _received(answer, seconds, (None, False))
@@ -87,18 +92,18 @@ def _in_a_process(seconds: float, search: Search, call: Call) -> str | CaptureEr
     child.join()
     if not gradients_left:
         return found
-    # All calls were made there and did no harm, so they and their gradients may be made here.
+    # All calls succeeded in the child, so they and their gradients are safe to run here.
     with torch.random.fork_rng(devices=()):
         try:
             return _notation(search(call, True))
-        except Exception:  # a user's backward pass, which would have ended the process there
+        except Exception:  # a user's backward pass, which would have ended the child process
             return None
 
 
 def _received(
     answer: Any, seconds: float, otherwise: tuple[str | CaptureError | None, bool]
 ) -> tuple[str | CaptureError | None, bool]:
-    """The next answer, or `otherwise` where the process died or takes too long."""
+    """The next answer of the process, or `otherwise` if it died or exceeds `seconds`."""
     try:
         return answer.recv() if answer.poll(max(0, seconds)) else otherwise
     except EOFError:  # it died
@@ -108,26 +113,28 @@ def _received(
 def _send_answers(ask: Any, search: Search, call: Call) -> None:
     """Send the notation that `search` finds, and whether gradients are still to be compared.
 
-    Then what is left of it under samples that native code may die of, if it gets that far.
+    Then send the splits that remain after the samples that may crash native code, if the process
+    survives them.
     """
-    torch.set_num_threads(1)  # those of the parent are not there
+    torch.set_num_threads(1)  # the parent's threads do not exist here
     faulthandler.disable()  # a crash here is an answer
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # last words
+        os.dup2(nowhere.fileno(), 2)  # the error is the answer
         differentiates = _differentiates()
         found = search(call, differentiates)
         ask.send((_notation(found), isinstance(found, tuple) and not differentiates))
         if isinstance(found, tuple) and found[1] and differentiates:
             trial, cuts = found
             with torch.inference_mode(False), torch.enable_grad():
-                left = [cut for cut in cuts if trial.withstands(cut)]
+                left = [cut for cut in cuts if trial.passes_harsh_samples(cut)]
             ask.send((_notation((trial, left)), False))
 
 
 def _differentiates() -> bool:
-    """Whether autograd works in this process, forked off another.
+    """Whether autograd works in this process, which was forked off another.
 
-    Where there are accelerators it has threads for them, and torch refuses it without the parent's.
+    On hosts with accelerators autograd needs device threads, which only the parent has, and torch
+    refuses to run.
     """
     if torch.accelerator.is_available():
         return False
@@ -144,7 +151,7 @@ def _notation(found: Finding) -> str | CaptureError | None:
     return (found[0].text(found[1]) if found[1] else "") if isinstance(found, tuple) else found
 
 
-def running(call: Call, differentiates: bool) -> Trial | None:
+def first_running_trial(call: Call, differentiates: bool) -> Trial | None:
     """The call in the first domain in which it runs."""
     for domain in domains_of(call.op.kind):
         trial = Trial(call, domain, differentiates)
@@ -154,10 +161,13 @@ def running(call: Call, differentiates: bool) -> Trial | None:
 
 
 def _splits(call: Call, differentiates: bool) -> Finding:
-    """What recombines at these sizes, and at others too, where the operator runs at others."""
+    """The splits that recombine at these sizes, and at other sizes that the operator accepts."""
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
-            trial = running(call, differentiates)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):  # also where the caller disabled gradients
+            trial = first_running_trial(call, differentiates)
             if trial is None:
                 return None
             cuts = trial.cuts()
@@ -165,7 +175,7 @@ def _splits(call: Call, differentiates: bool) -> Finding:
                 if cuts and sizes != call.sizes:
                     again = Trial(replace(call, sizes=sizes), trial.domain, differentiates)
                     if again.runs():
-                        cuts = [cut for cut in cuts if again.recombines(cut.places) == cut]
+                        cuts = [cut for cut in cuts if again.recombines(cut.operand_dims) == cut]
                         break
             return trial, cuts
     except CaptureError as e:
@@ -173,9 +183,9 @@ def _splits(call: Call, differentiates: bool) -> Finding:
 
 
 def _trials(tensors: Sequence[Tensor], least: int = 0) -> Iterator[dict[int, int]]:
-    """Small sizes for the sizes there are; then those there are, if they are small enough.
+    """Small sizes that replace the given ones, then the given ones if they are small enough.
 
-    Sizes up to `least` stay as they are, and small sizes are larger than it.
+    Sizes up to `least` are unchanged, and small sizes are larger than it.
     """
     known = sorted({size for tensor in tensors for size in tensor.shape if size > 1})
     fixed = [size for size in known if size <= least]
@@ -193,7 +203,7 @@ def _trials(tensors: Sequence[Tensor], least: int = 0) -> Iterator[dict[int, int
 
 
 def _above(least: int) -> list[int]:
-    """Further sizes above `least`, of which none divides another."""
+    """Further sizes above `least`, none of which divides another."""
     return [least + least % 2 + 2 * n for n in range(1, 9)] if least > 1 else []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 
-def put_together(
+def recombine_tiles(
     whole: torch.Tensor, one: torch.Tensor, other: torch.Tensor, size: int, length: int
 ) -> tuple[int, int] | str:
     """(dimension, repeats) of a concatenation, "sum", or "neither"."""
@@ -30,7 +30,7 @@ def gradients(
     weights: Sequence[torch.Tensor],
     operands: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the weighted sum of the results; none where there is no derivative."""
+    """Gradients of the weighted sum of the results; None for operands without a derivative."""
     leaves = {name: value for name, value in operands.items() if value.requires_grad}
     pairs = [(r, w) for r, w in zip(results, weights, strict=True) if r.requires_grad]
     if not leaves or not pairs:
@@ -43,7 +43,10 @@ def gradients(
             allow_unused=True,
             retain_graph=True,
         )
-    except (RuntimeError, NotImplementedError):  # what torch raises for an operator without one
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # torch's error for an operator without a derivative
         return {}
     return {
         name: torch.zeros_like(value) if gradient is None else gradient
@@ -52,10 +55,10 @@ def gradients(
 
 
 def equal(one: torch.Tensor, whole: torch.Tensor) -> bool:
-    """The same up to rounding in the tensors' precision, measured by the whole's largest number.
+    """Whether two tensors are equal up to rounding, relative to the largest number of `whole`.
 
-    Tiny numbers are compared as closely as large ones; infinities and NaN have to be in the same
-    places.
+    Small numbers are compared as closely as large ones; infinities and NaN must be at the same
+    indices.
     """
     if one.shape != whole.shape or one.dtype != whole.dtype:
         return False
@@ -70,7 +73,7 @@ def equal(one: torch.Tensor, whole: torch.Tensor) -> bool:
 
 
 def weights_of(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Weights of a sum of results whose gradients are compared, different for each element."""
+    """Weights, different for each element, of a sum of results whose gradients are compared."""
     found = []
     for result in results:
         weight = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).view(result.shape)

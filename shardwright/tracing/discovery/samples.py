@@ -1,10 +1,10 @@
 """Sample operands for the experiments: values that distinguish operators.
 
-A sample says from which family the values of each type of operand are drawn. A rule has to hold
-for all samples, since what an operator does may depend on its data: a mask that is all false, an
-index that comes twice, a tie. One element apart from all others is in one tile only, wherever the
-cut is. Where an operator takes none of the ordinary
-families its operands are drawn from a domain, such as the positive definite matrices.
+A sample specifies the family from which the values of each type of operand are drawn. A rule must
+hold for all samples, because the behaviour of an operator may depend on its data: a mask that is
+all false, an index that occurs twice, a tie. One element is an outlier, so that it is in one tile
+only wherever the cut is. For an operator that accepts none of the ordinary families, operands are
+drawn from a domain, such as the positive definite matrices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.ir.graph import Tensor
 Shape = tuple[int, ...]
 Family = tuple[str, str, str]  # of floating-point numbers, of integers, of booleans
 
-# The first has operands that most operators take.
+# The first sample has operands that most operators accept.
 ORDINARY: tuple[Family, ...] = (
     ("positive", "positive", "random"),
     ("around zero", "random", "random"),
@@ -38,14 +38,14 @@ ORDINARY: tuple[Family, ...] = (
     ("any", "any", "any"),
     ("any", "any", "any"),
 )
-# Values that native code may die of.
+# Values that may crash native code.
 HARSH: tuple[Family, ...] = (
     ("not finite", "random", "random"),
     ("around zero", "signed", "true"),
     ("one infinite", "one negative", "one true"),
 )
 DOMAINS = ("", "no zero", "unit", "probability", "positive definite", "triangular", "orthogonal")
-# Domains of single operands, where the operator would run on others and do something else.
+# Domains of single operands whose other values make the operator compute something else.
 _OPERANDS = {
     "cholesky_inverse": ("triangular",),
     "cholesky_solve": ("", "triangular"),
@@ -54,7 +54,7 @@ _OPERANDS = {
 
 
 def domains_of(kind: str) -> tuple[str, ...]:
-    """The domains in which an operator is tried, the likeliest first; the empty one is no limit."""
+    """The domains in which an operator is tried, likeliest first; the empty one has all values."""
     return ("",) if kind in _OPERANDS else DOMAINS
 
 
@@ -62,11 +62,11 @@ def sample(
     kind: str,
     described: Mapping[str, Tensor],
     shapes: Mapping[str, Shape],
-    wide: torch.dtype,
+    float_dtype: torch.dtype,
     domain: str,
     number: int,
 ) -> dict[str, Values]:
-    """Operands of these shapes for the sample of this number, always the same ones."""
+    """Operands of these shapes for sample `number`; equal arguments give equal operands."""
     families = (*ORDINARY, *HARSH)
     generator = torch.Generator(device="cpu").manual_seed(number)
     below = min((size for shape in shapes.values() for size in shape if size > 1), default=2)
@@ -80,9 +80,9 @@ def sample(
         floats, integers, booleans = families[number]
         if dtype.is_complex:
             parts = [draw.floats(floats, limit) for _ in range(2)]
-            found[name] = torch.complex(*parts).to(wide.to_complex())
+            found[name] = torch.complex(*parts).to(float_dtype.to_complex())
         elif dtype.is_floating_point:
-            found[name] = draw.floats(floats, limit).to(wide)
+            found[name] = draw.floats(floats, limit).to(float_dtype)
         elif dtype == torch.bool:
             found[name] = draw.booleans(booleans)
         else:
@@ -112,7 +112,7 @@ class _Draw:
         return names[int(torch.randint(len(names), (), generator=self.generator, device="cpu"))]
 
     def floats(self, family: str, domain: str) -> Values:
-        """Numbers of a family, moved into the domain."""
+        """Numbers of a family, mapped into the domain."""
         if family == "any":
             family = self._one_of(tuple(f for f in _FLOATS if f not in _RISKY))
         drawn = _FLOATS[family](self)
@@ -123,7 +123,7 @@ class _Draw:
         return _MOVED[domain](tame, size)
 
     def integers(self, family: str, domain: str) -> Values:
-        """Numbers that are indices of any dimension, or divisors."""
+        """Integers that are valid indices of any dimension, or valid divisors."""
         if family == "any":
             family = self._one_of(tuple(f for f in _INTEGERS if f not in _RISKY))
         drawn = _INTEGERS[family](self)
@@ -134,15 +134,15 @@ class _Draw:
             family = self._one_of(tuple(_BOOLEANS))
         return _BOOLEANS[family](self)
 
-    def apart(self, drawn: Values, value: float) -> Values:
-        """The same but for one element."""
+    def with_outlier(self, drawn: Values, value: float) -> Values:
+        """`drawn` with one element replaced by `value`."""
         at = int(self._below(2**30).flatten()[0]) if drawn.numel() else 0
         flat = drawn.flatten()
         flat[at % max(1, flat.numel()) : at % max(1, flat.numel()) + 1] = value
         return flat.view(drawn.shape)
 
-    def sprinkled(self, values: tuple[float, ...]) -> Values:
-        """Numbers around zero with some of `values` among them."""
+    def with_values_inserted(self, values: tuple[float, ...]) -> Values:
+        """Numbers around zero, some of them replaced by `values`."""
         drawn = 4.0 * self._unit() - 2.0
         chosen = torch.tensor(values, dtype=drawn.dtype)[self._below(len(values))]
         return torch.where(self._unit() < 0.2, chosen, drawn)
@@ -158,10 +158,10 @@ _FLOATS: dict[str, Callable[[_Draw], Values]] = {
     "mixed": lambda d: (4.0 * d._unit() - 2.0) * 10.0 ** d._below(3, -3),
     "constant": lambda d: torch.full(d.shape, 0.5, dtype=torch.float64),
     "zeros": lambda d: torch.zeros(d.shape, dtype=torch.float64),
-    "one positive": lambda d: d.apart(-0.1 - 0.8 * d._unit(), 0.7),
-    "one large": lambda d: d.apart(1e-6 * (4.0 * d._unit() - 2.0), 1e4),
-    "one infinite": lambda d: d.apart(4.0 * d._unit() - 2.0, float("inf")),
-    "not finite": lambda d: d.sprinkled((float("inf"), float("-inf"))),
+    "one positive": lambda d: d.with_outlier(-0.1 - 0.8 * d._unit(), 0.7),
+    "one large": lambda d: d.with_outlier(1e-6 * (4.0 * d._unit() - 2.0), 1e4),
+    "one infinite": lambda d: d.with_outlier(4.0 * d._unit() - 2.0, float("inf")),
+    "not finite": lambda d: d.with_values_inserted((float("inf"), float("-inf"))),
 }
 _INTEGERS: dict[str, Callable[[_Draw], Values]] = {
     "positive": lambda d: d._below(d.below, min(1, d.below - 1)),
@@ -170,16 +170,16 @@ _INTEGERS: dict[str, Callable[[_Draw], Values]] = {
     "last": lambda d: torch.full(d.shape, d.below - 1),
     "zeros": lambda d: torch.zeros(d.shape, dtype=torch.int64),
     "ascending": lambda d: torch.arange(prod(d.shape)).remainder(d.below).view(d.shape),
-    "one apart": lambda d: d.apart(torch.zeros(d.shape, dtype=torch.int64), d.below - 1),
-    "one negative": lambda d: d.apart(d._below(d.below), -1),
+    "one apart": lambda d: d.with_outlier(torch.zeros(d.shape, dtype=torch.int64), d.below - 1),
+    "one negative": lambda d: d.with_outlier(d._below(d.below), -1),
     "signed": lambda d: d._below(d.below, -d.below),
 }
 _BOOLEANS: dict[str, Callable[[_Draw], Values]] = {
     "random": lambda d: d._below(2).bool(),
     "true": lambda d: torch.ones(d.shape, dtype=torch.bool),
     "false": lambda d: torch.zeros(d.shape, dtype=torch.bool),
-    "one true": lambda d: d.apart(torch.zeros(d.shape, dtype=torch.bool), True),
-    "one false": lambda d: d.apart(torch.ones(d.shape, dtype=torch.bool), False),
+    "one true": lambda d: d.with_outlier(torch.zeros(d.shape, dtype=torch.bool), True),
+    "one false": lambda d: d.with_outlier(torch.ones(d.shape, dtype=torch.bool), False),
 }
 
 

@@ -8,24 +8,24 @@ from itertools import product
 
 import torch
 
-from shardwright.ir.graph import Arg, Op, Tensor
+from shardwright.ir.graph import FUNCTION, Arg, Op, Tensor
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.discovery.recombine import equal, gradients, put_together, weights_of
+from shardwright.tracing.discovery.recombine import equal, gradients, recombine_tiles, weights_of
 from shardwright.tracing.discovery.samples import HARSH, ORDINARY, sample
-from shardwright.tracing.export.operators import FUNCTION, call_op
+from shardwright.tracing.export.operators import call_op
 
-_SMALLEST_NAMED = 5  # an argument this large that equals a size is that size
+_SMALLEST_NAMED = 5  # an argument at least this large that equals a size is taken for that size
 _MOST_CANDIDATES = 256  # per size
-_FEWEST = 5  # samples that an operator has to take
+_FEWEST = 5  # samples that an operator must accept
 _SCALES = (1.0, -1e-5, 1e-2, -1e5)  # of gradients
 _CPU = torch.device("cpu")
 
-Place = tuple[str, int]  # an operand and a dimension of it
+OperandDim = tuple[str, int]  # an operand and one of its dimensions
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator call to be run, with `sizes` in the place of its own and floats as `wide`.
+    """An operator call to run, with its sizes replaced by `sizes` and floats in `float_dtype`.
 
     `dims` are the numbers of dimensions of its results.
     """
@@ -33,19 +33,19 @@ class Call:
     op: Op
     described: Mapping[str, Tensor]
     sizes: Mapping[int, int]
-    wide: torch.dtype
+    float_dtype: torch.dtype
     dims: Sequence[int]
     least: int = 0  # sizes up to it stay as they are
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A factor: the operand dimensions that are cut together, and per result what becomes of it.
+    """A factor: the operand dimensions that are split together, and how each result recombines.
 
-    `results[i]` is (dimension, repeats) where tiles are concatenated, None where they are added.
+    `results[i]` is (dimension, repeats) where tiles are concatenated, None where they are summed.
     """
 
-    places: tuple[Place, ...]
+    operand_dims: tuple[OperandDim, ...]
     results: tuple[tuple[int, int] | None, ...]
 
 
@@ -53,7 +53,7 @@ class Cut:
 class Tiles:
     """A sample of a call and two tiles of it: operands and results of each.
 
-    The dimension that is cut was `size` long, and is `lengths` in the tiles.
+    The dimension that is split has length `size` in the sample, and the two `lengths` in the tiles.
     """
 
     drawn: Mapping[str, torch.Tensor]
@@ -67,7 +67,7 @@ class Tiles:
 class Trial:
     """One call in one domain.
 
-    Without autograd all calls are made, and no split recombines for certain.
+    Where autograd does not work, all calls are made, and whether splits recombine remains unknown.
     """
 
     def __init__(self, call: Call, domain: str, differentiates: bool) -> None:
@@ -85,17 +85,17 @@ class Trial:
         self._known: dict[int, tuple[dict[str, torch.Tensor], list[torch.Tensor] | None]] = {}
 
     def whole(self, number: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor] | None]:
-        """Operands of a sample and the results of them, None if the operator refuses them."""
+        """Operands and results of sample `number`; None if the operator rejects the operands."""
         if number not in self._known:
             kind, call = self.op.kind, self.call
-            drawn = sample(kind, call.described, self.shapes, call.wide, self.domain, number)
+            drawn = sample(kind, call.described, self.shapes, call.float_dtype, self.domain, number)
             self._known[number] = drawn, self._call(drawn)
         return self._known[number]
 
     def runs(self) -> bool:
-        """Whether the operator takes most samples and gives results of the expected dimensions.
+        """Whether the operator accepts most samples and returns results of the expected dimensions.
 
-        Raises for an operator of the user's that is not a function of its operands.
+        Raises `CaptureError` for a user's operator that is not a function of its operands.
         """
         drawn, first = self.whole(0)
         before = {name: value.detach().clone() for name, value in drawn.items()}
@@ -105,7 +105,7 @@ class Trial:
         if not self._takes_enough():
             return False
         if any(not equal(drawn[name].detach(), value) for name, value in before.items()):
-            return False  # it writes to operands, and its results say nothing of that
+            return False  # it writes to its operands, which its results do not show
         if all(equal(a, b) for a, b in zip(first, again, strict=True)):
             return True
         if self.op.target.startswith("aten."):
@@ -116,10 +116,10 @@ class Trial:
         )
 
     def _takes_enough(self) -> bool:
-        """Whether the operator takes several samples, with different values of each operand.
+        """Whether the operator accepts several samples, with different values of each operand.
 
-        `masked_scatter` refuses a mask that is true where its source is too small, and is another
-        operator where it is false.
+        For example, `masked_scatter` rejects a mask that is true where its source is too small, and
+        computes something else where the mask is false.
         """
         known = [self.whole(number) for number in range(len(ORDINARY))]
         taken = [drawn for drawn, results in known if results is not None]
@@ -132,27 +132,27 @@ class Trial:
         return True
 
     def cuts(self) -> list[Cut]:
-        """All splits that recombine and do not cut a dimension twice."""
+        """All splits that recombine, without splitting a dimension twice."""
         splits: list[Cut] = []
-        taken: set[Place] = set()
-        for places in self._candidates():
-            if taken.intersection(places):
+        taken: set[OperandDim] = set()
+        for operand_dims in self._candidates():
+            if taken.intersection(operand_dims):
                 continue
-            split = self.recombines(places)
+            split = self.recombines(operand_dims)
             if split is None:
                 continue
             outputs = {
                 (f"result {i}", at[0]) for i, at in enumerate(split.results) if at is not None
             }
             if not taken.intersection(outputs):
-                taken.update(places, outputs)
+                taken.update(operand_dims, outputs)
                 splits.append(split)
         return splits
 
-    def _candidates(self) -> Iterator[tuple[Place, ...]]:
-        """Sets of equally long operand dimensions, at most one an operand, small sets first."""
+    def _candidates(self) -> Iterator[tuple[OperandDim, ...]]:
+        """Sets of operand dimensions of equal length, at most one per operand, small sets first."""
         for size in sorted({n for shape in self.shapes.values() for n in shape if n > 1}):
-            options: list[list[Place | None]] = [
+            options: list[list[OperandDim | None]] = [
                 [None, *((name, d) for d, n in enumerate(shape) if n == size)]
                 for name, shape in self.shapes.items()
             ]
@@ -160,43 +160,43 @@ class Trial:
                 tuple(p for p in pick if p is not None)
                 for pick in _some(product(*options), _MOST_CANDIDATES)
             ]
-            yield from sorted((places for places in found if places), key=len)
+            yield from sorted((operand_dims for operand_dims in found if operand_dims), key=len)
 
-    def recombines(self, places: tuple[Place, ...]) -> Cut | None:
-        """The split along `places`, if every sample says so and all say the same."""
+    def recombines(self, operand_dims: tuple[OperandDim, ...]) -> Cut | None:
+        """The split along `operand_dims` if every sample recombines in the same way, else None."""
         verdict, decided = None, False
         for number in range(len(ORDINARY)):
             whole = self.whole(number)[1]
             if whole is None:
                 continue
-            found = self._compare(dict(places), number)
+            found = self._compare(dict(operand_dims), number)
             if found is None or found != (verdict or found):
                 return None
             verdict = found
-            # Zeros are the sum of zeros, whatever the operator does.
+            # A result of zeros is a sum of zeros for any operator, so it proves nothing.
             summed = [bool(w.any()) for w, at in zip(whole, found, strict=True) if at is None]
             decided = decided or all(summed)
         if verdict is None or not decided or not self.differentiates:
             return None
-        return Cut(places, verdict)
+        return Cut(operand_dims, verdict)
 
-    def withstands(self, cut: Cut) -> bool:
-        """Whether the split recombines in the harsh samples too, where the operator takes them."""
+    def passes_harsh_samples(self, cut: Cut) -> bool:
+        """Whether the split also recombines in those harsh samples that the operator accepts."""
         for number in range(len(ORDINARY), len(ORDINARY) + len(HARSH)):
             if self.whole(number)[1] is not None:
-                found = self._compare(dict(cut.places), number)
+                found = self._compare(dict(cut.operand_dims), number)
                 if found != cut.results:
                     return False
         return True
 
     def tiles(self, cut: Mapping[str, int], number: int, zeros: Sequence[str] = ()) -> Tiles | None:
-        """A sample and its tiles, None where the operator does not take them.
+        """A sample and its tiles; None where the operator rejects them.
 
-        Operands `zeros`, which are not cut, are zero in the second tile.
+        Operands in `zeros`, which are not split, are zero in the second tile.
         """
         drawn, whole = self.whole(number)
         size = next(drawn[name].shape[dim] for name, dim in cut.items())
-        # Of one, where that is another length: sizes of one broadcast.
+        # A tile of length one is avoided where it differs, because sizes of one broadcast.
         length = ((2 * size + 2) // 3, (size + 1) // 2, size - 1)[number % 3]
         if whole is None or length == size:
             return None
@@ -216,13 +216,13 @@ class Trial:
     def _compare(
         self, cut: Mapping[str, int], number: int
     ) -> tuple[tuple[int, int] | None, ...] | None:
-        """What becomes of each result, or None where tiles do not make the whole."""
+        """How each result recombines, or None where the tiles do not give the whole."""
         tiles = self.tiles(cut, number)
         if tiles is None:
             return None
         found: list[tuple[int, int] | None] = []
         for result, a, b in zip(tiles.whole, *tiles.results, strict=True):
-            verdict = put_together(result, a, b, tiles.size, tiles.lengths[0])
+            verdict = recombine_tiles(result, a, b, tiles.size, tiles.lengths[0])
             if verdict == "neither":
                 return None
             found.append(None if isinstance(verdict, str) else verdict)
@@ -233,10 +233,10 @@ class Trial:
     def _same_gradients(
         self, tiles: Tiles, cut: Mapping[str, int], found: Sequence[tuple[int, int] | None]
     ) -> bool:
-        """Whether the gradients of tiles make those of the whole.
+        """Whether the gradients of the tiles give those of the whole.
 
-        Backward passes of torch's operators are linear in what they are given. One that a user
-        wrote may clip or round it, may run once only, and may fail, which is no agreement.
+        Backward passes of torch's operators are linear in the incoming gradient. A user's backward
+        pass may clip or round it, may run only once, or may fail; each counts as a difference.
         """
         if self.op.target != FUNCTION:
             return all(equal(mine, other) for mine, other in gradients_of(tiles, cut, found))
@@ -256,12 +256,12 @@ class Trial:
     def _call(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         try:
             results = call_op(self.op, values, _CPU)
-        except Exception:  # whatever it dislikes: these sizes, these tiles, this precision
+        except Exception:  # it may reject these sizes, these tiles or this precision
             return None
         return results if all(isinstance(r, torch.Tensor) for r in results) else None
 
     def text(self, splits: Sequence[Cut]) -> str:
-        """The notation of the splits."""
+        """The index notation of the splits."""
         words = {
             name: [f"w{o}d{d}!" for d in range(len(shape))]
             for o, (name, shape) in enumerate(self.shapes.items())
@@ -269,7 +269,7 @@ class Trial:
         whole = self.whole(0)[1] or []
         results = [[f"r{i}d{d}!" for d in range(one.dim())] for i, one in enumerate(whole)]
         for number, split in enumerate(splits):
-            for name, dim in split.places:
+            for name, dim in split.operand_dims:
                 words[name][dim] = f"f{number}"
             for i, at in enumerate(split.results):
                 if at is not None:
@@ -286,10 +286,10 @@ def gradients_of(
     found: Sequence[tuple[int, int] | None],
     scale: float = 1.0,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Per operand, the gradient that tiles make and that of the whole.
+    """For each operand, the gradient that the tiles give and that of the whole.
 
-    `found` says what becomes of each result, `scale` how large their gradients are. Where only one
-    of them has a derivative, the pair is of different shapes.
+    `found` says how each result recombines, `scale` is the size of its incoming gradients. Where
+    only one of the two has a derivative, the pair has different shapes.
     """
     weights = [scale * weight for weight in weights_of(tiles.whole)]
     halves = [
@@ -318,7 +318,7 @@ def _resized(arg: Arg, sizes: Mapping[int, int]) -> Arg:
 
 
 def _some(
-    picks: Iterator[tuple[Place | None, ...]], most: int
-) -> Iterator[tuple[Place | None, ...]]:
+    picks: Iterator[tuple[OperandDim | None, ...]], most: int
+) -> Iterator[tuple[OperandDim | None, ...]]:
     for pick, _ in zip(picks, range(most), strict=False):
         yield pick

@@ -1,7 +1,8 @@
-"""Checks a rule that the user stated by running the operator on a whole and on tiles.
+"""Checks a rule that the user stated by running the operator on a whole input and on tiles.
 
-Only a gross difference counts, since an operator may compute in less than its operands' precision,
-and only where the operator takes the tiles: who states a rule may know more than small sizes show.
+Only a large difference counts, because an operator may compute in a lower precision than its
+operands have. Tiles that the operator rejects prove nothing: a user may know more than small sizes
+show.
 """
 
 from __future__ import annotations
@@ -14,17 +15,25 @@ import torch
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.discovery.experiment import Finding, running, tried
+from shardwright.tracing.discovery.experiment import Finding, first_notation, first_running_trial
 from shardwright.tracing.discovery.trial import Call, Tiles, Trial, gradients_of
 
-_SAMPLES = (0, 1, 2, 3, 4, 8, 9)  # of numbers between -2 and 2, so that little is lost in sums
+_SAMPLES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    8,
+    9,
+)  # operands are between -2 and 2, so that sums lose little precision
 _GROSS = 0.05  # of the largest number in the whole and the tiles
 
 Names = tuple[tuple[str, ...], ...]  # per dimension
 
 
-class Stated(Protocol):
-    """A rule for operands and results of certain shapes: `rules.notation.Notation`."""
+class NotationLike(Protocol):
+    """A rule for operands and results of given shapes: `rules.notation.Notation`."""
 
     @property
     def operands(self) -> tuple[Names, ...]: ...
@@ -39,51 +48,54 @@ class Stated(Protocol):
 
 
 class Parse(Protocol):
-    """Reads a rule for shapes of operands and results; raises for one that does not fit them."""
+    """Parses a rule for shapes of operands and results; raises if it does not fit them."""
 
     def __call__(
         self, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]
-    ) -> Stated: ...
+    ) -> NotationLike: ...
 
 
-def check_statement(op: Op, graph: Graph, text: str, parse: Parse) -> None:
+def check_user_rule(op: Op, graph: Graph, text: str, parse: Parse) -> None:
     """Raise `CaptureError` if the rule `text`, which `parse` reads, is false for the call."""
-    tried(op, graph, partial(_checked, text, parse))
+    first_notation(op, graph, partial(_checked, text, parse))
 
 
 def _checked(text: str, parse: Parse, call: Call, differentiates: bool) -> Finding:
-    """An error for a false rule; else nothing to split, as nothing is looked for."""
+    """A search for `discover` that returns the error of a false rule, and otherwise no splits."""
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
-            trial = running(call, differentiates)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):  # also where the caller disabled gradients
+            trial = first_running_trial(call, differentiates)
             if trial is None:
                 return None
             whole = trial.whole(0)[1] or []
             shapes = [trial.shapes[name] for name in call.op.operands]
             try:
-                stated = parse(shapes, [tuple(result.shape) for result in whole])
-            except Exception:  # it has sizes in it, which these are not
+                user_rule = parse(shapes, [tuple(result.shape) for result in whole])
+            except Exception:  # the rule names sizes, which differ here
                 return None
-            for name in stated.sizes:
-                if name not in stated.whole:
-                    _check(trial, text, stated, name)
+            for name in user_rule.sizes:
+                if name not in user_rule.whole:
+                    _check(trial, text, user_rule, name)
             return trial, []
     except CaptureError as e:
         return e
 
 
-def _check(trial: Trial, text: str, stated: Stated, name: str) -> None:
-    """Raise if tiles along the index `name` do not make the whole as the rule says."""
+def _check(trial: Trial, text: str, user_rule: NotationLike, name: str) -> None:
+    """Raise if tiles along the index `name` do not give the whole as the rule states."""
     op = trial.op
     cut: dict[str, int] = {}
     zeros = []
-    for i, (operand, dims) in enumerate(zip(op.operands, stated.operands, strict=True)):
+    for i, (operand, dims) in enumerate(zip(op.operands, user_rule.operands, strict=True)):
         at = _place(dims, name)
-        if at is None and i in stated.additive:
+        if at is None and i in user_rule.additive:
             zeros.append(operand)
         if at == -1 or (at is not None and cut.setdefault(operand, at) != at):
-            return  # part of a dimension, or two of one operand
-    places = [_place(dims, name) for dims in stated.results]
+            return  # part of a dimension, or two dimensions of one operand
+    places = [_place(dims, name) for dims in user_rule.results]
     if not cut or -1 in places:
         return
     summed = [place is None for place in places]
@@ -95,7 +107,7 @@ def _check(trial: Trial, text: str, stated: Stated, name: str) -> None:
         wrong = "result" if _results_differ(tiles, places) else ""
         if not wrong and not zeros and trial.differentiates:
             pairs = gradients_of(tiles, cut, found)
-            wrong = "gradient" if any(_far(a, b) for a, b in pairs) else ""
+            wrong = "gradient" if any(_exceeds_rounding(a, b) for a, b in pairs) else ""
         if wrong:
             raise CaptureError(
                 f"{op.source}: your rule for {op.target} says {text!r}, but splitting {name} gives"
@@ -106,7 +118,7 @@ def _check(trial: Trial, text: str, stated: Stated, name: str) -> None:
 
 
 def _place(dims: Names, name: str) -> int | None:
-    """The dimension that the index is, None if there is none, -1 if it is part of one."""
+    """The dimension of an operand that an index is; None if there is none, -1 for a part of one."""
     for at, names in enumerate(dims):
         if name in names:
             return at if names == (name,) else -1
@@ -121,13 +133,13 @@ def _results_differ(tiles: Tiles, places: Sequence[int | None]) -> bool:
             made = a + b if place is None else torch.cat([a, b], place)
         except RuntimeError:  # which do not fit
             return True
-        if _far(made, whole, a, b):
+        if _exceeds_rounding(made, whole, a, b):
             return True
     return False
 
 
-def _far(made: torch.Tensor, whole: torch.Tensor, *parts: torch.Tensor) -> bool:
-    """Whether the difference is more than rounding could make it."""
+def _exceeds_rounding(made: torch.Tensor, whole: torch.Tensor, *parts: torch.Tensor) -> bool:
+    """Whether the difference is larger than rounding explains."""
     if made.shape != whole.shape:
         return True
     if not (whole.is_floating_point() or whole.is_complex()):

@@ -1,1 +1,1 @@
-"""Runs `torch.export` on one call, with what it needs to follow every model."""
+"""Runs `torch.export` on one call, with the patches that it needs to trace all models."""

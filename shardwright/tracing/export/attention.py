@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by its formula, for dropout whose mask is given."""
+"""Scaled dot-product attention by its formula, with a given dropout function."""
 
 from __future__ import annotations
 

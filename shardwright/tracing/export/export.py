@@ -1,4 +1,4 @@
-"""`torch.export` of one call, with the errors a user can act on."""
+"""Exports one call by `torch.export` and turns its errors into errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -19,35 +19,44 @@ from torch.export import ExportedProgram
 from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, select_outputs, unflatten
 from shardwright.tracing.decompose import decompose
-from shardwright.tracing.decompose.buffers import kinds_of, update_in_place, users_frame, watched
-from shardwright.tracing.decompose.cached_decompositions import Functional, Table, decomposed, whole
+from shardwright.tracing.decompose.buffers import (
+    buffer_guard,
+    dtypes_and_shapes,
+    update_in_place,
+    users_frame,
+)
+from shardwright.tracing.decompose.cached_decompositions import (
+    Functional,
+    Table,
+    decomposed,
+    decomposed_at_once,
+)
 from shardwright.tracing.decompose.no_grad_regions import inline_regions
-from shardwright.tracing.dedup.copies import put_in_line
+from shardwright.tracing.dedup.copies import inline_calls
 from shardwright.tracing.dedup.repeats import Repeats
 from shardwright.tracing.export.formulas import Rewritten
-from shardwright.tracing.export.precision import narrowed
-from shardwright.tracing.gradients.gradient_watch import GradientWatch
-from shardwright.tracing.outputs import Returned as AllReturned
-from shardwright.tracing.outputs import take_outputs
-from shardwright.tracing.python_state import Place, Snapshot
+from shardwright.tracing.export.precision import cast_input
+from shardwright.tracing.gradients.gradient_guard import GradientGuard
+from shardwright.tracing.outputs import OutputTree, split_outputs
+from shardwright.tracing.python_state import Snapshot, StateLocation
 
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
 class Returned:
-    """Names of what a model returned, and Python state that it changed."""
+    """Names of a model's outputs, and the Python state that the call changed."""
 
     keys: tuple[str, ...] = ()
-    whole: AllReturned | None = None  # where all of it is kept
-    changed: tuple[Place, ...] = ()
-    named: frozenset[Place] = frozenset()  # those at which only None became a text
+    whole: OutputTree | None = None  # where all of it is kept
+    changed: tuple[StateLocation, ...] = ()
+    named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
 
 
 class FlatCall(nn.Module):
     """The model as a function of its flat tensor arguments.
 
-    After a call, `returned` names the outputs, and what was changed. It lives in an object of
-    its own because export undoes what a forward assigns to its module.
+    After a call, `returned` has the names of the outputs and the changed state. It is an object of
+    its own because export reverts a forward's assignments to its module.
     """
 
     def __init__(
@@ -55,41 +64,41 @@ class FlatCall(nn.Module):
         model: nn.Module,
         tensors: Mapping[str, torch.Tensor],
         constants: Mapping[str, Any],
-        habits: Numerics = EXACT,
+        numerics: Numerics = EXACT,
         outputs: str = "loss",
     ) -> None:
         super().__init__()
         self.outputs = outputs
         self.model = model
-        self.training = model.training  # and not the True that a new module starts with
+        self.training = model.training  # a new module starts with True
         self.paths = tuple(tensors)
         self.differentiable = frozenset(key for key, t in tensors.items() if t.requires_grad)
         self.order = (*tensors, *constants)
         self.constants = dict(constants)
-        self.habits = habits
+        self.numerics = numerics
         self.returned = Returned()
         self.repeats: Repeats | None = None
-        self.watching = True  # not in strict mode, which reads the bytecode of what watches
+        self.guarded = True  # not in strict mode, which would trace the guard's own bytecode
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not self.watching:
+        if not self.guarded:
             return self._outputs(tensors)
         before = Snapshot(self.model)
         try:
-            with GradientWatch(self.model):
+            with GradientGuard(self.model):
                 if self.repeats is None:
                     return self._outputs(tensors)
-                with self.repeats.watch(tensors):
+                with self.repeats.guard(tensors):
                     return self._outputs(tensors)
         finally:
             after = Snapshot(self.model)
             self.returned.changed = tuple(before.changes(after))
-            self.returned.named = before.named_later(after)
+            self.returned.named = before.became_text(after)
             before.restore()
 
     @contextlib.contextmanager
     def shared(self, repeats: Repeats) -> Iterator[None]:
-        """Within, blocks of the model that repeat are traced once."""
+        """A context in which repeated blocks of the model are traced once."""
         self.repeats = repeats
         try:
             yield
@@ -97,25 +106,25 @@ class FlatCall(nn.Module):
             self.repeats = None
 
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        given = (narrowed(tensor, self.habits) for tensor in tensors)
+        given = (cast_input(tensor, self.numerics) for tensor in tensors)
         args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
         before = dict(self.model.named_buffers())
-        kinds = kinds_of(before)
+        kinds = dtypes_and_shapes(before)
         result = self.model(*args, **kwargs)
         self.returned.keys, outputs = select_outputs(result)
         if self.outputs == "model":
-            self.returned.whole, outputs = take_outputs(result, outputs)
+            self.returned.whole, outputs = split_outputs(result, outputs)
         update_in_place(self.model, before, kinds)
         return tuple(outputs)
 
 
 def export(
-    call: FlatCall, tensors: Mapping[str, torch.Tensor], habits: Numerics = EXACT
+    call: FlatCall, tensors: Mapping[str, torch.Tensor], numerics: Numerics = EXACT
 ) -> tuple[Functional, str]:
-    """The call as one functional graph of ATen operators, and how it was got; nothing is computed.
+    """The call as one functional graph of ATen operators, and how it was traced; computes nothing.
 
-    First the model's Python runs as it is. What that cannot follow, the strict
-    mode may, which reads the bytecode.
+    The model's Python code is traced as it runs first. Where that fails, the strict mode, which
+    interprets bytecode, is tried.
     """
     first = next(call.model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
@@ -124,28 +133,28 @@ def export(
         torch.empty_like(t, device=device, requires_grad=t.requires_grad) for t in tensors.values()
     )
     try:
-        return _export(call, example, habits, strict=False), ""
+        return _export(call, example, numerics, strict=False), ""
     except CaptureError:
         raise
     except Exception as e:
         reason = _explain(call.model, e)
-        call.watching, call.returned.changed = False, ()
+        call.guarded, call.returned.changed = False, ()
         try:
-            program = _export(call, example, habits, strict=True)
-        except Exception:  # the first error is about the user's code, this one about bytecode
+            program = _export(call, example, numerics, strict=True)
+        except Exception:  # the first error names the user's code, this one bytecode
             raise CaptureError(reason, _module_of(call.model, e)) from e
         finally:
-            call.watching = True
+            call.guarded = True
         if not _is_of_tensors(program):
             raise CaptureError(reason, _module_of(call.model, e)) from e
         return program, f"captured in strict mode, since {reason}"
 
 
 def _export(
-    call: FlatCall, example: tuple[torch.Tensor, ...], habits: Numerics, *, strict: bool
+    call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numerics, *, strict: bool
 ) -> Functional:
     quiet, said = logging.root.manager.disable, io.StringIO()
-    logging.disable(logging.ERROR)  # what goes wrong is said once, in the error
+    logging.disable(logging.ERROR)  # the error carries the message; no log lines besides
     try:
         with (
             warnings.catch_warnings(),
@@ -153,12 +162,12 @@ def _export(
             contextlib.redirect_stderr(said),
         ):
             warnings.simplefilter("ignore")
-            table = decompose.table(habits)
+            table = decompose.table(numerics)
             functional = None if strict else _with_repeats(call, example, table)
             if functional is None:
-                said.truncate(said.seek(0))  # what was begun is done again
+                said.truncate(said.seek(0))  # the export starts again
                 rewritten = nullcontext() if strict else Rewritten()
-                with watched(call.model), rewritten:
+                with buffer_guard(call.model), rewritten:
                     program = torch.export.export(call, example, strict=strict)
                 functional = _functional(program, table)
     finally:
@@ -170,19 +179,19 @@ def _export(
 def _with_repeats(
     call: FlatCall, example: tuple[torch.Tensor, ...], table: Table
 ) -> Functional | None:
-    """The call with blocks that repeat traced once; None where it is not sure to be the same."""
+    """The call exported with repeated blocks traced once; None where it may differ."""
     inline: frozenset[int] = frozenset()
     for _ in range(_MOST_ATTEMPTS):
         repeats = Repeats(call.model, inline)
         if not repeats.found:
             return None
         try:
-            with repeats, call.shared(repeats), watched(call.model), Rewritten():
+            with repeats, call.shared(repeats), buffer_guard(call.model), Rewritten():
                 program = torch.export.export(call, example, strict=False)
             if not repeats.failed:
-                put_in_line(program, repeats.placed)
+                inline_calls(program, repeats.traced_calls)
                 return _functional(program, table)
-        except Exception:  # the model's own errors come again where nothing is shared
+        except Exception:  # the model's own errors occur again in the export without sharing
             if not repeats.failed:
                 return None
         if repeats.differs is None:
@@ -193,11 +202,11 @@ def _with_repeats(
 
 def _functional(program: ExportedProgram, table: Table) -> Functional:
     inline_regions(program)
-    return decomposed(program, table) or whole(program, table)
+    return decomposed(program, table) or decomposed_at_once(program, table)
 
 
 def _is_of_tensors(program: Functional) -> bool:
-    """Whether no number is taken from a tensor's value: strict mode keeps such as unknowns."""
+    """Whether no number is read from a tensor's value, which strict mode keeps as a symbol."""
     values = [n.meta.get("val") for n in program.graph.nodes if n.op == "call_function"]
     kinds = (torch.Tensor, tuple, list, type(None))
     return all(isinstance(value, kinds) for value in values)
@@ -213,7 +222,7 @@ def _module_of(model: nn.Module, error: Exception) -> str:
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
-    """One line: what failed, in which line of the user's code, what to do."""
+    """A one-line message: what failed, at which line of the user's code, what to do."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
     frame = users_frame(traceback.extract_tb(error.__traceback__))
     where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"

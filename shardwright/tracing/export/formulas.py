@@ -1,9 +1,9 @@
-"""Formulas for functions of torch that tracing cannot follow.
+"""Formulas for functions of torch that cannot be traced.
 
-`torch.cov` warns where there are too few observations, and `gaussian_nll_loss` raises for a
-negative variance: decisions on a value, which no graph can take. Where torch would raise the
-result is NaN. `instance_norm` updates running statistics that its schema does not declare.
-`embedding_bag` makes one row of all its bags.
+`torch.cov` warns if there are too few observations, and `gaussian_nll_loss` raises for a negative
+variance: both decide on a value, which a graph cannot. Where torch would raise, the result is NaN.
+`instance_norm` updates running statistics that its schema does not declare. `embedding_bag`
+concatenates all its bags into one row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwright.tracing.export.lookup import MODES, embedding_bags
 
 @final
 class Rewritten(TorchFunctionMode):
-    """Within, the functions of this file take the place of torch's."""
+    """A context in which the functions of this file replace those of torch."""
 
     def __torch_function__(
         self,
@@ -42,7 +42,7 @@ def _covariance(
     fweights: Tensor | None = None,
     aweights: Tensor | None = None,
 ) -> Tensor:
-    """The covariance of the rows of `x`, as `torch.cov`; with too few observations infinite."""
+    """The covariance of the rows of `x`, as `torch.cov`; infinite with too few observations."""
     rows = x.reshape(1, -1) if x.dim() < 2 else x
     weights = fweights
     if aweights is not None:
@@ -91,7 +91,7 @@ def _gaussian_nll_loss(
             raise ValueError("var is of incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")
-    # As torch's: the clamp is no part of the derivative.
+    # As in torch, the clamp is not part of the derivative.
     var = torch.where(var < 0, math.nan, var)
     var = var + (var.clamp(min=eps) - var).detach()
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
@@ -112,7 +112,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`F.instance_norm`, whose running statistics are updated where a graph can see it."""
+    """`F.instance_norm` with updates of the running statistics that a graph can record."""
     if not use_input_stats or running_mean is None or running_var is None:
         return F.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
@@ -128,7 +128,7 @@ def _instance_norm(
 
 
 def _unseen(name: str) -> Callable[..., Tensor]:
-    """A logical operator in place, which autograd takes for the identity."""
+    """A logical operator in place, whose derivative autograd takes for that of the identity."""
 
     def refuse_gradients(x: Tensor, *args: Any) -> Tensor:
         if x.requires_grad:
@@ -158,13 +158,13 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """`F.embedding_bag` as an operator whose bags are still rows, which may be split."""
+    """`F.embedding_bag` as an operator whose operands keep one row per bag, for splits."""
     unusual = sparse or max_norm is not None or input.is_floating_point() or input.is_nested
     wrong = (
         mode not in MODES or input.dim() not in (1, 2) or (input.dim() == 1) == (offsets is None)
     )
     wrong = wrong or (per_sample_weights is not None and mode != "sum")
-    if unusual or wrong:  # torch's own errors among them
+    if unusual or wrong:  # torch's own function raises its errors
         return F.embedding_bag(
             input,
             weight,

@@ -1,13 +1,11 @@
 """Registers the operators that torch lacks, with `torch.library`.
 
-Batch statistics are sums, which may be split, and a normalisation, which is
-elementwise: ordinary redistribution of partial sums then makes what others
-call synchronised batch norm. They are operators, and not their formulas, so
-that autograd keeps the input alone, and one reduction each way is enough.
-Random numbers are one operator, which the runtime replaces by draws that depend
-on the global index.
+Batch statistics are sums, which can be split, and a normalisation, which is elementwise:
+redistributing the partial sums then gives synchronised batch norm. They are operators instead of
+formulas so that autograd saves the input only, and one reduction per pass suffices. Random numbers
+are one operator, which the runtime replaces by draws that depend on the global index.
 
-Importing this file makes `torch.ops.shardwright` known.
+Importing this file registers `torch.ops.shardwright`.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ UNIFORM = "shardwright.uniform.default"  # args: size, number of this draw in th
 def moments(x: Tensor, scale: float) -> Tensor:
     """Per channel, scale · Σ x and scale · Σ x², float64 (2, C), of x (N, C, ...).
 
-    Squares are summed about the mean of what is at hand and moved in double precision: the
-    variance m₁ − m₀² keeps its digits however far the mean is from zero (Chan, Golub and LeVeque,
-    "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+    Squares are summed about the local mean and shifted in double precision, so that the variance m₁
+    − m₀² keeps its digits for any mean (Chan, Golub and LeVeque, "Updating formulae and a pairwise
+    algorithm for computing sample variances", 1979).
     """
     count = x.numel() // max(1, x.shape[1])
     if not count:
@@ -81,7 +79,7 @@ def standardize(
 ) -> Tensor:
     """`normalize` with mean m₀ and variance m₁ − m₀² of float64 `moments` (2, C).
 
-    One operand, so that what devices have of its gradient is brought together at once.
+    The moments are one operand, so that one reduction sums their gradient over devices.
     """
     return _normalized(x, *_mean_and_variance(moments), weight, bias, eps)
 
@@ -129,7 +127,7 @@ def normalize(
 ) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias; x (N, C, ...), the others (C).
 
-    Mean and variance are given: buffers, which get no gradients.
+    Mean and variance are buffers and get no gradients.
     """
     return _normalized(x, mean, variance, weight, bias, eps)
 
@@ -174,7 +172,7 @@ normalize.register_autograd(_normalize_backward, setup_context=_keep_for_normali
 def uniform(
     size: Sequence[int], number: int, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Random numbers in [0, 1). A program on ranks never calls this: see `runtime.dropout`."""
+    """Random numbers in [0, 1); the runtime replaces it (`runtime/random/dropout.py`)."""
     return torch.rand(size, dtype=dtype, device=device)
 
 
@@ -184,12 +182,12 @@ def _(size: Sequence[int], number: int, *, dtype: torch.dtype, device: torch.dev
 
 
 def _channels(per_channel: Tensor, x: Tensor) -> Tensor:
-    """(C) as (C, 1, ...), which broadcasts against x (N, C, ...)."""
+    """`per_channel` (C) as (C, 1, ...), which broadcasts against x (N, C, ...)."""
     return per_channel.view(-1, *(1,) * (x.dim() - 2))
 
 
 def _others(x: Tensor) -> list[int]:
-    """All dimensions but the channels'."""
+    """All dimensions of `x` except the channels."""
     return [d for d in range(x.dim()) if d != 1]
 
 
@@ -206,7 +204,7 @@ def _normalized(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """One fused kernel, which never looks at x for its statistics."""
+    """The normalisation as one fused kernel, which does not compute statistics of x."""
     given = [None if one is None else one.to(_kept(x)) for one in (weight, bias, mean, variance)]
     out: Tensor = aten.native_batch_norm(x, *given, False, 0.0, eps)[0]
     return out
@@ -215,7 +213,7 @@ def _normalized(
 def _gradients(
     grad: Tensor, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the weight and of the bias, mean and variance being given."""
+    """Gradients of x, weight and bias, with mean and variance constant."""
     kept = [None if one is None else one.to(_kept(x)) for one in (weight, mean, variance)]
     found: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm_backward(
         grad, x, *kept, None, None, False, eps, [True, True, True]
@@ -224,5 +222,5 @@ def _gradients(
 
 
 def _kept(x: Tensor) -> torch.dtype:
-    """The precision of statistics."""
+    """The precision in which statistics are computed."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype

@@ -1,13 +1,13 @@
-"""Embedding look-ups in a part of the table: rows held elsewhere give zero.
+"""Embedding look-ups in a tile of the table: rows outside of the tile give zero.
 
-Importing this file makes `torch.ops.shardwright.embedding_tile` and `embedding_bags` known.
+Importing this file registers `torch.ops.shardwright.embedding_tile` and `embedding_bags`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,10 @@ aten: Any = torch.ops.aten
 
 
 def local_index(indices: Tensor, tile: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Where global `indices` along one dimension lie within a tile of it, and whether they do.
+    """The positions of global `indices` within a tile of one dimension, and whether they are in it.
 
-    `tile` has start, length and size of each of the dimension's atoms, major
-    first. Indices outside of it get the place zero.
+    `tile` has start, length and size of each of the dimension's atoms, major first. Indices outside
+    of the tile get position zero.
     """
     atoms = [tuple(tile[i : i + 3]) for i in range(0, len(tile), 3)]
     local, inside = torch.zeros_like(indices), torch.ones_like(indices, dtype=torch.bool)
@@ -38,11 +38,11 @@ def local_index(indices: Tensor, tile: Sequence[int]) -> tuple[Tensor, Tensor]:
 def embedding_tile(
     weight: Tensor, indices: Tensor, tile: Sequence[int], padding_idx: int, scale: bool
 ) -> Tensor:
-    """Rows of a table of which `weight` (rows held, width) is a `tile`; zeros for other rows.
+    """Rows of a table of which `weight` (rows of the tile, width) is a `tile`; else zeros.
 
-    `indices` are global. Rows that the whole table has not are not a number. The others
-    are those of `torch.nn.functional.embedding`: `padding_idx` (-1: none) gets no
-    gradient, with `scale` a row's gradient is divided by how often it is looked up.
+    `indices` are global. Indices outside of the whole table give NaN. All others give the rows of
+    `torch.nn.functional.embedding`: `padding_idx` (-1: none) gets no gradient, and with `scale` a
+    row's gradient is divided by the number of its look-ups.
     """
     at, inside = local_index(indices, tile)
     known = (indices >= 0) & (indices < prod(tile[2::3]))
@@ -66,7 +66,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
     (indices,) = ctx.saved_tensors
     at, inside = local_index(indices, ctx.tile)
-    # One more row takes what no row of this tile gets.
+    # One extra row receives the gradients of rows outside of this tile.
     at = torch.where(inside & (indices != ctx.padding), at, ctx.rows)
     total = aten.embedding_dense_backward(grad, at, ctx.rows + 1, ctx.rows, ctx.scale)
     return total[: ctx.rows], None, None, None, None
@@ -75,7 +75,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
 embedding_tile.register_autograd(_backward, setup_context=_keep)
 
 
-MODES = ("sum", "mean", "max")  # torch's numbers of them
+MODES = ("sum", "mean", "max")  # torch's numbers of the modes
 
 
 @torch.library.custom_op("shardwright::embedding_bags", mutates_args=())
@@ -92,27 +92,29 @@ def embedding_bags(
 ) -> Tensor:
     """The result (bags, width) of `torch.nn.functional.embedding_bag`.
 
-    `indices` are (bags, look-ups), or in one row with the `offsets` of bags, where `last` says that
-    the last is the end. `padding_idx` -1: none. Where there is a `tile` the table is that part of a
-    whole one (`local_index`), in mode sum or mean without `scale`: other rows count as zeros, and
-    rows that the whole has not as not a number.
+    `indices` are (bags, look-ups), or one row with the `offsets` of bags, where `last` says that
+    the last offset is the end. `padding_idx` is -1 for none. With `tile`, `weight` is that part of
+    a whole table (`local_index`), in mode sum or mean without `scale`: rows outside of the tile
+    count as zeros, and indices outside of the whole table give NaN.
     """
-    return _bags(weight, indices, offsets, sample_weights, mode, padding_idx, last, scale, tile)
+    how = _How(mode, padding_idx, last, scale, tile)
+    return _bags(weight, indices, offsets, sample_weights, how)
+
+
+class _How(NamedTuple):
+    """The trailing arguments of `embedding_bags`."""
+
+    mode: int
+    padding_idx: int
+    last: bool
+    scale: bool
+    tile: Sequence[int]
 
 
 @embedding_bags.register_fake
-def _(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    sample_weights: Tensor | None,
-    mode: int,
-    padding_idx: int,
-    last: bool,
-    scale: bool,
-    tile: Sequence[int],
-) -> Tensor:
-    bags = indices.shape[0] if offsets is None else offsets.shape[0] - last
+def _(weight: Tensor, indices: Tensor, offsets: Tensor | None, *rest: Any) -> Tensor:
+    how = _How(*rest[1:])
+    bags = indices.shape[0] if offsets is None else offsets.shape[0] - how.last
     return weight.new_empty((bags, weight.shape[1]))
 
 
@@ -121,27 +123,24 @@ def _bags(
     indices: Tensor,
     offsets: Tensor | None,
     sample_weights: Tensor | None,
-    mode: int,
-    padding_idx: int,
-    last: bool,
-    scale: bool,
-    tile: Sequence[int],
+    asked: _How,
 ) -> Tensor:
-    if indices.dim() == 2 and indices.numel() == 0:  # for which torch has no offsets
+    if indices.dim() == 2 and indices.numel() == 0:  # torch takes no offsets for them
         return weight[:0].sum() + weight.new_zeros(indices.shape[0], weight.shape[1])
-    how: dict[str, Any] = {"include_last_offset": last}
-    if not tile:
-        padding = padding_idx if padding_idx >= 0 else None
-        how |= {"mode": MODES[mode], "padding_idx": padding, "scale_grad_by_freq": scale}
-        return F.embedding_bag(indices, weight, offsets, per_sample_weights=sample_weights, **how)
-    counts = (indices != padding_idx).to(weight.dtype)
+    how: dict[str, Any] = {"include_last_offset": asked.last}
+    if not asked.tile:
+        padding = asked.padding_idx if asked.padding_idx >= 0 else None
+        how |= {"padding_idx": padding, "scale_grad_by_freq": asked.scale}
+        how |= {"mode": MODES[asked.mode], "per_sample_weights": sample_weights}
+        return F.embedding_bag(indices, weight, offsets, **how)
+    counts = (indices != asked.padding_idx).to(weight.dtype)
     if sample_weights is not None:
         counts = counts * sample_weights
-    at, inside = local_index(indices, tile)
-    known = (indices >= 0) & (indices < prod(tile[2::3]))
+    at, inside = local_index(indices, asked.tile)
+    known = (indices >= 0) & (indices < prod(asked.tile[2::3]))
     held = (counts * inside).masked_fill(~known, float("nan"))
     total = F.embedding_bag(at, weight, offsets, mode="sum", per_sample_weights=held, **how)
-    if MODES[mode] == "sum":
+    if MODES[asked.mode] == "sum":
         return total
     one = weight.new_ones(1, 1)
     zeros = torch.zeros_like(indices)
@@ -150,12 +149,13 @@ def _bags(
 
 
 def _keep_bags(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, indices, offsets, sample_weights, *ctx.how = inputs
+    weight, indices, offsets, sample_weights, *how = inputs
+    ctx.how = _How(*how)
     ctx.save_for_backward(weight, indices, offsets, sample_weights)
 
 
 def _bags_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """By torch's own backward of the same bags, which are looked up once more."""
+    """Gradients by torch's own backward pass of the same bags, whose forward pass is repeated."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         weight, indices, offsets, sample_weights = ctx.saved_tensors
@@ -163,7 +163,7 @@ def _bags_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             weight = weight.detach().requires_grad_(ctx.needs_input_grad[0])
             if sample_weights is not None:
                 sample_weights = sample_weights.detach().requires_grad_(ctx.needs_input_grad[3])
-        result = _bags(weight, indices, offsets, sample_weights, *ctx.how)
+        result = _bags(weight, indices, offsets, sample_weights, ctx.how)
     wanted = {0: weight, 3: sample_weights}
     wanted = {i: tensor for i, tensor in wanted.items() if ctx.needs_input_grad[i]}
     found = torch.autograd.grad(

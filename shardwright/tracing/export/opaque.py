@@ -1,9 +1,8 @@
-"""Keeps sub-modules that export cannot follow as one operator each, which runs the module itself.
+"""Keeps each sub-module that export cannot trace as one operator, which runs the module itself.
 
-The operator's operands are the sub-module's parameters and buffers, which stay
-those of the model, and the tensors it is called with; its results are the
-tensors that it returns and the new contents of the buffers that it changes.
-What shapes these have is found out by running it, on weights that must be there.
+The operands are the sub-module's parameters and buffers, which stay those of the model, and the
+tensors that it is called with. The results are the tensors that it returns and the new values of
+the buffers that it changes. Their shapes are found by running the module, so it must have weights.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.gradients.gradient_watch import GradientWatch
-from shardwright.tracing.gradients.hooks import hooks_set_aside, with_hooks
-from shardwright.tracing.patched_forward import called_as
+from shardwright.tracing.gradients.gradient_guard import GradientGuard
+from shardwright.tracing.gradients.hooks import hooks_removed, with_hooks
+from shardwright.tracing.patched_forward import replaced_forward
 from shardwright.tracing.python_state import Snapshot
-from shardwright.tracing.state_check import Trial, check_state
-from shardwright.tracing.trees import put_back, take_apart
+from shardwright.tracing.state_check import ModelTrial, check_state
+from shardwright.tracing.trees import join_tensors, split_tensors
 
-OPAQUE = "shardwright.opaque.default"  # args: operands, key of the call, class
 _calls: ContextVar[Mapping[str, OpaqueCall]] = ContextVar("opaque calls being captured")
 
 
 class WeightsNeededError(CaptureError):
-    """A model on the meta device that only one with weights can be captured of."""
+    """A model on the meta device that can be captured only with weights."""
 
 
 @torch.library.custom_op("shardwright::opaque", mutates_args=())
@@ -53,8 +51,8 @@ def _(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
 class OpaqueCall:
     """One form of call of one sub-module: `arguments` and `returned` hold slots for tensors.
 
-    `module` is a copy without weights, `names` are those of the tensors that it
-    is given, `buffers` the ones of them that may change and `changed` those that do.
+    `module` is a copy without weights, `names` are the names of its own tensors that it is given,
+    `buffers` those that may change and `changed` those that do.
     """
 
     path: str
@@ -67,19 +65,19 @@ class OpaqueCall:
     results: tuple[tuple[torch.Size, torch.dtype], ...] = ()
 
     def classes(self) -> Iterator[type]:
-        """Those that a process needs to run it."""
+        """The classes that a process must import to run it."""
         return map(type, self.module.modules())
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Results for the module's own tensors, by `names`, followed by those of the call.
+        """Results for the module's own tensors, by `names`, followed by the call's tensors.
 
-        Raises `ValueError` for results of other shapes than at capture, and for a buffer that
-        keeps its value in every sample of `observe` and changes now.
+        Raises `ValueError` for results of other shapes than at capture, and for a change of a
+        buffer that kept its value in every sample of `observe`.
         """
         _, found, state = self._run(tensors)
         for name, before in zip(self.names, tensors, strict=False):
             kept = name in self.buffers and name not in self.changed
-            if kept and not _same(before, state[name]):
+            if kept and not _equal_with_nan(before, state[name]):
                 raise ValueError(
                     f"{self.path} changed its buffer {name} for this batch, and did not when it was"
                     " captured; change the same buffers whatever the data"
@@ -98,17 +96,18 @@ class OpaqueCall:
         own, given = tensors[: len(self.names)], tensors[len(self.names) :]
         pairs = zip(self.names, own, strict=True)
         state = {name: t.clone() if name in self.buffers else t for name, t in pairs}
-        args, kwargs = put_back(self.arguments, given)
-        with _as_it_is(self.module):
+        args, kwargs = join_tensors(self.arguments, given)
+        with _unpatched(self.module):
             returned = functional_call(self.module, state, args, kwargs)
-        return (*take_apart(returned), state)
+        return (*split_tensors(returned), state)
 
     def observe(self, own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        """Find out what it returns, for random numbers in the place of `given`, which are fake.
+        """Find the results by running it on random numbers in place of `given`, which are fake.
 
-        Values before and after tell what it changes: `F.batch_norm` and `.data` leave no trace in
-        a tensor's version. A buffer that keeps its value in one sample may change in another.
-        Gradients are recorded, as in training: the module may have hooks on its tensors.
+        Changed buffers are found by comparing values, because `F.batch_norm` and `.data` do not
+        change a tensor's version. A buffer that keeps its value in one sample may change in
+        another. Gradients are enabled, as in training, because the module may have hooks on its
+        tensors.
         """
         shapes: list[list[tuple[torch.Size, torch.dtype]]] = []
         changed: set[str] = set()
@@ -119,16 +118,16 @@ class OpaqueCall:
             alone = replace(self, module=_copy(self.module))
             state_before = Snapshot(alone.module)
             kept, args = _recorded(own, own), [t.clone() for t in _recorded(sample, given)]
-            watch = GradientWatch(
+            guard = GradientGuard(
                 alone.module, dict(zip(self.names, kept, strict=True)), tuple(args), self.path
             )
-            with watch, torch.random.fork_rng(devices=[]):
+            with guard, torch.random.fork_rng(devices=[]):
                 around, found, state = alone._run([*kept, *args])
             if python_state := state_before.changes(Snapshot(alone.module)):
                 check_state(python_state, (partial(self._trial, own, sample, given),), self.path)
             self._refuse_changes(zip(self.names, own, kept, strict=True), sample, args)
             before = dict(zip(self.names, own, strict=True))
-            changed |= {n for n in self.buffers if not _same(before[n], state[n])}
+            changed |= {n for n in self.buffers if not _equal_with_nan(before[n], state[n])}
             shapes.append([(t.shape, t.dtype) for t in found])
         if shapes[0] != shapes[1]:
             one, other = ([tuple(shape) for shape, _ in results] for results in shapes)
@@ -141,8 +140,8 @@ class OpaqueCall:
         buffers = [(state[name].shape, state[name].dtype) for name in self.changed]
         self.returned, self.results = around, (*shapes[0], *buffers)
 
-    def _trial(self, own: Sequence[Tensor], sample: Sequence[Tensor], given: Any) -> Trial:
-        """A copy of the module, to call with a sample; the module itself if it has no copies."""
+    def _trial(self, own: Sequence[Tensor], sample: Sequence[Tensor], given: Any) -> ModelTrial:
+        """A copy of the module to call with a sample; the module itself if it cannot be copied."""
         alone = replace(self, module=_copy(self.module))
         kept = _recorded(own, own)
 
@@ -150,7 +149,7 @@ class OpaqueCall:
             return alone._run([*kept, *args])
 
         args = [t.clone() for t in _recorded(sample, given)]
-        return Trial(alone.module, run, [*kept, *args])
+        return ModelTrial(alone.module, run, [*kept, *args])
 
     def _refuse_changes(
         self,
@@ -158,15 +157,19 @@ class OpaqueCall:
         sample: Sequence[Tensor],
         args: Sequence[Tensor],
     ) -> None:
-        """Raise for changes in place that an operator of a graph cannot have."""
-        for name, before, after in own:  # buffers are given as copies, and stay
-            if not _same(before, after):
+        """Raise `CaptureError` for in-place changes that a graph's operator cannot have."""
+        for (
+            name,
+            before,
+            after,
+        ) in own:  # buffers are passed as copies, so the originals are unchanged
+            if not _equal_with_nan(before, after):
                 raise CaptureError(
                     f"{self.path} changes its parameter {name} in place while it runs; change it"
                     " after the step, or make it a buffer (register_buffer)",
                     self.path,
                 )
-        if not all(map(_same, sample, args)):
+        if not all(map(_equal_with_nan, sample, args)):
             raise CaptureError(
                 f"{self.path} changes a tensor that it is called with in place; let it work on a"
                 " copy (x = x.clone())",
@@ -182,14 +185,14 @@ def _copy(module: nn.Module) -> nn.Module:
 
 
 def _recorded(values: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of `values` that want gradients where those of `like` do."""
+    """Copies of `values` that require gradients where those of `like` do."""
     pairs = zip(values, like, strict=True)
     return [value.detach().clone().requires_grad_(t.requires_grad) for value, t in pairs]
 
 
 @contextmanager
-def _as_it_is(module: nn.Module) -> Iterator[None]:
-    """Within, `module` has its own forward and hooks, also while it is being captured."""
+def _unpatched(module: nn.Module) -> Iterator[None]:
+    """A context in which `module` has its own forward and hooks, also during its capture."""
     replaced = module.__dict__.pop("forward", None)
     try:
         if isinstance(hooks := getattr(replaced, "hooks", None), dict):
@@ -204,7 +207,7 @@ def _as_it_is(module: nn.Module) -> Iterator[None]:
             module.__dict__["forward"] = replaced
 
 
-def _same(before: Tensor, after: Tensor) -> bool:
+def _equal_with_nan(before: Tensor, after: Tensor) -> bool:
     """Equal in shape, type and every value, NaN included."""
     if before is after:
         return True
@@ -217,7 +220,7 @@ def _same(before: Tensor, after: Tensor) -> bool:
 def sample_like(
     like: Any, generator: torch.Generator, own: Sequence[Tensor] = (), sign: int = 1
 ) -> Tensor:
-    """Numbers around zero, or zeros where they are integers, which may be indices."""
+    """Numbers around zero; zeros for integers, which may be indices."""
     device = own[0].device if own else torch.device("cpu")
     if like.dtype.is_floating_point:
         drawn = torch.randn(tuple(like.shape), generator=generator, device="cpu")
@@ -227,14 +230,14 @@ def sample_like(
 
 @dataclass
 class OpaqueModules:
-    """The sub-modules of a model that are kept whole, and the calls of them that were seen."""
+    """The sub-modules of a model that are kept whole, and the calls of them that were recorded."""
 
     model: nn.Module
     reasons: dict[str, str] = field(default_factory=dict)  # by path
     calls: dict[str, OpaqueCall] = field(default_factory=dict)
 
     def add(self, path: str, reason: str) -> None:
-        """Keep the module at `path` whole, and with it everything inside."""
+        """Keep the module at `path` whole, with all modules inside."""
         module = self.model.get_submodule(path)
         tensors = [*module.parameters(), *module.buffers()]
         if any(t.is_meta for t in tensors):
@@ -245,13 +248,17 @@ class OpaqueModules:
         for inside in [p for p in self.reasons if p.startswith(f"{path}.")]:
             del self.reasons[inside]
         self.reasons[path] = reason
-        alike = [p for p, m in self.model.named_modules() if type(m) is type(module) and p != path]
-        if any(p in self.reasons for p in alike):  # the second of its kind stands for all of them
-            self.reasons.update((p, reason) for p in alike if p and p not in self.reasons)
+        same_class = [
+            p for p, m in self.model.named_modules() if type(m) is type(module) and p != path
+        ]
+        if any(
+            p in self.reasons for p in same_class
+        ):  # the second module of a class stands for all of that class
+            self.reasons.update((p, reason) for p in same_class if p and p not in self.reasons)
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
-        """Within, these modules are one operator each."""
+        """A context in which each of these modules is one operator."""
         self.calls = {}
         token = _calls.set(self.calls)
         with ExitStack() as stack:
@@ -269,11 +276,11 @@ class OpaqueModules:
         copied = without_weights(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            arguments, given = take_apart((args, kwargs))
+            arguments, given = split_tensors((args, kwargs))
             call = OpaqueCall(path, copied, tuple(names), buffers, arguments)
             key = self._key(call, given)
             if key not in self.calls:
-                # In a thread of its own, as in this one tensors are fake.
+                # In another thread, because tensors of this one are fake.
                 with ThreadPoolExecutor(1) as thread:
                     thread.submit(call.observe, real, given).result()
                 self.calls[key] = call
@@ -283,14 +290,14 @@ class OpaqueModules:
             count = len(results) - len(call.changed)
             for name, value in zip(call.changed, results[count:], strict=True):
                 module.get_buffer(name).copy_(value)
-            return put_back(call.returned, results[:count])
+            return join_tensors(call.returned, results[:count])
 
-        with hooks_set_aside(module) as hooks, called_as(module, forward):
+        with hooks_removed(module) as hooks, replaced_forward(module, forward):
             forward.hooks = hooks  # type: ignore[attr-defined]  # for a module without copies
             yield
 
     def _key(self, call: OpaqueCall, given: Sequence[Tensor]) -> str:
-        """Names the call; equal for calls that differ in nothing but the values of tensors."""
+        """A name of the call, equal for calls that differ only in the values of tensors."""
         form = repr((call.arguments, [(tuple(t.shape), t.dtype) for t in given]))
         forms = self.__dict__.setdefault("forms", {}).setdefault(call.path, [])
         if form not in forms:
@@ -299,7 +306,7 @@ class OpaqueModules:
         return f"{call.path}#{number}" if number else call.path
 
     def note(self) -> str:
-        """What was kept whole and why."""
+        """One line: which modules were kept whole and why."""
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.reasons.items():
             by_reason.setdefault(reason.rpartition(" cannot be captured: ")[2], []).append(path)
@@ -319,5 +326,5 @@ def without_weights(module: nn.Module) -> nn.Module:
         memo[id(b)] = torch.empty_like(b, device="meta")
     try:
         return copy.deepcopy(module, memo)
-    except Exception:  # whatever it holds: a handle of a library, say
+    except Exception:  # it may hold anything, e.g. a handle of a library
         return module

@@ -1,9 +1,8 @@
-"""Calls the operators of a graph: resolves their names and arguments to torch's."""
+"""Calls the operators of a graph: resolves their names and arguments to those of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from shardwright.tracing.export import lookup as lookup
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class
 
 
-FUNCTION = "shardwright.function.default"  # args: operands, key of the call, class and arguments
 _PYTHON: dict[str, Callable[..., Any]] = {}  # operators that are run by Python functions
 
 
 def python_operator(target: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates what runs the operator `target` wherever it is called by its name."""
+    """Decorator: registers the function that runs the operator `target` by its name."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         _PYTHON[target] = run
@@ -46,7 +44,7 @@ def operator_of(target: str) -> Callable[..., Any]:
 
 
 def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
-    """An argument as torch takes it: values by name, symbols by their torch objects."""
+    """An argument in the form that torch takes: values by name, symbols as their torch objects."""
     if isinstance(arg, Ref):
         return values[arg.name]
     if isinstance(arg, Symbol):
@@ -56,21 +54,8 @@ def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:
     return arg
 
 
-def argument(op: Op, index: int, name: str, default: Arg = None) -> Arg:
-    """Positional argument `index`, or keyword `name`, or the default."""
-    return op.args[index] if index < len(op.args) else dict(op.kwargs).get(name, default)
-
-
-def with_argument(op: Op, index: int, name: str, value: Arg) -> Op:
-    """The call with another value for the argument at `index`, or else for the keyword `name`."""
-    if index < len(op.args):
-        return replace(op, args=(*op.args[:index], value, *op.args[index + 1 :]))
-    kwargs = tuple(pair for pair in op.kwargs if pair[0] != name)
-    return replace(op, kwargs=(*kwargs, (name, value)))
-
-
 def call_op(op: Op, values: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Results of one call on the given values."""
+    """Results of one call of `op` on the given values."""
     args = [to_torch(a, values, device) for a in op.args]
     kwargs = {key: to_torch(value, values, device) for key, value in op.kwargs}
     returned = operator_of(op.target)(*args, **kwargs)

@@ -10,10 +10,10 @@ from typing import final
 
 @final
 class Patches:
-    """One change that is made when the first thread needs it and undone after the last.
+    """A patch that is applied when the first thread needs it and reverted after the last.
 
-    The change itself has to look at a `ContextVar`, so that threads that
-    capture nothing see none of it.
+    The patch itself must read a `ContextVar`, so that it has no effect in threads that capture
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Patches:
 
     @contextmanager
     def applied(self, apply: Callable[[], Callable[[], None]]) -> Iterator[None]:
-        """Within, what `apply` changed is in force; what it returned undoes it."""
+        """A context in which the patch is active: `apply` sets it and returns what reverts it."""
         with self._lock:
             if self._users == 0:
                 self._undo = apply()

@@ -1,8 +1,8 @@
 """Captures a model as it computes in bfloat16 although its parameters are float32.
 
-While the model is looked at, stand-ins of the narrow dtype take the places of its
-parameters. Batch norms keep theirs, as torch's kernels want them in the
-dtype of the running statistics. Buffers stay as they are.
+While the model is traced, bfloat16 copies replace its parameters. Batch norms keep
+their parameters in float32, as torch's kernels need them in the dtype of the running
+statistics. Buffers are unchanged.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @contextmanager
-def computing_in(model: nn.Module, habits: Numerics, *, values: bool = False) -> Iterator[None]:
-    """Within, the parameters of `model` have the dtype that operators take them in.
+def computation_dtype(
+    model: nn.Module, numerics: Numerics, *, values: bool = False
+) -> Iterator[None]:
+    """A context in which the parameters of `model` have the dtype in which operators compute.
 
-    They have the model's values only if that is asked for, at the cost of a copy.
-    Raises `CaptureError` for a parameter whose precision would be lost unasked.
+    The parameters are empty unless values are requested, which costs a copy. Raises `CaptureError`
+    for a parameter that would lose precision without being asked for.
     """
-    if habits.precision != "bf16":
+    if numerics.precision != "bf16":
         yield
         return
     places = [
@@ -58,8 +60,8 @@ def computing_in(model: nn.Module, habits: Numerics, *, values: bool = False) ->
             setattr(module, name, parameter)
 
 
-def narrowed(tensor: torch.Tensor, habits: Numerics) -> torch.Tensor:
-    """An input as the model gets it: a number of a batch is computed with as parameters are."""
-    if habits.precision == "bf16" and tensor.is_floating_point():
+def cast_input(tensor: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+    """An input in the dtype of computation, if it is floating point."""
+    if numerics.precision == "bf16" and tensor.is_floating_point():
         return tensor.to(torch.bfloat16)
     return tensor

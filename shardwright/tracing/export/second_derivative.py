@@ -6,10 +6,10 @@ import torch
 
 
 def refuse_second_derivative(what: str, instead: str) -> None:
-    """Raise `RuntimeError` where the backward pass of `what` that runs now is to be differentiated.
+    """Raise `RuntimeError` if the backward pass of `what` that runs now would be differentiated.
 
-    Autograd enables gradients in a backward pass for `create_graph=True` alone, and a compiler's
-    graph is differentiated once. `instead` is what has a second derivative.
+    Autograd enables gradients in a backward pass for `create_graph=True` only, and a compiler
+    differentiates its graph once. `instead` names an alternative that has a second derivative.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(

@@ -22,7 +22,7 @@ PREFIX = "model."  # FlatCall holds the user's model under this name
 
 
 def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
-    """Raise `CaptureError` where what a node gives depends on data in its kind or size."""
+    """Raise `CaptureError` where the type or size of a node's result depends on data."""
     for value in values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise error(
@@ -34,30 +34,30 @@ def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
         if not all(isinstance(size, int) for size in shape):
             raise error(
                 node,
-                f"{node.target} gives a tensor of {_words(shape)}, as many as the data say; give it"
-                " a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
+                f"{node.target} gives a tensor of {_shape_text(shape)}, as many as the data say;"
+                " give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
             )
 
 
 def error(node: fx.Node, message: str) -> CaptureError:
-    """What to raise for a node that cannot be captured, with its line and module."""
+    """The error for a node that cannot be captured, with its source line and module."""
     source = source_of(node)
     return CaptureError(f"{source}: {message}", source.module)
 
 
-def _words(shape: tuple[Any, ...]) -> str:
+def _shape_text(shape: tuple[Any, ...]) -> str:
     return " x ".join(str(size) if isinstance(size, int) else "?" for size in shape) + " elements"
 
 
 def part_of(node: fx.Node) -> str:
-    """The call of attention that `node` is a part of, where it was computed by its formula."""
+    """The attention call that a node is a part of, where attention was computed by its formula."""
     call, _ = node.meta.get("torch_fn") or ("", "")
     whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
     return call if call.startswith(_ATTENTION) and not whole else ""
 
 
 def source_of(node: fx.Node) -> Source:
-    """The module whose call made a node, and the user's line in it."""
+    """The module whose call made a node, and the line of the user's code in it."""
     module = ""
     for path, _ in (node.meta.get("nn_module_stack") or {}).values():
         module = path
@@ -70,6 +70,6 @@ def source_of(node: fx.Node) -> Source:
 
 
 def _importable(file: str) -> str:
-    """The path below the folder that Python finds it in: short, and the same on every machine."""
+    """The path below the folder that Python imports it from: short, and equal on all machines."""
     folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
     return file[len(max(folders, key=len)) + 1 :] if folders else file

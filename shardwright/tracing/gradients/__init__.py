@@ -1,1 +1,1 @@
-"""Finds what autograd does in a traced call, and what changes gradients unseen."""
+"""Finds what autograd does in a traced call, and gradient changes that a trace does not show."""

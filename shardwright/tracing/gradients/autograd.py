@@ -20,8 +20,8 @@ class Facts:
 
     * `requires_grad[i]`: result i needs a gradient;
     * `alias_of[i]`: the operand whose memory result i shares, or -1;
-    * `saved_operands`, `saved_results`: what is kept for the backward pass;
-    * `extra_saved`: bytes kept besides;
+    * `saved_operands`, `saved_results`: tensors saved for the backward pass;
+    * `extra_saved`: further bytes saved;
     * `flop`: of a module kept whole, forward and backward.
     """
 
@@ -36,7 +36,7 @@ class Facts:
 def observe(
     call: Callable[[list[torch.Tensor]], list[torch.Tensor]], operands: list[torch.Tensor]
 ) -> Facts:
-    """Run `call` on meta `operands` (leaves that require grad or not) and look at what it keeps."""
+    """Run `call` on meta `operands` (leaves that require grad or not) and record what it saves."""
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def observe(
             saved_results.add(at)
         elif not any(storage is other for other in seen):
             seen.append(storage)
-            extra += storage.nbytes()  # a part of it keeps all of it alive
+            extra += storage.nbytes()  # a view keeps its whole storage alive
     return Facts(
         requires_grad=tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results),
         alias_of=alias_of,

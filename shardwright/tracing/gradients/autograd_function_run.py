@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.tracing.trees import put_back, take_apart
+from shardwright.tracing.trees import join_tensors, split_tensors
 
 _MOST_ELEMENTS = 2**26  # of tensors that are filled with random numbers
 
 
 class UnfitError(Exception):
-    """A call that cannot be one operator; `keep` says that its module can be kept whole."""
+    """A call that cannot become one operator; `keep`: its module can be kept whole instead."""
 
     def __init__(self, message: str, *, keep: bool = False) -> None:
         super().__init__(message)
         self.keep = keep
 
 
-class Kind(NamedTuple):
-    """What is known of a tensor that has no values."""
+class FunctionTensor(NamedTuple):
+    """Metadata of a tensor without values."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -33,25 +33,25 @@ class Kind(NamedTuple):
     requires_grad: bool
 
     @classmethod
-    def of(cls, t: Tensor) -> Kind:
-        """That of a tensor."""
+    def of(cls, t: Tensor) -> FunctionTensor:
+        """The metadata of a tensor."""
         return cls(tuple(t.shape), t.stride(), t.dtype, t.device.type, t.requires_grad)
 
 
-Found = tuple[Any, tuple[Kind, ...], bool]
+FunctionFacts = tuple[Any, tuple[FunctionTensor, ...], bool]
 
 
-def observed(call: Any, kinds: Sequence[Kind]) -> Found:
-    """What is around the tensors that `call` returns, what they are, and whether meta told it.
+def probe_function(call: Any, kinds: Sequence[FunctionTensor]) -> FunctionFacts:
+    """The structure of the result of `call`, its tensors, and whether meta tensors sufficed.
 
-    Raises `UnfitError` for a call that does more than to compute its results or cannot be run.
+    Raises `UnfitError` for a call that has side effects or cannot be run.
     """
     before = _state(call)
     try:
         found = (*_run(call, kinds, _meta), True)
     except UnfitError:
         raise
-    except Exception as e:  # whatever its code needs values for
+    except Exception as e:  # its code may need values for anything
         found = (*_on_numbers(call, kinds, e), False)
     if _state(call) != before:
         raise UnfitError(
@@ -61,8 +61,10 @@ def observed(call: Any, kinds: Sequence[Kind]) -> Found:
     return found
 
 
-def _on_numbers(call: Any, kinds: Sequence[Kind], error: Exception) -> tuple[Any, tuple[Kind, ...]]:
-    """The same with two samples of random numbers, since on the meta device there was an error."""
+def _on_numbers(
+    call: Any, kinds: Sequence[FunctionTensor], error: Exception
+) -> tuple[Any, tuple[FunctionTensor, ...]]:
+    """The same with two samples of random numbers, after the meta device raised `error`."""
     if sum(prod(k.shape) for k in kinds) > _MOST_ELEMENTS:
         raise UnfitError(
             f"looks at values of its tensors ({_line(error)}), which are too large to try it"
@@ -87,16 +89,18 @@ def _on_numbers(call: Any, kinds: Sequence[Kind], error: Exception) -> tuple[Any
 
 
 def _run(
-    call: Any, kinds: Sequence[Kind], make: Callable[[Kind], Tensor]
-) -> tuple[Any, tuple[Kind, ...]]:
-    """Both passes on tensors that `make` makes."""
+    call: Any, kinds: Sequence[FunctionTensor], make: Callable[[FunctionTensor], Tensor]
+) -> tuple[Any, tuple[FunctionTensor, ...]]:
+    """Run both passes on tensors that `make` creates."""
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         leaves = [make(k).requires_grad_(k.requires_grad) for k in kinds]
         given = [leaf.clone() for leaf in leaves]
         versions = [t._version for t in given]
         values = [t.detach().clone() for t in given]
-        with _Sight(given) as sight:
-            around, found = take_apart(call.function.apply(*put_back(call.arguments, given)))
+        with _ScopeGuard(given) as sight:
+            structure, found = split_tensors(
+                call.function.apply(*join_tensors(call.arguments, given))
+            )
         changed = any(t._version != v for t, v in zip(given, versions, strict=True)) or any(
             not t.is_meta and not torch.equal(t.detach().nan_to_num(), v.nan_to_num())
             for t, v in zip(given, values, strict=True)
@@ -109,19 +113,19 @@ def _run(
         gradients = [torch.ones_like(t) for t in outputs]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if outputs and wanted:
-            with sight.also(gradients):
+            with sight.extended(gradients):
                 torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-    return around, tuple(Kind.of(t) for t in found)
+    return structure, tuple(FunctionTensor.of(t) for t in found)
 
 
-def _meta(kind: Kind) -> Tensor:
+def _meta(kind: FunctionTensor) -> Tensor:
     return torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device="meta")
 
 
-def _drawn(sign: int) -> Callable[[Kind], Tensor]:
+def _drawn(sign: int) -> Callable[[FunctionTensor], Tensor]:
     generator = torch.Generator(device="cpu").manual_seed(0)
 
-    def make(kind: Kind) -> Tensor:
+    def make(kind: FunctionTensor) -> Tensor:
         device = "cpu" if kind.device == "meta" else kind.device
         if kind.dtype.is_floating_point or kind.dtype.is_complex:
             drawn = sign * torch.randn(kind.shape, generator=generator, device="cpu")
@@ -133,7 +137,7 @@ def _drawn(sign: int) -> Callable[[Kind], Tensor]:
 
 
 def _state(call: Any) -> dict[str, str]:
-    """Attributes of the class, and of objects that it is given, as text."""
+    """Attributes of the class, and of objects among the arguments, as text."""
     found = {key: repr(value) for key, value in vars(call.function).items() if key[:2] != "__"}
     for i, argument in enumerate(call.arguments):
         attributes = getattr(argument, "__dict__", None)
@@ -147,17 +151,17 @@ def _line(error: Exception) -> str:
 
 
 @final
-class _Sight(TorchDispatchMode):
-    """Refuses operators on tensors that are neither given nor made here, and random numbers."""
+class _ScopeGuard(TorchDispatchMode):
+    """Rejects random numbers, and operators on tensors that are neither arguments nor made here."""
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._kept: list[Any] = []  # storages, which keep their identity while they are held
+        self._kept: list[Any] = []  # the storages themselves, so that their ids stay unique
         self._known: set[int] = set()
-        self.also(given)
+        self.extended(given)
 
-    def also(self, tensors: Sequence[Tensor]) -> _Sight:
-        """Know these tensors too."""
+    def extended(self, tensors: Sequence[Tensor]) -> _ScopeGuard:
+        """Add tensors to the known ones."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._kept.append(storage)
@@ -175,7 +179,7 @@ class _Sight(TorchDispatchMode):
                 keep=True,
             )
         unknown = []
-        for tensor in take_apart((args, kwargs))[1]:
+        for tensor in split_tensors((args, kwargs))[1]:
             if id(tensor.untyped_storage()) in self._known:
                 continue
             unknown.append((tensor, tensor._version))
@@ -191,12 +195,12 @@ class _Sight(TorchDispatchMode):
                     f"changes a tensor of shape {tuple(tensor.shape)} that it did not make; return"
                     " it instead"
                 )
-        self.also(take_apart(found)[1])
+        self.extended(split_tensors(found)[1])
         return found
 
 
 def _is_quiet(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Whether an operator that may draw random numbers does not."""
+    """Whether a call of an operator that can draw random numbers draws none."""
     name = str(func)
     if "dropout" in name:
         return len(args) > 1 and args[1] == 0

@@ -1,15 +1,14 @@
 """Captures calls of `torch.autograd.Function`, each as one operator with its own backward.
 
-Tracing sees what the forward of such a function computes, and autograd would
-differentiate that. While a model is traced, its calls are intercepted and become
-`shardwright.function`: operands are the tensors it is given, results those that it
-returns. Wherever the operator runs, the function's own `apply` runs.
+A trace contains the operators of such a function's forward, and autograd would differentiate those.
+While a model is traced, its calls are intercepted and become `shardwright.function`: its operands
+are the tensors that the function is given, its results those that it returns. The operator runs the
+function's own `apply`.
 
-What a call returns is found out by running it, forward and backward, on the meta
-device, or on random numbers where its code looks at values. Calls are intercepted
-where `Function.apply` passes them on, since code often binds it early
-(`ste = STE.apply`): in the next class of its method resolution order, of which torch
-has no public name.
+The results are found by running the function, forward and backward, on the meta device, or on
+random numbers if its code reads values. Calls are intercepted in the next class of `Function`'s
+method resolution order, to which `Function.apply` passes them on, because code often binds `apply`
+early (`ste = STE.apply`). torch has no public name for that class.
 """
 
 from __future__ import annotations
@@ -31,17 +30,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from shardwright.ir.graph import Op
+from shardwright.ir.graph import FUNCTION, Op
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import users_frame
-from shardwright.tracing.export.operators import FUNCTION, python_operator
+from shardwright.tracing.export.operators import python_operator
 from shardwright.tracing.export.patches import Patches
-from shardwright.tracing.gradients.autograd_function_run import Kind, UnfitError, observed
+from shardwright.tracing.gradients.autograd_function_run import (
+    FunctionTensor,
+    UnfitError,
+    probe_function,
+)
 from shardwright.tracing.gradients.gradient_probe import suspect
-from shardwright.tracing.trees import Slot, put_back, take_apart
+from shardwright.tracing.trees import Slot, join_tensors, split_tensors
 
 _BASE: Any = torch.autograd.Function.__mro__[1]
-# Of torch's own, those that wrap operators or modules: tracing sees through them.
+# Functions of torch that wrap operators or modules, which are traced through.
 _TRANSPARENT = ("torch._library", "torch._higher_order_ops", "torch._dynamo", "torch._functorch")
 _HOOKS = ("torch.nn.modules._functions", "BackwardHookFunction")
 _TRANSFORMED = "torch._functorch.autograd_function"
@@ -71,8 +74,8 @@ def _(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
 class FunctionCall:
     """One form of call of an autograd function: `arguments` and `returned` hold slots for tensors.
 
-    `kind` is its class with what it is given beside tensors, `where` the user's line of the first
-    such call. `on_meta` says that neither pass looks at values.
+    `kind` identifies its class and its arguments other than tensors, `where` is the user's line of
+    the first such call. `on_meta` says that neither pass reads values.
     """
 
     function: Any
@@ -80,7 +83,7 @@ class FunctionCall:
     kind: str
     where: str
     returned: Any = None
-    results: tuple[Kind, ...] = ()
+    results: tuple[FunctionTensor, ...] = ()
     on_meta: bool = True
     largest: int = 0  # the largest integer among its arguments or in its code, which may be a size
     path: str = field(init=False)
@@ -89,17 +92,17 @@ class FunctionCall:
         self.path = f"the autograd function {self.function.__qualname__}"
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Results of the function's own `apply`, which autograd differentiates as it says."""
-        return take_apart(self.function.apply(*put_back(self.arguments, tensors)))[1]
+        """Results of the function's own `apply`, which autograd differentiates by its backward."""
+        return split_tensors(self.function.apply(*join_tensors(self.arguments, tensors)))[1]
 
     def classes(self) -> Iterator[type]:
-        """Those that a process needs to run it."""
+        """The classes that a process must import to run it."""
         yield self.function
 
 
 @final
 class Functions:
-    """The calls of autograd functions that were seen while `model` was captured, by key."""
+    """The calls of autograd functions recorded while `model` was captured, by key."""
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: dict[str, FunctionCall] = {}
@@ -109,7 +112,7 @@ class Functions:
 
     @contextmanager
     def intercepted(self) -> Iterator[None]:
-        """Within, and in this context alone, calls of autograd functions become operators."""
+        """A context, for this thread, in which calls of autograd functions become operators."""
         token = _now.set(self)
         try:
             with _patches.applied(_patch):
@@ -118,13 +121,13 @@ class Functions:
             _now.reset(token)
 
     def call(self, cls: Any, args: tuple[Any, ...], original: Callable[..., Any]) -> Any:
-        """What stands for `cls.apply(*args)` in a trace."""
-        arguments, given = take_apart(args)
+        """The result of the operator that replaces `cls.apply(*args)` in a trace."""
+        arguments, given = split_tensors(args)
         if not given:
             return original(*args)
         key, call = self._known(cls, arguments, given)
         found = function(given, key, call.kind)
-        return put_back(
+        return join_tensors(
             call.returned,
             [
                 t if k.requires_grad else t.detach()
@@ -133,17 +136,19 @@ class Functions:
         )
 
     def _known(self, cls: Any, arguments: Any, given: Sequence[Tensor]) -> tuple[str, FunctionCall]:
-        kinds = [Kind.of(t) for t in given]
+        kinds = [FunctionTensor.of(t) for t in given]
         ties = [next(i for i, t in enumerate(given) if t is one) for one in given]
         form = (id(cls), repr(arguments), tuple(kinds), tuple(ties))
         if form not in self._forms:
             frame = users_frame(traceback.extract_stack())
             where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
             call = FunctionCall(cls, arguments, _text(cls, arguments), where)
-            # In a thread and context of its own, as in this one tensors are fake.
+            # In another thread and context, because tensors of this one are fake.
             try:
                 with ThreadPoolExecutor(1) as thread:
-                    found = thread.submit(contextvars.Context().run, observed, call, kinds).result()
+                    found = thread.submit(
+                        contextvars.Context().run, probe_function, call, kinds
+                    ).result()
             except UnfitError as e:
                 raise self._refusal(call, e) from e
             call.returned, call.results, call.on_meta = found
@@ -184,8 +189,8 @@ _patches = Patches()
 
 
 @contextmanager
-def known(calls: Mapping[str, Any]) -> Iterator[None]:
-    """Within, operators of these calls can be run by their keys."""
+def calls_runnable(calls: Mapping[str, Any]) -> Iterator[None]:
+    """A context in which operators of `calls` can be run by their keys."""
     token = _scope.set(calls)
     try:
         yield
@@ -197,7 +202,7 @@ def known(calls: Mapping[str, Any]) -> Iterator[None]:
 def run(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
     """The results of a call that is `known` here.
 
-    Elsewhere the latest call of this name is run on meta tensors, of which only sizes are asked.
+    For other calls, the latest call of this name is run on meta tensors, which gives sizes only.
     """
     call = _scope.get({}).get(key)
     if call is None and all(t.is_meta for t in tensors):
@@ -211,8 +216,8 @@ def run(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
 def rule_of(op: Op, pattern: str, discover: Callable[[int], str | None]) -> str:
     """The rule of a call that is `known` here, found once for each class and `pattern`; or "".
 
-    `discover` is given the largest integer in its code. Where values decide what the code does,
-    no experiment tells what other values do.
+    `discover` is called with the largest integer in the function's code. Where the code depends on
+    values there is no rule, because an experiment covers only the values that it tries.
     """
     call: FunctionCall = _scope.get()[str(op.args[1])]
     if not call.on_meta:
@@ -260,24 +265,24 @@ def _patch() -> Callable[[], None]:
 
 
 def _text(cls: Any, arguments: Any) -> str:
-    """The class with what it is given beside tensors, the same in every process."""
+    """The class with its arguments other than tensors, equal in every process."""
 
-    def told(value: Any) -> str:
+    def text(value: Any) -> str:
         if isinstance(value, Slot):
             return "_"
         if isinstance(value, tuple | list):
-            return f"({', '.join(map(told, value))})"
+            return f"({', '.join(map(text, value))})"
         if isinstance(value, Mapping):
-            return f"({', '.join(f'{k}={told(v)}' for k, v in value.items())})"
+            return f"({', '.join(f'{k}={text(v)}' for k, v in value.items())})"
         if isinstance(value, _PLAIN):
             return repr(value)
         return str(getattr(value, "__qualname__", type(value).__qualname__))
 
-    return f"{cls.__name__}({', '.join(map(told, arguments))})"
+    return f"{cls.__name__}({', '.join(map(text, arguments))})"
 
 
 def _largest(cls: Any, arguments: Any) -> int:
-    """The largest integer in the arguments of a call, or that the code of its class reads."""
+    """The largest integer in the arguments of a call or in the code of its class."""
 
     def of(value: Any) -> int:
         if isinstance(value, tuple | list | frozenset):

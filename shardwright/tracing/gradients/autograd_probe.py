@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardwright.ir.graph import Arg, Op, Ref, Tensor
-from shardwright.tracing.export.opaque import OPAQUE, OpaqueCall, sample_like
-from shardwright.tracing.export.operators import FUNCTION, call_op
+from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Op, Ref, Tensor
+from shardwright.tracing.export.opaque import OpaqueCall, sample_like
+from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import Facts, observe
 
 
 @final
-class Observer:
-    """Runs operators alone, on meta tensors, and modules that are kept whole, on their weights."""
+class AutogradProbe:
+    """Runs single operators on meta tensors, and modules that are kept whole on their weights."""
 
     def __init__(self, model: nn.Module, opaque: Mapping[str, Any]) -> None:
         self.model = model
@@ -26,7 +26,7 @@ class Observer:
         self._known: dict[Any, Facts] = {}
 
     def facts(self, op: Op, tensors: Mapping[str, Tensor], values: Any) -> Facts:
-        """Of `op`, whose operands are described in `tensors` and whose results are `values`."""
+        """The facts of `op`, with operands described in `tensors` and results `values`."""
         operands = list(dict.fromkeys(op.operands))
         described = [tensors[name] for name in operands]
         position = {name: i for i, name in enumerate(operands)}
@@ -65,7 +65,7 @@ class Observer:
         return self._known[key]
 
     def _opaque_facts(self, op: Op, tensors: Mapping[str, Tensor]) -> Facts:
-        """What the sub-module keeps when it is run, on its weights and random numbers."""
+        """The facts of a module kept whole, from a run on its weights and random numbers."""
         operands = list(dict.fromkeys(op.operands))
         key = op.args[1]
         assert isinstance(key, str)
@@ -87,7 +87,7 @@ class Observer:
 
         with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
             facts = observe(run, leaves)
-        passes = 3 if any(facts.requires_grad) else 1  # the backward pass is worth two forward
+        passes = 3 if any(facts.requires_grad) else 1  # the backward pass costs two forward passes
         return replace(facts, flop=passes * counter.get_total_flops())
 
     def _own(self, key: str) -> torch.Tensor:
@@ -107,9 +107,9 @@ def _renamed(arg: Arg, position: Mapping[str, int]) -> Any:
 
 
 def _fused_attention(facts: Facts, operands: list[Tensor], out: Any) -> Facts:
-    """What the fused kernels keep: q, k, v, the output, and a log-sum-exp per query.
+    """What the fused kernels save: q, k, v, the output, and a log-sum-exp per query.
 
-    On meta tensors torch takes the unfused path, which keeps the whole score matrix.
+    On meta tensors torch takes the unfused path, which saves the whole score matrix.
     """
     if not facts.requires_grad[0]:
         return facts

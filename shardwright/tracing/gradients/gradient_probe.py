@@ -1,9 +1,8 @@
-"""Compares gradients of the captured graph with those of the module, where something is suspect.
+"""Compares gradients of the captured graph with those of the module, if something is suspicious.
 
-Code that traces a model reports with `suspect` what tracing may not see through:
-an autograd function, a hook, a tensor that is detached. Without a suspicion
-nothing is run. With one, the module and the graph are run on the example batch
-where both have values, and by structure alone where they have none.
+Code that traces a model reports with `suspect` what tracing may not capture: an autograd function,
+a hook, a detached tensor. Without a report nothing is run. With one, the module and the graph are
+run on the example batch if both have values, and are compared by structure otherwise.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import users_frame
 from shardwright.tracing.export.export import FlatCall
 from shardwright.tracing.export.kernels import UNIFORM
-from shardwright.tracing.export.opaque import OPAQUE
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.graph_builder import DROPOUT, Captured
 
-_MOST_ELEMENTS = 2**26  # of all values of a graph: larger ones are judged by their structure
+_MOST_ELEMENTS = 2**26  # of all values of a graph; larger ones are compared by structure
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3}  # of a gradient's largest element
 _COARSE = 5e-2  # of 16-bit floats
-_ROUNDING = 1e-2  # of that, of the largest element of all gradients: what cancels leaves so much
+_ROUNDING = 1e-2  # of that, of the largest gradient element: for sums that cancel
 _DROPOUTS: tuple[Any, ...] = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
@@ -42,10 +40,10 @@ _suspicions: ContextVar[list[Suspicion] | None] = ContextVar("suspicions", defau
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Something that tracing may not see through, and the user's `file:line` where it stands.
+    """Something that tracing may not capture, and its `file:line` in the user's code.
 
-    `structure` says that a parameter that no gradient reaches in the graph confirms it, where
-    there are no values to compare.
+    `structure` says that it is confirmed, where there are no values to compare, by a parameter that
+    no gradient reaches in the graph.
     """
 
     what: str
@@ -58,7 +56,7 @@ class Suspicion:
 
 @contextmanager
 def suspicions() -> Iterator[list[Suspicion]]:
-    """Collects what is reported by `suspect` within."""
+    """A context that collects the reports of `suspect`."""
     found: list[Suspicion] = []
     token = _suspicions.set(found)
     try:
@@ -68,7 +66,7 @@ def suspicions() -> Iterator[list[Suspicion]]:
 
 
 def suspect(what: str, where: str = "", *, structure: bool = True) -> None:
-    """Report that tracing may not see through `what`; `where` is by default the user's line now.
+    """Report that tracing may not capture `what`; `where` is by default the user's current line.
 
     Outside of a capture this does nothing.
     """
@@ -81,7 +79,7 @@ def suspect(what: str, where: str = "", *, structure: bool = True) -> None:
 
 
 def users_line() -> str:
-    """`file:line` of the innermost frame that is neither torch's nor ours; empty without one."""
+    """`file:line` of the innermost frame outside of torch and this package; empty without one."""
     frame = users_frame(traceback.extract_stack())
     return f"{frame.filename}:{frame.lineno}" if frame else ""
 
@@ -92,12 +90,11 @@ def probe(
     captured: Captured,
     suspected: Sequence[Suspicion],
 ) -> None:
-    """Raise `CaptureError` in one line if the graph has other gradients than the module of `call`.
+    """Raise `CaptureError` if gradients of the graph differ from those of the module of `call`.
 
-    They are those of parameters, and of inputs that require one.
-    Parameters, buffers and their gradients are left as they are. Dropout is
-    skipped on both sides; graphs with other random numbers, values of too
-    many elements or tensors on the meta device are judged by structure.
+    Compared are gradients of parameters, and of inputs that require one. Parameters, buffers and
+    their gradients are restored. Dropout is disabled on both sides; graphs with other random
+    numbers, with too many elements, or with tensors on the meta device are compared by structure.
     """
     if not suspected:
         return
@@ -118,14 +115,16 @@ def probe(
             for _ in range(2 if draws else 1):
                 with _buffers_put_back(model):
                     runs.append(_Gradients.of(own, lambda: _run_module(call, batch)))
-        except Exception:  # such as a kernel that this device lacks: the module does not train here
+        except Exception:  # this device may lack a kernel: the module does not train here
             runs = []
         theirs = runs[0] if runs else _Gradients()
-        if not runs or (draws and runs[1].unlike(theirs)):  # numbers are drawn besides dropout
+        if not runs or (
+            draws and runs[1].difference_from(theirs)
+        ):  # random numbers other than dropout's
             _check_structure(captured.graph, suspected)
             return
         ours = _Gradients.of(own, lambda: _run_graph(model, batch, captured, device))
-    if difference := ours.unlike(theirs):
+    if difference := ours.difference_from(theirs):
         raise CaptureError(
             f"{_all(suspected)}: the captured graph gives {difference}; write this as operators"
             " that autograd differentiates, or as torch.library.custom_op with register_autograd"
@@ -135,7 +134,7 @@ def probe(
 @final
 @dataclass
 class _Gradients:
-    """Gradients of leaves by name, None where there is none."""
+    """Gradients of leaves by name; None for a leaf without one."""
 
     by_name: dict[str, torch.Tensor | None] = field(default_factory=dict)
 
@@ -146,7 +145,7 @@ class _Gradients:
         outputs = [out for out in run() if out.requires_grad]
         if not outputs:
             return cls(dict.fromkeys(own))
-        # Outputs that are no loss get weights that tell their elements apart.
+        # Outputs other than a loss get a different weight for each element.
         weights = [
             torch.linspace(0.5, 1.5, out.numel(), device=out.device).to(out.dtype).view(out.shape)
             for out in outputs
@@ -154,8 +153,8 @@ class _Gradients:
         found = torch.autograd.grad(outputs, list(own.values()), weights, allow_unused=True)
         return cls(dict(zip(own, found, strict=True)))
 
-    def unlike(self, theirs: _Gradients) -> str:
-        """The first gradient that differs from that of the module, in words; or nothing."""
+    def difference_from(self, theirs: _Gradients) -> str:
+        """The first gradient that differs from the module's, in words; empty if all are equal."""
         largest = theirs.largest()
         for name, gradient in theirs.by_name.items():
             difference = _difference(gradient, self.by_name[name], largest)
@@ -164,7 +163,7 @@ class _Gradients:
         return ""
 
     def largest(self) -> float:
-        """The absolute value of the largest element that is a number."""
+        """The absolute value of the largest element that is not NaN."""
         every = (
             g.nan_to_num().abs().max() for g in self.by_name.values() if g is not None and g.numel()
         )
@@ -177,14 +176,14 @@ def _has_values(model: nn.Module, tensors: Mapping[str, torch.Tensor], captured:
     return (
         not any(t.is_meta for t in every)
         and not any(op.target == UNIFORM for op in graph.ops)
-        and graph.habits.precision != "bf16"
+        and graph.numerics.precision != "bf16"
         and sum(value.num_elements for value in graph.values) <= _MOST_ELEMENTS
     )
 
 
 @contextmanager
 def _buffers_put_back(model: nn.Module) -> Iterator[None]:
-    """Afterwards buffers are what they were."""
+    """A context that restores the values of buffers at its end."""
     names = dict(model.named_buffers(remove_duplicate=False))
     before = {name: buffer.detach().clone() for name, buffer in names.items()}
     try:
@@ -199,18 +198,18 @@ def _buffers_put_back(model: nn.Module) -> Iterator[None]:
 
 
 def _run_module(call: FlatCall, batch: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
-    watching, call.watching = call.watching, False
+    guarded, call.guarded = call.guarded, False
     try:
         with _WithoutDropout():
             found: Sequence[torch.Tensor] = call(*batch.values())
             return found
     finally:
-        call.watching = watching
+        call.guarded = guarded
 
 
 @final
 class _WithoutDropout(TorchFunctionMode):
-    """Dropout does nothing within."""
+    """A mode in which dropout is the identity."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -258,7 +257,7 @@ def _results(
 
 
 def _check_structure(graph: Graph, suspected: Sequence[Suspicion]) -> None:
-    """Raise for a parameter that is read and that no gradient can reach, though it wants one."""
+    """Raise for a parameter that is read and requires a gradient that cannot reach it."""
     suspected = [one for one in suspected if one.structure]
     if not suspected:
         return
@@ -282,7 +281,7 @@ def _check_structure(graph: Graph, suspected: Sequence[Suspicion]) -> None:
 def _difference(
     theirs: torch.Tensor | None, ours: torch.Tensor | None, largest: float
 ) -> str | None:
-    """The difference in words, or None where there is none; no gradient counts as zeros."""
+    """The difference in words, or None where there is none; a missing gradient counts as zeros."""
     if theirs is None and ours is None:
         return None
     known = theirs if theirs is not None else ours
@@ -293,7 +292,7 @@ def _difference(
         return None
     scale = max(float(theirs.abs().max()), float(ours.abs().max()))
     worst = float((theirs - ours).abs().max())
-    if worst != worst:  # NaN on one side at least
+    if worst != worst:  # NaN on at least one side
         same = torch.equal(theirs.isnan(), ours.isnan())
         return None if same else "one of the two is not a number"
     if worst <= _TOLERANCE.get(known.dtype, _COARSE) * max(scale, _ROUNDING * largest):

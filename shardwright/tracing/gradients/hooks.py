@@ -1,10 +1,10 @@
 """Finds hooks that a call of a model runs and a captured graph would not.
 
-Forward hooks of modules run while the model is traced, so the graph has what they compute. A
+Forward hooks of modules run while the model is traced, so the graph contains their operators. A
 backward hook of a module runs in the backward pass: a module that has one is kept whole, or
-refused. Hooks on parameters and hooks on all modules are refused.
+rejected. Hooks on parameters and hooks on all modules are rejected.
 
-`torch` has no public list of hooks: the private names are here and nowhere else.
+torch has no public list of hooks: its private names are used in this file only.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def refuse_backward_hooks(model: nn.Module, whole: Collection[str] = ()) -> None:
-    """Raise `CaptureError` for a module with a backward hook, and name it as one to keep whole.
+    """Raise `CaptureError` for a module with a backward hook, naming it as one to keep whole.
 
-    `whole` are paths of modules that are kept whole, with the backward hooks of all modules
+    `whole` are the paths of modules that are kept whole, with the backward hooks of all modules
     inside.
     """
     for path, module in model.named_modules():
@@ -79,8 +79,8 @@ Hooks = dict[str, dict[int, Any]]
 
 
 @contextmanager
-def hooks_set_aside(module: nn.Module) -> Iterator[Hooks]:
-    """Within, a call of `module` runs none of its own hooks, which are yielded."""
+def hooks_removed(module: nn.Module) -> Iterator[Hooks]:
+    """A context in which a call of `module` runs none of its own hooks; yields those hooks."""
     hooks = {name: dict(vars(module)[name]) for name in _OF_A_CALL}
     with with_hooks(module, {}):
         yield hooks
@@ -88,7 +88,7 @@ def hooks_set_aside(module: nn.Module) -> Iterator[Hooks]:
 
 @contextmanager
 def with_hooks(module: nn.Module, hooks: Hooks) -> Iterator[None]:
-    """Within, `module` has these hooks and no other."""
+    """A context in which `module` has these hooks only."""
     before = {name: dict(vars(module)[name]) for name in _OF_A_CALL}
     try:
         _put(module, hooks)

@@ -1,8 +1,8 @@
-"""Detects what changes gradients in a traced call and leaves no operator in the graph.
+"""Detects changes of gradients in a traced call that leave no operator in the graph.
 
-Tracing sees values. Hooks on tensors, switches of `requires_grad`, changes in place that
-autograd does not record, and leaves from outside that want a gradient are seen here, as
-functions of torch that the model calls.
+A trace contains values only. This guard intercepts the torch functions that the model calls, to
+find hooks on tensors, changes of `requires_grad`, in-place changes that autograd does not record,
+and foreign leaves that require a gradient.
 """
 
 from __future__ import annotations
@@ -30,19 +30,24 @@ _VIEWS = frozenset(
         "view_as", "tensor_split",
     )
 )  # fmt: skip
-_OF_BUFFERS = ("__set__", "__delete__", "batch_norm", "instance_norm")  # that write to no operand
+_OF_BUFFERS = (
+    "__set__",
+    "__delete__",
+    "batch_norm",
+    "instance_norm",
+)  # functions that write to no operand
 _DATA: Any = Tensor.data
 _REQUIRES_GRAD: Any = Tensor.requires_grad
 _TRANSPOSED = (Tensor.T, Tensor.mT, Tensor.H, Tensor.mH)
 
 
 @final
-class GradientWatch(TorchFunctionMode):
-    """Raises `CaptureError`, with the user's line, where a call does one of these.
+class GradientGuard(TorchFunctionMode):
+    """Raises `CaptureError`, with the user's line, for such a change.
 
-    `known` are tensors that may want gradients; without them all that are traced. With `whole`,
-    the path of a module that is run as it is, only what would reach outside of it is refused. An
-    error names the module that could be kept whole, where that reproduces the gradients.
+    `known` are the tensors that may require gradients; None: all that are traced. With `whole`, the
+    path of a module that is kept whole, only effects outside of it are rejected. An error names the
+    module to keep whole if that reproduces the gradients.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class GradientWatch(TorchFunctionMode):
             self._outside = {id(t) for t in (*known.values(), *inputs)}
         self._whole = whole
         self._detached: dict[int, Tensor] = {}  # aliases that autograd does not know, by identity
-        self._plain: dict[int, Tensor] = {}  # made here and not traced, by identity
+        self._plain: dict[int, Tensor] = {}  # made in the call without a trace, by identity
         self._made: list[Tensor] = []  # kept, so that no other gets the same identity
 
     def __torch_function__(
@@ -98,7 +103,7 @@ class GradientWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
         of, tensor = getattr(func, "__self__", None), args[0]
-        if of is _DATA:  # an export that is shown `.data` forgets that it is this tensor's
+        if of is _DATA:  # export loses the relation between `.data` and its tensor
             alias = tensor.detach()
             self._note_alias(tensor, alias)
             return alias
@@ -108,7 +113,7 @@ class GradientWatch(TorchFunctionMode):
         return result
 
     def _note_alias(self, tensor: Tensor, alias: Tensor) -> None:
-        """Note that `alias` shares memory with a tensor, unknown to autograd."""
+        """Record that `alias` shares memory with a tensor without autograd's knowledge."""
         of = self._parameters.get(id(tensor))
         if of is not None:
             self._parameters[id(alias)] = of
@@ -155,7 +160,7 @@ class GradientWatch(TorchFunctionMode):
             self._refuse_unrecorded(first, kwargs.get("out"))
 
     def _refuse_derivative(self, func: Any) -> None:
-        """Raise for a backward pass inside the forward pass."""
+        """Raise for a backward pass inside of the forward pass."""
         name = "torch.autograd.grad" if func is torch.autograd.grad else "backward()"
         raise self._error(
             f"the model calls {name} while it runs, and a graph has no operator for that; take the"
@@ -163,7 +168,7 @@ class GradientWatch(TorchFunctionMode):
         )
 
     def _refuse_unrecorded(self, *targets: Any) -> None:
-        """Raise for a change in place of what wants a gradient, which autograd does not record."""
+        """Raise for an unrecorded in-place change of a tensor that requires a gradient."""
         for tensor in _tensors(targets):
             if self._outside is None and type(tensor) is Tensor and id(tensor) not in self._plain:
                 raise self._error(
@@ -188,7 +193,7 @@ class GradientWatch(TorchFunctionMode):
                 )
 
     def _refuse_outsiders(self, value: Any) -> None:
-        """Raise for a tensor that wants a gradient and is neither the model's nor made here."""
+        """Raise for a tensor that requires a gradient and is neither the model's nor made here."""
         if isinstance(value, Tensor):
             if self._outside is None:
                 outside = type(value) in (Tensor, nn.Parameter) and value.requires_grad

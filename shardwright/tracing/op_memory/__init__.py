@@ -1,0 +1,1 @@
+"""Memory of single operator calls, traced with torch."""

@@ -1,0 +1,150 @@
+"""Memory of operator calls, forward and backward, each traced once.
+
+Equal calls have equal footprints, so deep models cost no more than shallow ones. Workspace inside
+of kernels, which torch does not report, is in `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields
+from functools import cached_property
+from math import prod
+from typing import Any, TypeVar, final
+
+import torch
+
+from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.ir.op_memory import (
+    Backward,
+    Forward,
+    Seen,
+    Strides,
+    call_key,
+    contiguous_strides,
+)
+from shardwright.tracing.op_memory.op_memory_trace import OpMemoryTrace
+
+T = TypeVar("T", Forward, Backward)
+_Tracing = Callable[[tuple[Seen, ...], torch.device], T]
+_META = torch.device("meta")
+_UNSEEN = (NotImplementedError, RuntimeError)  # torch's errors for operators that need real data
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_LONG = 64  # length of a sequence; longer ones are traced at this length and at half of it
+
+
+@final
+class Footprints:
+    """Traces calls and caches the traces."""
+
+    def __init__(self, *, on_cpu: bool = False) -> None:
+        self._on_cpu = on_cpu
+        self._calls: dict[Hashable, Call] = {}
+
+    def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> Call:
+        """A call of `op`, whose operands, with names `names` without repeats, are `given`."""
+        key = call_key(op, names, given)
+        if (found := self._calls.get(key)) is None:
+            found = self._calls[key] = Call(op, names, given, on_cpu=self._on_cpu)
+        return found
+
+
+@final
+class Call:
+    """One call, and all calls equal to it; traced when it is first asked for."""
+
+    def __init__(
+        self, op: Op, names: Sequence[str], given: tuple[Seen, ...], *, on_cpu: bool
+    ) -> None:
+        self._op, self._names, self._given, self._on_cpu = op, names, given, on_cpu
+        self._backward: dict[tuple[Strides | None, ...], Backward] = {}
+
+    @cached_property
+    def forward(self) -> Forward | None:
+        """The trace of the forward pass; None if it cannot be traced."""
+        try:
+            return self._traced(lambda given, on: self._trace(given, on).forward())
+        except _UNSEEN:
+            return None
+
+    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
+        """The trace of the backward pass, given the strides of the results' gradients.
+
+        A stride of None means that the result gets no gradient. Where the pass cannot be traced,
+        each operand's gradient is a new tensor.
+        """
+        if (seen := self._backward.get(gradients)) is None:
+            try:
+                seen = self._traced(lambda given, on: self._trace(given, on).backward(gradients))
+            except _UNSEEN:
+                made = self.forward.made if self.forward is not None else ()
+                seen = _one_each(self._given, gradients, len(self._given) + len(made))
+            self._backward[gradients] = seen
+        return seen
+
+    def _trace(self, given: tuple[Seen, ...], device: torch.device) -> OpMemoryTrace:
+        return OpMemoryTrace(self._op, self._names, given, device)
+
+    def _traced(self, trace: _Tracing[T]) -> T:
+        """The trace of a call on meta tensors; recurrent layers are traced on two short sequences.
+
+        Their saved memory grows linearly with the length, except for oneDNN's pages. On the CPU
+        they run on real tensors, because only oneDNN knows what it saves.
+        """
+        op, given = self._op, self._given
+        if op.kind not in _RECURRENT:
+            return trace(given, _META)
+        device = torch.device("cpu") if self._on_cpu else _META
+        length = given[0].shape[_time(op)]
+        if length <= _LONG:
+            return trace(given, device)
+        short, longer = (trace(_cut(op, given, n), device) for n in (_LONG // 2, _LONG))
+        try:
+            grown: T = _grown(short, longer, (length - _LONG) / (_LONG // 2))
+        except ValueError:  # decomposes into one operator per time step
+            return trace(given, _META)
+        return grown
+
+
+def _one_each(
+    given: tuple[Seen, ...], gradients: tuple[Strides | None, ...], first: int
+) -> Backward:
+    """A new gradient for each operand that requires one; storages are numbered from `first`."""
+    came = [first + i for i in range(sum(s is not None for s in gradients))]
+    events = [(number, 0) for number in came]
+    found: list[tuple[int, Strides] | None] = []
+    for seen in given:
+        if not seen.requires_grad:
+            found.append(None)
+            continue
+        number = first + len(events)
+        events.append((number, prod(seen.shape) * ITEM_BYTES[seen.dtype]))
+        found.append((number, contiguous_strides(seen.shape)))
+    return Backward((*events, *((number, -1) for number in came)), tuple(found))
+
+
+def _time(op: Op) -> int:
+    """The dimension of the sequence in a recurrent layer's operand."""
+    return 1 if op.args[8] else 0
+
+
+def _cut(op: Op, given: tuple[Seen, ...], length: int) -> tuple[Seen, ...]:
+    """The operands with a sequence of this length."""
+    at, x = _time(op), given[0]
+    shape = (*x.shape[:at], length, *x.shape[at + 1 :])
+    return (x._replace(shape=shape, strides=contiguous_strides(shape)), *given[1:])
+
+
+def _grown(short: Any, longer: Any, more: float) -> Any:
+    """Extrapolate linearly from two traces by `more` steps; `ValueError` if their forms differ."""
+    if isinstance(short, Forward | Backward):
+        parts = (
+            _grown(getattr(short, f.name), getattr(longer, f.name), more) for f in fields(short)
+        )
+        return type(short)(*parts)
+    if isinstance(short, tuple):
+        pairs = zip(short, longer, strict=True)  # raises for another length
+        return tuple(_grown(a, b, more) for a, b in pairs)
+    if short is None or isinstance(short, str):
+        return short
+    return round(longer + (longer - short) * more)
