@@ -17,8 +17,8 @@ class Decisions:
 
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
     that are `regathered` are not kept for the backward pass. Operators that
-    `pieces` gives the same number, not 0, are recomputed there together. The
-    batch is taken in `micro_batches` pieces. With a `pipeline`, `mesh` is that of
+    `segments` gives the same number, not 0, are recomputed there together. The
+    batch is taken in `micro_batches` micro-batches. With a `pipeline`, `mesh` is that of
     one of its groups.
     """
 
@@ -26,7 +26,7 @@ class Decisions:
     tilings: Mapping[str, Tiling]
     storage: Mapping[str, Layout]
     regathered: frozenset[str] = frozenset()
-    pieces: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, int] = field(default_factory=dict)
     micro_batches: int = 1
     pipeline: Pipeline | None = None
 

@@ -298,6 +298,8 @@ Instruction = (
     | Recompute
 )
 
+CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention, RunModule)  # of operators
+
 
 @dataclass(frozen=True)
 class Program:

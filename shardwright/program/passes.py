@@ -30,14 +30,6 @@ def rank_program(graph: Graph, analysis: Analysis, decisions: Decisions, rank: i
     return _after((*PASSES, gathered), lower(graph, analysis, decisions, rank), graph)
 
 
-def micro_program(program: Program, graph: Graph) -> Program:
-    """What runs of the program of a micro-batch.
-
-    It runs more than once a step, so copies are not gathered ahead.
-    """
-    return _after(PASSES, program, graph)
-
-
 def stage_program(program: Program, graph: Graph) -> Program:
     """What runs of the program of a pipeline stage."""
     return _after(STAGE_PASSES, program, graph)

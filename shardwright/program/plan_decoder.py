@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import fits, is_natural
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatchError
@@ -57,7 +57,7 @@ def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
         tilings,
         storage,
         frozenset(p.name for p in plan.parameters if p.regathered),
-        {op.name: op.piece for op in plan.ops},
+        {op.name: op.segment for op in plan.ops},
         plan.micro_batches,
         plan.pipeline,
     )

@@ -8,7 +8,7 @@ from shardwright.program.instructions import Instruction, Recompute, reads, writ
 
 
 def together(
-    instructions: Sequence[Instruction], pieces: Sequence[int], returned: Collection[str]
+    instructions: Sequence[Instruction], segments: Sequence[int], returned: Collection[str]
 ) -> tuple[Instruction, ...]:
     """`instructions` with a `Recompute` for each piece; 0 is no piece.
 
@@ -19,17 +19,17 @@ def together(
     last.update((name, len(instructions)) for name in returned)
     found: list[Instruction] = []
     done: set[int] = set()
-    for i, piece in enumerate(pieces):
+    for i, segment in enumerate(segments):
         if i in done:
             continue
-        if not piece:
+        if not segment:
             found.append(instructions[i])
             continue
-        members = [j for j in range(i, len(pieces)) if pieces[j] == piece]
+        members = [j for j in range(i, len(segments)) if segments[j] == segment]
         made = [name for j in members for name in writes(instructions[j])]
         tainted, behind = set(made), []
         for j in range(i, members[-1]):
-            if pieces[j] == piece:
+            if segments[j] == segment:
                 continue
             if tainted.isdisjoint(reads(instructions[j])):
                 found.append(instructions[j])
@@ -41,7 +41,7 @@ def together(
         gives = tuple(name for name in made if last.get(name, -1) > members[-1] or name in needed)
         takes = dict.fromkeys(name for one in inside for name in reads(one))
         found.append(
-            Recompute(piece, inside, tuple(name for name in takes if name not in made), gives)
+            Recompute(segment, inside, tuple(name for name in takes if name not in made), gives)
         )
         found += behind
         done.update(range(i, members[-1] + 1))

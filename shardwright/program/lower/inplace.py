@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from shardwright.ir.graph import Graph, Op, Ref
 from shardwright.program.instructions import (
     Attention,
@@ -30,6 +28,7 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
+from shardwright.rules.operators.inplace_forms import in_place_form, is_pointwise
 
 # Of the operators that are not elementwise, those whose result is never a view
 # of something inside them: autograd would pay more for writing to a view than a
@@ -38,6 +37,7 @@ _OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm"
 
 # Instructions that may keep what they read, or read it again, or return a view of it.
 _OPAQUE = (RunModule, Recompute)
+_CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention)
 
 
 def in_place(program: Program, graph: Graph) -> Program:
@@ -50,7 +50,7 @@ def in_place(program: Program, graph: Graph) -> Program:
     keeps for its backward pass what it likes of what it returns.
     """
     memory = _memory(program, graph)
-    kept = {memory[name] for op in graph.ops for name in op.saves if name in memory}
+    kept = {memory[name] for name in _saved(program, graph) if name in memory}
     for one in program.instructions:
         if isinstance(one, _OPAQUE):
             kept.update(memory[name] for name in (*reads(one), *writes(one)))
@@ -77,7 +77,7 @@ def _ends_graph(instruction: Instruction, graph: Graph) -> bool:
     if isinstance(instruction, Compute):
         return instruction.routing is not None
     if isinstance(instruction, Attention | Dropout):
-        return graph.habits.rng == "fast"
+        return graph.numerics.rng == "fast"
     sent = (Fetch, Reduce, Prefetch, Gather)
     return isinstance(instruction, (SharedAttention, *sent, *_OPAQUE))
 
@@ -89,18 +89,16 @@ def _form(instruction: Compute, made: dict[str, Compute], graph: Graph) -> Op | 
         return None
     name, result = op.args[0].name, op.outputs[0]
     producer = made.get(name)
+    if name not in graph.tensor or result not in graph.tensor:
+        return None  # a cast of a parameter
     if producer is None or not _makes_its_own(producer, graph):
         return None
     if producer.shapes != instruction.shapes:
         return None
     if graph.tensor[name].dtype != graph.tensor[result].dtype:
         return None
-    namespace, kind, overload = op.target.split(".")
-    if namespace != "aten" or not _is_pointwise(op):
-        return None
-    if overload not in getattr(getattr(torch.ops.aten, f"{kind}_", None), "overloads", list)():
-        return None
-    return replace(op, target=f"aten.{kind}_.{overload}")
+    form = in_place_form(op.target)
+    return replace(op, target=form) if form is not None else None
 
 
 def _makes_its_own(instruction: Compute, graph: Graph) -> bool:
@@ -110,14 +108,7 @@ def _makes_its_own(instruction: Compute, graph: Graph) -> bool:
         return False
     if op.kind in ("linear", "matmul"):
         return len(instruction.shapes[0]) == 2
-    return op.kind in _OWN_RESULT or _is_pointwise(op)
-
-
-def _is_pointwise(op: Op) -> bool:
-    namespace, kind, overload = op.target.split(".")
-    if namespace != "aten":
-        return False
-    return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, kind), overload).tags
+    return op.kind in _OWN_RESULT or is_pointwise(op.target)
 
 
 def _memory(program: Program, graph: Graph) -> dict[str, str]:
@@ -127,13 +118,36 @@ def _memory(program: Program, graph: Graph) -> dict[str, str]:
         if isinstance(instruction, (Attention, Joint, SharedAttention, *_OPAQUE)):
             memory.update((name, name) for name in writes(instruction))
         elif isinstance(instruction, Compute | Uniform):
+            given = _given(instruction.op, graph)
             for name in writes(instruction):
-                alias_of = graph.tensor[name].alias_of
-                memory[name] = memory[alias_of] if alias_of else name
+                known = graph.tensor.get(name)  # casts of parameters are not in the graph
+                alias_of = known.alias_of if known else ""
+                memory[name] = memory[given[alias_of]] if alias_of else name
         else:  # a redistribution may have nothing to move, dropout nothing to drop
             taken = (memory[name] for name in reads(instruction))
             memory.update(zip(writes(instruction), taken, strict=True))
     return memory
+
+
+def _given(op: Op, graph: Graph) -> dict[str, str]:
+    """The operands of an operator of the program, by their names in the graph."""
+    return dict(zip(_serial(op, graph).operands, op.operands, strict=False))
+
+
+def _serial(op: Op, graph: Graph) -> Op:
+    """The operator of the graph; of a cast of a parameter, the cast itself."""
+    return graph.producer.get(op.outputs[0], op)
+
+
+def _saved(program: Program, graph: Graph) -> set[str]:
+    """The values that autograd keeps for the backward pass."""
+    found: set[str] = set()
+    for instruction in program.instructions:
+        if isinstance(instruction, _CALLS):
+            given = _given(instruction.op, graph)
+            saves = _serial(instruction.op, graph).saves
+            found.update(given.get(name, name) for name in saves)
+    return found
 
 
 def _last_reads(program: Program, memory: dict[str, str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ terms, which are no larger, are added up first and reduced once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import (
@@ -27,20 +27,17 @@ from shardwright.ir.layout import (
 )
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
-    Attention,
-    Dropout,
     Instruction,
     Program,
     Recompute,
     Redistribute,
-    Uniform,
     flat,
     moves,
 )
 from shardwright.program.lower.rank_program import Placed, input_layouts, write
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
-from shardwright.rules.placements import Placing
+from shardwright.rules.placements import OpLayouts
 from shardwright.rules.rule import Tiling
 
 
@@ -71,17 +68,17 @@ def lower_micro(
 
     Of the micro-batches with these `numbers`; None is all of them.
     """
-    placings = placings_of(graph, analysis, micro, decisions)
-    return lower_part(graph, analysis, micro, decisions, rank, placings, numbers=numbers)
+    layouts_by_op = placings_of(graph, analysis, micro, decisions)
+    return lower_part(graph, analysis, micro, decisions, rank, layouts_by_op, numbers=numbers)
 
 
 def placings_of(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
-) -> dict[str, Placing]:
+) -> dict[str, OpLayouts]:
     """How every operator lies on the mesh of `decisions` and the axis of micro-batches."""
     tilings = micro.tilings(decisions.tilings)
     return {
-        op.name: micro.place(analysis.rules[op.name], tilings[op.name], decisions.mesh)
+        op.name: micro.op_layouts(analysis.rules[op.name], tilings[op.name], decisions.mesh)
         for op in graph.ops
     }
 
@@ -92,12 +89,12 @@ def lower_part(
     micro: MicroBatches,
     decisions: Decisions,
     rank: int,
-    placings: Mapping[str, Placing],
+    layouts_by_op: Mapping[str, OpLayouts],
     received: Mapping[str, Layout] | None = None,
     sent: Collection[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> MicroPrograms:
-    """The programs of `rank` for a part of the graph that `micro` and `placings` are about.
+    """The programs of `rank` for a part of the graph that `micro` and `layouts_by_op` are about.
 
     The part is given the values `received`, which lie so, and hands on those `sent` as they lie.
     """
@@ -107,7 +104,7 @@ def lower_part(
     given.update(micro_inputs(graph, analysis, micro, mesh, decisions.tilings))
     given.update(received or {})
     sums = {
-        leaf.name: _accumulated(graph, placings, leaf.name, storage[leaf.name])
+        leaf.name: _accumulated(graph, layouts_by_op, leaf.name, storage[leaf.name])
         for leaf in graph.leaves_of(LeafKind.PARAMETER)
         if graph.tensor[leaf.name].requires_grad
     }
@@ -116,7 +113,7 @@ def lower_part(
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
     term = extended(Layout.replicated(mesh), wide, PARTIAL)
-    placed = Placed(wide, placings, given, term, frozenset(sent), home)
+    placed = Placed(wide, layouts_by_op, given, term, frozenset(sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
         for number in (range(micro.count) if numbers is None else numbers)
@@ -142,7 +139,7 @@ def micro_inputs(
 
 
 def _accumulated(
-    graph: Graph, placings: Mapping[str, Placing], name: str, stored: Layout
+    graph: Graph, layouts_by_op: Mapping[str, OpLayouts], name: str, stored: Layout
 ) -> Layout:
     """How the terms of a parameter's gradient lie while they are added up.
 
@@ -152,7 +149,7 @@ def _accumulated(
     grads = [
         grad
         for op in graph.consumers[name]
-        for operand, grad in zip(op.operands, placings[op.name].operand_grads, strict=True)
+        for operand, grad in zip(op.operands, layouts_by_op[op.name].operand_grads, strict=True)
         if operand == name
     ]
     found: list[Placement] = []
@@ -181,15 +178,6 @@ def _reduction(
     )
 
 
-def alike(programs: Sequence[Program]) -> list[list[int]]:
-    """Numbers of programs that differ only in where in a whole tensor their tiles start."""
-    groups: dict[object, list[int]] = {}
-    for number, program in enumerate(programs):
-        form = tuple(map(_form, program.instructions))
-        groups.setdefault(form, []).append(number)
-    return list(groups.values())
-
-
 def flattened(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
     """All instructions, those that are recomputed together one by one."""
     for instruction in instructions:
@@ -197,20 +185,3 @@ def flattened(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
             yield from flattened(instruction.instructions)
         else:
             yield instruction
-
-
-def _form(instruction: Instruction) -> Instruction:
-    if isinstance(instruction, Recompute):
-        return replace(instruction, instructions=tuple(map(_form, instruction.instructions)))
-    if isinstance(instruction, Redistribute):
-        ways = (instruction.forward, instruction.backward)
-        forward, backward = (
-            tuple(replace(move, start=0, keeps=True) for move in moves) for moves in ways
-        )
-        return replace(instruction, forward=forward, backward=backward)
-    if isinstance(instruction, Dropout | Uniform | Attention):
-        lengths = tuple(
-            tuple((0, length, size) for _, length, size in dim) for dim in instruction.positions
-        )
-        return replace(instruction, positions=lengths)
-    return instruction

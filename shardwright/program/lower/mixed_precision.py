@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol, VerifyError
-from shardwright.ir.mixed_precision import MASTER, NARROW, masters
+from shardwright.ir.mixed_precision import COMPUTE, MASTER, master_weights
 from shardwright.program.instructions import (
     Compute,
     Fetch,
@@ -32,7 +32,7 @@ from shardwright.program.lower.rank_program import with_operands
 
 def with_casts(program: Program, graph: Graph) -> Program:
     """`program` for parameters that come as they are stored."""
-    stored = masters(graph)
+    stored = master_weights(graph)
     if not stored:
         return program
     writer = _Writer(dict.fromkeys(stored, ()))
@@ -48,7 +48,7 @@ class _Writer:
     """Instructions with casts among them; `wide` are the values in the wide dtype, by shape."""
 
     wide: dict[str, Shape]
-    piece: str = ""  # what names in it end in
+    segment: str = ""  # what names in it end in
     instructions: list[Instruction] = field(default_factory=list)
     casts: dict[str, str] = field(default_factory=dict)
 
@@ -61,12 +61,12 @@ class _Writer:
         if name not in self.wide:
             return name
         if name not in self.casts:
-            result = self.casts[name] = f"{name}/cast{self.piece}"
+            result = self.casts[name] = f"{name}/cast{self.segment}"
             op = Op(
                 result,
                 "aten._to_copy.default",
                 (Ref(name),),
-                (("dtype", Symbol("dtype", NARROW)),),
+                (("dtype", Symbol("dtype", COMPUTE)),),
                 (result,),
                 Source(),
             )
@@ -87,12 +87,12 @@ class _Writer:
             case Redistribute() if one.value not in self.wide:
                 return one
             case Redistribute() if any(move.collective.moves_data for move in one.forward):
-                return replace(one, cast=(NARROW, MASTER))
+                return replace(one, cast=(COMPUTE, MASTER))
             case Redistribute():
                 self._passed_on(one)
                 return one
             case Recompute():
-                inner = _Writer(dict(self.wide), f"{self.piece}/{one.number}")
+                inner = _Writer(dict(self.wide), f"{self.segment}/{one.number}")
                 inner.write(one.instructions)
                 self.wide.update((n, inner.wide[n]) for n in one.gives if n in inner.wide)
                 return replace(one, instructions=tuple(inner.instructions))

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.ir.graph import Op
+from shardwright.ir.graph import Op, argument, with_argument
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.program.instructions import Compute, Joint, Run, SharedAttention
 from shardwright.program.lower.routing import routing
 from shardwright.rules.operators.reductions import reduced_dims
-from shardwright.rules.placements import Placing
-from shardwright.rules.rule import Together
-from shardwright.tracing.export.operators import argument, with_argument
+from shardwright.rules.placements import OpLayouts
+from shardwright.rules.rule import JointSplit
 
 Shape = tuple[int, ...]
 Tile = tuple[tuple[int, int, int], ...]  # start, length and size of each atom of one dimension
@@ -25,26 +24,26 @@ Positions = Callable[[int], tuple[Tile, ...]]  # of an operand, the tile of each
 
 
 def placed_call(
-    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Compute | Joint | None:
     """The local call `op` where its tile has to know its place; None where any call would do."""
     if op.kind == "embedding":
-        return _embedding(op, placing, positions, shapes)
+        return _embedding(op, op_layouts, positions, shapes)
     if op.kind == "embedding_bags":
         return _embedding_bags(op, positions, shapes)
     if op.kind == "experts":
-        return _experts(op, placing, positions, shapes)
+        return _experts(op, op_layouts, positions, shapes)
     if op.kind == "cross_entropy_loss":
-        return _cross_entropy(op, placing, mesh, positions, shapes)
-    if placing.agreed:
-        return _reduction(op, placing, mesh, positions, shapes)
+        return _cross_entropy(op, op_layouts, mesh, positions, shapes)
+    if op_layouts.internal_reductions:
+        return _reduction(op, op_layouts, mesh, positions, shapes)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
         return _causal_rows(op, positions, shapes)
     return None
 
 
 def _embedding(
-    op: Op, placing: Placing, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Compute | None:
     tile = positions(0)[0]
     if all(length == size for _, length, size in tile):
@@ -66,14 +65,14 @@ def _embedding_bags(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> 
 
 
 def _experts(
-    op: Op, placing: Placing, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Compute | None:
     """The experts that are held, which are the first dimension of their weights."""
     tile = positions(3)[0]
     if len(tile) != 1:  # of one expert
         return None
     ((start, length, size),) = tile
-    found = routing(placing.operands[0], placing.operands[3], size, (start, length))
+    found = routing(op_layouts.operands[0], op_layouts.operands[3], size, (start, length))
     return Compute(op, shapes, routing=found) if found else None
 
 
@@ -91,7 +90,7 @@ def _causal_rows(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Com
 
 def shared_attention(
     op: Op,
-    choice: Together,
+    choice: JointSplit,
     axis: str,
     place: int,
     queries: tuple[Run, ...],
@@ -103,7 +102,7 @@ def shared_attention(
 
 
 def _cross_entropy(
-    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Joint | None:
     """The classes, which are dimension 1 where there are samples, split over some axes."""
     dims = positions(0)
@@ -111,14 +110,14 @@ def _cross_entropy(
     if all(length == size for _, length, size in tile):
         return None
     first = all(start == 0 for start, _, _ in tile)
-    return Joint(op, _agreeing(placing, mesh), tile, first, shapes)
+    return Joint(op, _agreeing(op_layouts, mesh), tile, first, shapes)
 
 
 def _reduction(
-    op: Op, placing: Placing, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Joint | None:
     """What is reduced, split over some axes."""
-    axes, dims = _agreeing(placing, mesh), positions(0)
+    axes, dims = _agreeing(op_layouts, mesh), positions(0)
     if not axes:
         return None
     reduced = [dims[dim] for dim in reduced_dims(op, len(dims))]
@@ -126,10 +125,12 @@ def _reduction(
     return Joint(op, axes, (), first, shapes)
 
 
-def _agreeing(placing: Placing, mesh: Mesh) -> tuple[str, ...]:
+def _agreeing(op_layouts: OpLayouts, mesh: Mesh) -> tuple[str, ...]:
     """The axes along which devices have terms of what is inside of the operator."""
     return tuple(
         name
-        for name, placement in zip(mesh.names, placing.agreed[0].placements, strict=True)
+        for name, placement in zip(
+            mesh.names, op_layouts.internal_reductions[0].placements, strict=True
+        )
         if isinstance(placement, Partial)
     )

@@ -15,13 +15,14 @@ from functools import cached_property
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, local_atoms, shape_of
-from shardwright.ir.pipeline import Pipeline, PipelineError
+from shardwright.ir.pipeline import Pipeline
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Shape
 from shardwright.program.lower.micro_batches import MicroPrograms, lower_part, placings_of
 from shardwright.program.lower.stages import Stage, StageError, needs_one_stage, split
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, one_batch
+from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, undivided_batch
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class StagedGraph:
         count = decisions.micro_batches
         whole = count == 1
         self.micro: MicroBatches = (
-            one_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
+            undivided_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
         )
-        self.placings = placings_of(graph, analysis, self.micro, decisions)
+        self.layouts_by_op = placings_of(graph, analysis, self.micro, decisions)
 
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
@@ -61,7 +62,7 @@ class StagedGraph:
         for name, layout in self.decisions.storage.items():
             found[name] = extended(layout, wide, found[name].placements[0])
         for op in self.graph.ops:
-            found.update(zip(op.outputs, self.placings[op.name].results, strict=True))
+            found.update(zip(op.outputs, self.layouts_by_op[op.name].results, strict=True))
         return found
 
     def programs(self, stage: int, rank: int) -> MicroPrograms:
@@ -74,7 +75,7 @@ class StagedGraph:
             self.micro,
             self.decisions,
             rank,
-            self.placings,
+            self.layouts_by_op,
             received,
             part.sent,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.ir.graph import Arg, Graph, LeafKind, Op, Ref, VerifyError
+from shardwright.ir.graph import OPAQUE, Arg, Graph, LeafKind, Op, Ref, VerifyError, argument
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
@@ -34,10 +34,8 @@ from shardwright.program.lower.tile_cache import TileCache
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro_batches import gradient_layout
-from shardwright.rules.placements import Placing, place
-from shardwright.rules.rule import Tiling, together
-from shardwright.tracing.export.opaque import OPAQUE
-from shardwright.tracing.export.operators import argument
+from shardwright.rules.placements import OpLayouts, layouts_under
+from shardwright.rules.rule import Tiling, joint_split
 
 _AFTER_DRAWS = 2**20  # draws of the graph are numbered from zero, attention from here
 # Operators whose numbers depend on where in the whole tensor a tile lies.
@@ -54,25 +52,25 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
     them costs nothing.
     """
     mesh, tilings = decisions.mesh, decisions.tilings
-    placings = placings_of(graph, analysis, mesh, tilings)
+    layouts_by_op = placings_of(graph, analysis, mesh, tilings)
     given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
-    return write(graph, analysis, Placed(mesh, placings, given), decisions, rank)
+    return write(graph, analysis, Placed(mesh, layouts_by_op, given), decisions, rank)
 
 
 def placings_of(
     graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
-) -> dict[str, Placing]:
+) -> dict[str, OpLayouts]:
     """How everything lies that operators touch; those that are alike share one answer."""
-    known: dict[object, Placing] = {}
+    known: dict[object, OpLayouts] = {}
     found = {}
     for op in graph.ops:
         rule, tiling = analysis.rules[op.name], tilings[op.name]
         # All that `place` looks at: layers are alike but for the numbers of their factors.
-        names = rule.operands, rule.results, rule.agreed
-        key = (*names, rule.additive, rule.linear, rule.routes, rule.together, tiling)
-        if (placing := known.get(key)) is None:
-            placing = known[key] = place(rule, tiling, mesh)
-        found[op.name] = placing
+        names = rule.operands, rule.results, rule.internal_reductions
+        key = (*names, rule.additive, rule.linear, rule.routes, rule.joint_splits, tiling)
+        if (op_layouts := known.get(key)) is None:
+            op_layouts = known[key] = layouts_under(rule, tiling, mesh)
+        found[op.name] = op_layouts
     return found
 
 
@@ -84,14 +82,14 @@ def _dual(_: str, layout: Layout) -> Layout:
 class Placed:
     """Where everything lies that a program of `mesh` computes.
 
-    Operators lie as `placings` and leaves as `given` say. Results end as
+    Operators lie as `layouts_by_op` and leaves as `given` say. Results end as
     `result`, whole if it is None; those that are `sent` end as they are made,
     and their gradients come as they are wanted. `home` says how the gradient of
     a value is wanted, by its name and layout.
     """
 
     mesh: Mesh
-    placings: Mapping[str, Placing]
+    layouts_by_op: Mapping[str, OpLayouts]
     given: Mapping[str, Layout]
     result: Layout | None = None
     sent: frozenset[str] = frozenset()
@@ -110,9 +108,9 @@ def write(
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind)
     for op in graph.ops:
-        writer.piece = decisions.pieces.get(op.name, 0)
-        writer.operator(op, placed.placings[op.name])
-    writer.piece = 0
+        writer.segment = decisions.segments.get(op.name, 0)
+        writer.operator(op, placed.layouts_by_op[op.name])
+    writer.segment = 0
     outputs = tuple(writer.result(name) for name in graph.outputs)
     updates = tuple((buffer, writer.result(name)) for buffer, name in graph.updates)
     program = Program(
@@ -120,7 +118,7 @@ def write(
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
         instructions=recomputed_together(
-            writer.instructions, writer.pieces, (*outputs, *(value for _, value in updates))
+            writer.instructions, writer.segments, (*outputs, *(value for _, value in updates))
         ),
         outputs=outputs,
         updates=updates,
@@ -148,9 +146,9 @@ def input_layouts(
         differentiable = graph.tensor[leaf.name].requires_grad
         wanted: set[Layout] = set()
         for op in graph.consumers[leaf.name]:
-            placing = place(analysis.rules[op.name], tilings[op.name], mesh)
+            op_layouts = layouts_under(analysis.rules[op.name], tilings[op.name], mesh)
             positions = [i for i, name in enumerate(op.operands) if name == leaf.name]
-            layouts = (placing.operands[i] for i in positions)
+            layouts = (op_layouts.operands[i] for i in positions)
             wanted.update(_whole_after(in_turn, one) if differentiable else one for one in layouts)
         agreed = wanted.pop() if len(wanted) == 1 else Layout.replicated(mesh)
         if any(isinstance(p, Partial) for p in agreed.placements) or leaf.name in graph.outputs:
@@ -185,8 +183,8 @@ class _Writer:
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
         self.names: dict[str, str] = {}  # value -> its name in the program
-        self.pieces: list[int] = []
-        self.piece = 0  # of what is being written
+        self.segments: list[int] = []
+        self.segment = 0  # of what is being written
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
         self.regathered = regathered
@@ -202,23 +200,23 @@ class _Writer:
             shape = self.local_shape(name, self.layouts[name])
             self.write(Load(name, self.names[name], shape))
 
-    def operator(self, op: Op, placing: Placing) -> None:
+    def operator(self, op: Op, op_layouts: OpLayouts) -> None:
         operands = [
             self.read(name, layout, grad)
             for name, layout, grad in zip(
-                op.operands, placing.operands, placing.operand_grads, strict=True
+                op.operands, op_layouts.operands, op_layouts.operand_grads, strict=True
             )
         ]
         shapes = [
             self.local_shape(name, layout)
-            for name, layout in zip(op.outputs, placing.results, strict=True)
+            for name, layout in zip(op.outputs, op_layouts.results, strict=True)
         ]
         local = localize(
             op,
             [self.graph.tensor[name].shape for name in op.outputs],
             [
                 self.local_shape(name, layout)
-                for name, layout in zip(op.operands, placing.operands, strict=True)
+                for name, layout in zip(op.operands, op_layouts.operands, strict=True)
             ],
             shapes,
         )
@@ -232,38 +230,38 @@ class _Writer:
             for value, read in zip(op.operands, operands, strict=True)
             if read in self.copies and value in op.saves
         }
-        for name, layout in zip(op.outputs, placing.results, strict=True):
+        for name, layout in zip(op.outputs, op_layouts.results, strict=True):
             self.layouts[name] = layout
             self.names[name] = name
 
         def positions(operand: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-            return self.positions(op.operands[operand], placing.operands[operand])
+            return self.positions(op.operands[operand], op_layouts.operands[operand])
 
         if op.target in _DRAWS:
-            drawn = self.positions(op.outputs[0], placing.results[0])
+            drawn = self.positions(op.outputs[0], op_layouts.results[0])
             self.write(_DRAWS[op.target](local, drawn))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
-            self.write(self.attention(op, local, placing))
-        elif shared := together(placing.tiling):
-            ends = zip(op.operands[:2], placing.operands[:2], strict=True)
+            self.write(self.attention(op, local, op_layouts))
+        elif shared := joint_split(op_layouts.tiling):
+            ends = zip(op.operands[:2], op_layouts.operands[:2], strict=True)
             axis, choice = shared
             held = [self.runs(name, layout, axis) for name, layout in ends]
             at = self.placed.mesh.names[axis], self.coordinate[axis]
             self.write(shared_attention(local, choice, *at, *held))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
-        elif placed := placed_call(local, placing, self.placed.mesh, positions, tuple(shapes)):
-            if isinstance(placed, Compute) and not self.piece:
+        elif placed := placed_call(local, op_layouts, self.placed.mesh, positions, tuple(shapes)):
+            if isinstance(placed, Compute) and not self.segment:
                 placed = replace(placed, regathers=tuple(kept))
             self.write(placed)
         else:
-            self.write(Compute(local, tuple(shapes), () if self.piece else tuple(kept)))
+            self.write(Compute(local, tuple(shapes), () if self.segment else tuple(kept)))
 
-    def attention(self, op: Op, local: Op, placing: Placing) -> Attention:
+    def attention(self, op: Op, local: Op, op_layouts: OpLayouts) -> Attention:
         """Scores are query by key, [..., heads, query length, key length]; either may repeat."""
         query, key = (
             self.positions(name, layout)
-            for name, layout in zip(op.operands[:2], placing.operands[:2], strict=True)
+            for name, layout in zip(op.operands[:2], op_layouts.operands[:2], strict=True)
         )
         shapes = [self.graph.tensor[name].shape for name in op.operands[:2]]
         batch = [
@@ -302,8 +300,8 @@ class _Writer:
         forward = self.own.moves(atoms, src, wanted)
         # A parameter that is read as it lies need not be read again: its gradients are summed
         # outside of a piece, together with others.
-        piece = self.piece if forward or value not in self.parameters else 0
-        key = value, wanted, grad, piece
+        segment = self.segment if forward or value not in self.parameters else 0
+        key = value, wanted, grad, segment
         if key in self.redistributed:
             return self.redistributed[key]
         home = self.placed.home(value, src)
@@ -328,16 +326,16 @@ class _Writer:
                 backward=backward,
                 differentiable=differentiable,
             ),
-            piece,
+            segment,
         )
         self.redistributed[key] = result
         if value in self.regathered and forward:
             self.copies[result] = result
         return result
 
-    def write(self, instruction: Instruction, piece: int | None = None) -> None:
+    def write(self, instruction: Instruction, segment: int | None = None) -> None:
         self.instructions.append(instruction)
-        self.pieces.append(self.piece if piece is None else piece)
+        self.segments.append(self.segment if segment is None else segment)
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
         return self.own.tile(self.analysis.atoms[value], layout).shape

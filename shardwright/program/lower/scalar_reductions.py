@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.ir.deferrable_scalars import SCALINGS
 from shardwright.ir.graph import Graph, LeafKind, Ref
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
@@ -25,6 +24,7 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
+from shardwright.rules.deferrable_scalars import SCALINGS
 
 
 def early_sums(program: Program, graph: Graph) -> Program:

@@ -139,7 +139,7 @@ def _stage(
         updates=updates,
         constants=graph.constants,
         note=graph.note,
-        habits=graph.habits,
+        numerics=graph.numerics,
     )
     verify(stage)
     return Stage(stage, received, sent or ())

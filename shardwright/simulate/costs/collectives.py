@@ -11,12 +11,12 @@ clusters of workstations", 2009):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
-from shardwright.ir.redistribution import Collective, Step, steps_between
+from shardwright.ir.redistribution import ByCollective, Collective, Step, steps_between
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.simulate.costs.layouts import local_bytes
@@ -42,32 +42,57 @@ class StepPrice(NamedTuple):
 @cache
 def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
     """What a step of `kind` costs on the devices that `link` joins."""
-    n, lap = link.ranks, link.lap_seconds
-    if n == 1:
-        return StepPrice(0.0)
-    call, per_byte = machine.collective_launch_seconds, 1 / link.bytes_per_s
-    touch, launch = 1 / _memory_bytes_per_s(machine), machine.device.launch_seconds
-    cut = StepPrice(launch, per_after=2 * touch)
-    match kind:
-        case Collective.SLICE:
-            return cut
-        case Collective.MASK:
-            return StepPrice(launch, per_after=touch)
-        case Collective.EMBED:
-            return StepPrice(launch, per_before=touch, per_after=touch)
-        case Collective.ALL_REDUCE:
-            return StepPrice(call + 2 * lap, per_before=2 * (n - 1) / n * per_byte)
-        case Collective.ALL_GATHER:
-            return StepPrice(call + lap, per_before=(n - 1) / link.gather_bytes_per_s)
-        case Collective.REDUCE_SCATTER if machine.native_reduce_scatter:
-            return StepPrice(call + lap, per_after=(n - 1) * per_byte)
-        case Collective.REDUCE_SCATTER:
-            return step_price(Collective.ALL_REDUCE, link, machine).and_then(cut)
-        case Collective.ALL_TO_ALL:
-            return StepPrice(call + lap, per_larger=link.exchange_seconds_per_byte)
-        case other:
-            raise ValueError(f"{other} is no collective that has a price")
+    price = _PRICES[kind]
+    return StepPrice(0.0) if link.ranks == 1 else price(link, machine)
 
+
+def _slice(_link: Link, machine: Machine) -> StepPrice:
+    return StepPrice(machine.device.launch_seconds, per_after=2 * _touch(machine))
+
+
+def _mask(_link: Link, machine: Machine) -> StepPrice:
+    return StepPrice(machine.device.launch_seconds, per_after=_touch(machine))
+
+
+def _embed(_link: Link, machine: Machine) -> StepPrice:
+    touch = _touch(machine)
+    return StepPrice(machine.device.launch_seconds, per_before=touch, per_after=touch)
+
+
+def _all_reduce(link: Link, machine: Machine) -> StepPrice:
+    call, n, per_byte = machine.collective_launch_seconds, link.ranks, 1 / link.bytes_per_s
+    return StepPrice(call + 2 * link.lap_seconds, per_before=2 * (n - 1) / n * per_byte)
+
+
+def _all_gather(link: Link, machine: Machine) -> StepPrice:
+    fixed = machine.collective_launch_seconds + link.lap_seconds
+    return StepPrice(fixed, per_before=(link.ranks - 1) / link.gather_bytes_per_s)
+
+
+def _reduce_scatter(link: Link, machine: Machine) -> StepPrice:
+    if not machine.backend_spec.native_reduce_scatter:
+        return _all_reduce(link, machine).and_then(_slice(link, machine))
+    fixed, per_byte = machine.collective_launch_seconds + link.lap_seconds, 1 / link.bytes_per_s
+    return StepPrice(fixed, per_after=(link.ranks - 1) * per_byte)
+
+
+def _all_to_all(link: Link, machine: Machine) -> StepPrice:
+    fixed = machine.collective_launch_seconds + link.lap_seconds
+    return StepPrice(fixed, per_larger=link.exchange_seconds_per_byte)
+
+
+_PRICES = ByCollective[Callable[[Link, Machine], StepPrice]](
+    "that has a price",
+    {
+        Collective.SLICE: _slice,
+        Collective.MASK: _mask,
+        Collective.EMBED: _embed,
+        Collective.REDUCE_SCATTER: _reduce_scatter,
+        Collective.ALL_TO_ALL: _all_to_all,
+        Collective.ALL_REDUCE: _all_reduce,
+        Collective.ALL_GATHER: _all_gather,
+    },
+)
 
 _SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
 
@@ -92,6 +117,11 @@ def collective_seconds(
 ) -> Seconds:
     """Seconds of one step that turns local tiles of `before` bytes into tiles of `after` bytes."""
     return step_price(kind, link, machine).seconds(before, after)
+
+
+def _touch(machine: Machine) -> float:
+    """Seconds in which a byte of memory is read or written."""
+    return 1 / _memory_bytes_per_s(machine)
 
 
 def _memory_bytes_per_s(machine: Machine) -> float:

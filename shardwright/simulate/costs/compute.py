@@ -130,17 +130,19 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
     """How much longer it takes where devices agree on what is inside of it."""
-    if not work.agreed:
+    if not work.internal_reductions:
         return 1.0
-    whole = np.array(work.sizes)[list(work.agreed)]
-    return np.where((sizes[list(work.agreed)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0)
+    whole = np.array(work.sizes)[list(work.internal_reductions)]
+    return np.where(
+        (sizes[list(work.internal_reductions)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0
+    )
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:
     """Where one device would make the very call at these sizes: no tile that knows its place."""
-    placed = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
-    whole = np.array(work.sizes)[placed]
-    found: Bools = (sizes[placed] == whole[:, None]).all(axis=0)
+    axis_placements = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
+    whole = np.array(work.sizes)[axis_placements]
+    found: Bools = (sizes[axis_placements] == whole[:, None]).all(axis=0)
     return found
 
 

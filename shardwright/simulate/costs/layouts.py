@@ -15,12 +15,12 @@ from shardwright.ir.layout import (
     largest_atoms,
     num_elements,
 )
-from shardwright.rules.rule import SPREAD, Choice, Placed, Route, Rule, Tiling
+from shardwright.rules.rule import SPREAD, AxisPlacements, Choice, Route, Rule, Tiling
 
 
 @dataclass(frozen=True, slots=True)
 class TilingLayouts:
-    """Where everything lies under one tiling: `Placed` of every axis, collected into layouts."""
+    """Layouts under one tiling: the `AxisPlacements` of every axis, collected."""
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
@@ -30,22 +30,22 @@ class TilingLayouts:
 
 def operand_layout(rule: Rule, tiling: Tiling, i: int, mesh: Mesh) -> Layout:
     """How the operator wants operand `i`."""
-    return Layout(mesh, tuple(rule.placed(choice).operands[i] for choice in tiling))
+    return Layout(mesh, tuple(rule.axis_placements(choice).operands[i] for choice in tiling))
 
 
 def result_layout(rule: Rule, tiling: Tiling, i: int, mesh: Mesh) -> Layout:
     """How result `i` comes out."""
-    return Layout(mesh, tuple(rule.placed(choice).results[i] for choice in tiling))
+    return Layout(mesh, tuple(rule.axis_placements(choice).results[i] for choice in tiling))
 
 
 def operand_grad_layout(rule: Rule, tiling: Tiling, i: int, mesh: Mesh) -> Layout:
     """How the gradient of operand `i` comes out of the operator's backward."""
-    return Layout(mesh, tuple(rule.placed(choice).operand_grads[i] for choice in tiling))
+    return Layout(mesh, tuple(rule.axis_placements(choice).operand_grads[i] for choice in tiling))
 
 
 def tiling_layouts(rule: Rule, tilings: Sequence[Tiling], mesh: Mesh) -> list[TilingLayouts]:
     """All layouts of every tiling; equal layouts are the same object, so comparing them is fast."""
-    placed: dict[Choice, Placed] = {}
+    axis_placements: dict[Choice, AxisPlacements] = {}
     known: dict[tuple[Placement, ...], Layout] = {}
 
     def layout(placements: tuple[Placement, ...]) -> Layout:
@@ -63,9 +63,9 @@ def tiling_layouts(rule: Rule, tilings: Sequence[Tiling], mesh: Mesh) -> list[Ti
     found = []
     for tiling in tilings:
         for choice in tiling:
-            if choice not in placed:
-                placed[choice] = rule.placed(choice)
-        axes = [placed[choice] for choice in tiling]
+            if choice not in axis_placements:
+                axis_placements[choice] = rule.axis_placements(choice)
+        axes = [axis_placements[choice] for choice in tiling]
         if not axes:  # a mesh without axes: one device
             operands, results = whole(len(rule.operands)), whole(len(rule.results))
             found.append(TilingLayouts(operands, results, operands, results))

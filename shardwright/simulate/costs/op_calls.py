@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref
-from shardwright.machine.calls import Call, Given, Timing, by_call, by_target
+from shardwright.machine.calls import OpCall, OperandSpec, Timing, by_call, by_target
 from shardwright.rules.rule import Dims, Rule
 
 Ints = NDArray[np.int64]
@@ -35,15 +35,15 @@ class Form:
     kwargs: tuple[tuple[str, Arg], ...]
     tensors: tuple[tuple[tuple[tuple[int, ...], ...], str, bool], ...]
 
-    def at(self, sizes: Sequence[int]) -> Call:
+    def at(self, sizes: Sequence[int]) -> OpCall:
         """The call with factors of these local sizes."""
         given = tuple(
-            Given(tuple(_product(sizes, factors) for factors in dims), dtype, grad)
+            OperandSpec(tuple(_product(sizes, factors) for factors in dims), dtype, grad)
             for dims, dtype, grad in self.tensors
         )
-        return Call(self.target, self.args, self.kwargs, given)
+        return OpCall(self.target, self.args, self.kwargs, given)
 
-    def sizes_of(self, given: Sequence[Given], default: Sequence[int]) -> list[int] | None:
+    def sizes_of(self, given: Sequence[OperandSpec], default: Sequence[int]) -> list[int] | None:
         """Sizes of the factors at which these are given; None of other tensors than such.
 
         Those of factors that no tensor has are the `default`.
@@ -97,7 +97,7 @@ def timed(
 
     `sizes` are of the factors, (factors, K). `same` says at which the operator is this call, and
     no other that knows its place. Timings of calls that compute equally much are told apart only
-    where they differ by more than noise does (ADR 0069).
+    where they differ by more than noise does.
     """
     by_formula, known = formula(sizes), by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]

@@ -91,7 +91,9 @@ class Workload:
     form: Form | None = None  # of operators that the device has timings of
     added: tuple[int, ...] = ()
     again: bool = False  # what makes the operator slow is computed in its backward pass, too
-    agreed: tuple[int, ...] = ()  # factors that devices which share them agree on, term by term
+    internal_reductions: tuple[
+        int, ...
+    ] = ()  # factors that devices which share them agree on, term by term
 
     @property
     def has_backward(self) -> bool:
@@ -136,9 +138,9 @@ def workload(
         lookup=op.kind in _LOOKUPS,
         extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
         causal=_causal(op, rule, index, graph),
-        halves=index.get("z", -1) if rule.together else -1,
-        passed=index["s"] if rule.together else -1,
-        width=tuple(index[name] for name in rule.operands[0][-1]) if rule.together else (),
+        halves=index.get("z", -1) if rule.joint_splits else -1,
+        passed=index["s"] if rule.joint_splits else -1,
+        width=tuple(index[name] for name in rule.operands[0][-1]) if rule.joint_splits else (),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
         rows=operands[1].factors if op.kind == "experts" else (),
@@ -147,7 +149,7 @@ def workload(
         form=form_of(op, rule, graph) if op.target in known else None,
         added=tuple(_added(name, graph) for name in op.outputs),
         again=_FUNCTIONS.get(op.kind, False),
-        agreed=_agreed(rule, index),
+        internal_reductions=_internal_reductions(rule, index),
     )
 
 
@@ -187,11 +189,11 @@ def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
     return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
 
 
-def _agreed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
+def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
     """Of a cross entropy the classes: what its devices bring together has none of them."""
-    if not rule.agreed:
+    if not rule.internal_reductions:
         return ()
-    brought = {name for dims in rule.agreed for names in dims for name in names}
+    brought = {name for dims in rule.internal_reductions for names in dims for name in names}
     given = [name for names in rule.operands[0] for name in names]
     return tuple(index[name] for name in given if name not in brought)
 

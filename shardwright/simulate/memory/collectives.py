@@ -6,14 +6,16 @@ in order afterwards where another dimension than the first was cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.op_memory import contiguous_strides
+from shardwright.ir.redistribution import ByCollective, Collective
+from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.program.instructions import Move, Shape
 from shardwright.simulate.memory.allocator import Allocator, Use
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import View
 
 
 def moved(
@@ -23,12 +25,12 @@ def moved(
     atoms: Shape,
     shape: Shape,
     sizes: Mapping[str, int],
-    on_cpu: bool,
+    backend: BackendSpec,
 ) -> View:
     """`view` after `moves`, as `runtime.redistribute._run` leaves it; a new owner of its block.
 
-    `atoms` is the shape in which the moves begin, `sizes` the mesh's; with `on_cpu` sums are
-    scattered by summing a copy. `view` keeps its own owners.
+    `atoms` is the shape in which the moves begin, `sizes` the mesh's. A backend without
+    a reduce_scatter of its own scatters sums by summing a copy. `view` keeps its own owners.
     """
     heap.own(view.block)
     if not moves:
@@ -37,44 +39,78 @@ def moved(
     if not view.contiguous:
         now = _copied(heap, now, prod(atoms))
     for move in moves:
-        now = _step(heap, now, move, sizes[move.axis], on_cpu)
+        now = _step(heap, now, move, sizes[move.axis], backend)
     if not now.contiguous:
         now = _copied(heap, now, prod(now.shape))
     return View(now.block, shape, contiguous_strides(shape), view.dtype, view.grad)
 
 
-def _step(heap: Allocator, x: View, move: Move, size: int, on_cpu: bool) -> View:
-    match move.collective:
-        case Collective.SLICE:
-            shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
-            return View(x.block, shape, x.strides, x.dtype, x.grad)
-        case Collective.MASK:
-            return x if move.keeps else _copied(heap, x, prod(x.shape), first=False)
-        case Collective.EMBED:
-            return _exchanged(heap, x, move.whole, 0, Use.WORKSPACE)
-    if not x.contiguous:
+def moved_locally(heap: Allocator, view: View, moves: tuple[Move, ...]) -> View:
+    """`view`, whose owner is passed on, after moves without communication."""
+    for move in moves:
+        view = _step(heap, view, move, 1, BACKENDS["gloo"])
+    return view
+
+
+def _step(heap: Allocator, x: View, move: Move, size: int, backend: BackendSpec) -> View:
+    if move.collective.moves_data and not x.contiguous:
         x = _copied(heap, x, prod(x.shape))
-    whole = prod(move.whole)
-    match move.collective:
-        case Collective.ALL_REDUCE:
-            return _exchanged(heap, x, x.shape, 0)
-        case Collective.ALL_GATHER:
-            padded = _padded(move, move.src, size)
-            if _leads(move, move.src):
-                return _exchanged(heap, x, move.whole, 0, left=padded)
-            return _exchanged(heap, x, move.whole, padded)
-        case Collective.REDUCE_SCATTER:
-            shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
-            if on_cpu:
-                return _exchanged(heap, x, shape, whole)
-            padded = _padded(move, move.dst, size)
-            return _exchanged(heap, x, shape, padded, left=padded // size)
-        case Collective.ALL_TO_ALL:
-            shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
-            joined = 0 if prod(shape[: move.src]) == 1 else prod(shape)
-            return _exchanged(heap, x, shape, prod(x.shape) + joined)
-        case other:
-            raise ValueError(f"{other} is no collective whose memory is known")
+    return _STEPS[move.collective](heap, x, move, size, backend)
+
+
+def _slice(_heap: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
+    return View(x.block, _cut(x, move), x.strides, x.dtype, x.grad)
+
+
+def _mask(heap: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
+    return x if move.keeps else _copied(heap, x, prod(x.shape), first=False)
+
+
+def _embed(heap: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
+    return _exchanged(heap, x, move.whole, 0, Use.WORKSPACE)
+
+
+def _all_reduce(heap: Allocator, x: View, _move: Move, _size: int, _backend: BackendSpec) -> View:
+    return _exchanged(heap, x, x.shape, 0)
+
+
+def _all_gather(heap: Allocator, x: View, move: Move, size: int, _backend: BackendSpec) -> View:
+    padded = _padded(move, move.src, size)
+    if _leads(move, move.src):
+        return _exchanged(heap, x, move.whole, 0, left=padded)
+    return _exchanged(heap, x, move.whole, padded)
+
+
+def _reduce_scatter(heap: Allocator, x: View, move: Move, size: int, backend: BackendSpec) -> View:
+    if not backend.native_reduce_scatter:
+        return _exchanged(heap, x, _cut(x, move), prod(move.whole))
+    padded = _padded(move, move.dst, size)
+    return _exchanged(heap, x, _cut(x, move), padded, left=padded // size)
+
+
+def _all_to_all(heap: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
+    shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
+    joined = 0 if prod(shape[: move.src]) == 1 else prod(shape)
+    return _exchanged(heap, x, shape, prod(x.shape) + joined)
+
+
+_STEPS = ByCollective[Callable[[Allocator, View, Move, int, BackendSpec], View]](
+    "whose memory is known",
+    {
+        Collective.SLICE: _slice,
+        Collective.MASK: _mask,
+        Collective.EMBED: _embed,
+        Collective.REDUCE_SCATTER: _reduce_scatter,
+        Collective.ALL_TO_ALL: _all_to_all,
+        Collective.ALL_REDUCE: _all_reduce,
+        Collective.ALL_GATHER: _all_gather,
+    },
+)
+
+
+def _cut(x: View, move: Move) -> Shape:
+    """The shape of this rank's tile along `move.dst`."""
+    return (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
 
 
 def _leads(move: Move, dim: int) -> bool:

@@ -17,6 +17,7 @@ class Dropped:
 
     def __init__(self, walk: Tape, regathers: Sequence[str]) -> None:
         self._walk = walk
+        self._given_again = walk.given_again
         self._names = {id(walk.views[n].block): n for n in regathers if n in walk.views}
         self._alone: list[tuple[Redistribute, View]] = []
         self._flown: list[tuple[GatheredBucket, int]] = []
@@ -25,7 +26,7 @@ class Dropped:
         """Whether `block`, which the operator would keep, is such a copy; then it is noted."""
         name = self._names.get(id(block))
         if name is None:
-            return False
+            return id(block) in self._given_again
         if name in self._walk.flown:
             self._flown.append(self._walk.flown[name])
         else:

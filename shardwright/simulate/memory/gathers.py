@@ -12,10 +12,11 @@ from typing import NamedTuple, final
 
 from shardwright.ir.buckets import gather_messages
 from shardwright.ir.graph import ITEM_BYTES
+from shardwright.ir.op_memory import contiguous_strides
 from shardwright.program.instructions import Gather, Prefetch, Redistribute
 from shardwright.simulate.memory.allocator import Block, Use
 from shardwright.simulate.memory.tape import GatheredBucket, Tape
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import View
 
 
 @final
@@ -142,7 +143,7 @@ class _Gradient(NamedTuple):
 
 def _messages(parts: Sequence[tuple[Redistribute, str]], walk: Tape, ranks: int) -> list[list[int]]:
     copies = [(prod(one.after) * ITEM_BYTES[dtype], _as_sent(one, ranks)) for one, dtype in parts]
-    return gather_messages(copies, on_cpu=walk.on_cpu)
+    return gather_messages(copies, walk.rank.backend.alone_bytes)
 
 
 def _scattered(walk: Tape, one: Gather, came: Sequence[_Gradient], ranks: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.ir.op_memory import contiguous_strides
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -24,7 +25,7 @@ from shardwright.program.instructions import (
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.dropped_copies import Dropped
 from shardwright.simulate.memory.tape import Tape
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import View
 
 _BITS = 4  # bytes of a random number
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import final
 
+from shardwright.ir.op_memory import Seen
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -41,7 +42,6 @@ from shardwright.simulate.memory.instructions import (
     stated,
 )
 from shardwright.simulate.memory.mixture import held_experts
-from shardwright.simulate.memory.op_memory_trace import Seen
 from shardwright.simulate.memory.parameters import fetch, load, reduce
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
@@ -121,7 +121,7 @@ class MemorySimulator(Tape):
             stated(self, op, one.shapes, one)
             return
         blocks = [view.block for view in views]
-        kernel = inside(op, given, seen, on_cpu=self.on_cpu)
+        kernel = inside(op, given, seen, self.rank)
         self.heap.briefly(seen.peak + kernel.forward)
         for size in seen.made:
             blocks.append(self.heap.new(size))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import ceil, prod
 
 from shardwright.ir.graph import ITEM_BYTES
+from shardwright.ir.op_memory import Seen
 from shardwright.program.instructions import Compute
 from shardwright.simulate.memory.instructions import Kept, stated
-from shardwright.simulate.memory.op_memory_trace import Seen
 from shardwright.simulate.memory.tape import Tape
 
 

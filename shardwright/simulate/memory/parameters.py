@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from shardwright.ir.op_memory import contiguous_strides
 from shardwright.program.instructions import Fetch, Load, Redistribute, Reduce, Shape
 from shardwright.simulate.memory.allocator import Block, Use
 from shardwright.simulate.memory.tape import Tape
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import View
 
 
 def load(walk: Tape, one: Load) -> None:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
 from shardwright.ir.memory import Memory, Share
-from shardwright.ir.mixed_precision import MASTER, masters
+from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import Dropout, Program, Uniform
-from shardwright.program.lower.micro_batches import flattened, lower_micro, micro_inputs
+from shardwright.program.instructions import Dropout, Instruction, Program, Uniform
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
-from shardwright.program.passes import micro_program, rank_program
+from shardwright.program.passes import rank_program
+from shardwright.program.step.lowering import lower_step
+from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import batch_size, micro_batches
 from shardwright.simulate.memory.allocator import Allocator, Use
-from shardwright.simulate.memory.footprints import Footprints
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.step_program import Host, StepMemory
+from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
 _PARTS = {
@@ -41,19 +46,15 @@ def _owner(leaf: Leaf) -> str:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What memory needs to know of the optimizer and of the allocator.
+    """What memory needs to know of the optimizer and of the rank.
 
     `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
-    bytes that it takes beside to update tiles of so many bytes. The
-    allocator hands out multiples of `granularity`. With `on_cpu` sums that are scattered are
-    made on a copy, as Gloo does. `skew` as in `Machine.expert_skew`.
+    bytes that it takes beside to update tiles of so many bytes.
     """
 
     states: int
     update: Callable[[Sequence[int]], int]
-    granularity: int = 1
-    on_cpu: bool = False
-    skew: float = 1.0
+    rank: RankModel
 
 
 def step_memory(
@@ -62,7 +63,7 @@ def step_memory(
     decisions: Decisions,
     rank: int,
     trainer: Trainer,
-    book: Footprints,
+    book: OpTracer,
 ) -> Memory:
     """What `rank` holds when it holds most, in a step after the first."""
     step = _Step(graph, analysis, decisions, rank, trainer, book)
@@ -79,15 +80,15 @@ class _Step:
         decisions: Decisions,
         rank: int,
         trainer: Trainer,
-        book: Footprints,
+        book: OpTracer,
     ) -> None:
         self.graph, self.analysis, self.decisions = graph, analysis, decisions
         self.rank, self.trainer, self.book = rank, trainer, book
-        self.heap = Allocator(trainer.granularity)
+        self.heap = Allocator(trainer.rank.backend.allocation_bytes)
         self.coordinate = decisions.mesh.coordinate(rank)
         self.plain = decisions.mesh.size == 1
         self.updated = {buffer for buffer, _ in graph.updates}
-        self.masters = masters(graph)
+        self.master_weights = master_weights(graph)
         self.keys = 0  # bytes of the positions of random numbers
 
     def memory(self) -> Memory:
@@ -104,7 +105,7 @@ class _Step:
         for (held_by, use), size in self.heap.at_peak().items():
             found[held_by, _PARTS[use]] += size
         found[None, "batch"] = self.lasting()
-        granularity = self.trainer.granularity
+        granularity = self.heap.granularity
         odd = sum(-size % granularity for size in tiles.values()) * (1 + self.trainer.states)
         found[None, "rounding"] = self.heap.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
@@ -120,7 +121,7 @@ class _Step:
         """A parameter as this rank stores it: its tile."""
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
-        shape, dtype = shape_of(tile), MASTER if name in self.masters else tensor.dtype
+        shape, dtype = shape_of(tile), MASTER if name in self.master_weights else tensor.dtype
         self.heap.module = name.rpartition(".")[0]
         block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
@@ -159,7 +160,7 @@ class _Step:
         program = rank_program(self.graph, self.analysis, d, self.rank)
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
         given = self.leaves(layouts, self.coordinate)
-        self.draws([program])
+        self.draws([program.instructions])
         walk = self.walk(program, given)
         walk.forward()
         self.forget(given)
@@ -173,9 +174,8 @@ class _Step:
             given,
             self.heap,
             self.book,
-            self.trainer.on_cpu,
+            self.trainer.rank,
             self.plain,
-            self.trainer.skew,
         )
 
     def micro_batched(self) -> dict[str, int]:
@@ -184,11 +184,18 @@ class _Step:
         micro = micro_batches(graph, self.analysis, d.micro_batches)
         like = self.alike(micro.count)
         firsts = list(dict.fromkeys(like))
-        lowered = lower_micro(graph, self.analysis, micro, d, self.rank, firsts)
-        by_number = dict(zip(firsts, lowered.programs, strict=True))
-        programs = {number: micro_program(one, graph) for number, one in by_number.items()}
-        self.draws([by_number[number] for number in like])
+        # Of those in between the second of a size tells for all that follow it.
+        numbers = sorted(
+            {*firsts, *(n + 1 for n in firsts if n + 1 < micro.count), micro.count - 1}
+        )
+        step = micro_batched_step(graph, self.analysis, micro, d, self.rank, in_place, firsts)
+        by_number = dict(zip(firsts, step.programs, strict=True))
+        step = replace(step, programs=[by_number[like[number]] for number in numbers])
+        program = optimized(lower_step(step))
+        self.draws([one for region in program.regions for one in region.variants])
         layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
+        inputs = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
+        loss = graph.tensor[graph.outputs[0]]
         self.heap.module = ""
         parts = {  # of the batch, cut out of it for all micro-batches at once
             leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
@@ -201,38 +208,25 @@ class _Step:
             if graph.tensor[leaf.name].requires_grad and cut:
                 self.heap.module = _owner(leaf)
                 self.heap.new(graph.tensor[leaf.name].bytes, Use.GRADIENT)
-        kept: dict[str, View] = {}
         given: dict[str, View] = {}
-        for number in range(micro.count):
-            if number > 1 and like[number] == like[number - 1]:
-                continue  # the gradients are there, and it adds to them as the one before it did
-            given = self.leaves(layouts, (number, *self.coordinate))
-            walk = MemorySimulator(
-                graph,
-                programs[like[number]],
-                given,
-                self.heap,
-                self.book,
-                self.trainer.on_cpu,
-                plain=True,
-                skew=self.trainer.skew,
-            )
-            walk.kept = kept
-            walk.forward()
-            walk.backward()
-            walk.end()
-            self.forget(given)
-            if number == 0:
-                self.separate(kept)
-        for one in lowered.reductions:
-            if one.value in kept:
-                old = kept[one.value]
-                self.heap.where = f"gradient of {one.value}"
-                new = walk.moved(old, one.forward, one.atoms_before, one.after)
-                self.heap.becomes(new.block, Use.GRADIENT)
-                self.heap.assign(new.block, given[one.value].block.module, new.bytes)
-                kept[one.value] = new
-                self.heap.drop(old.block)
+        for place, number in enumerate(numbers):
+            tag = f"@{place}" if len(numbers) > 1 else ""
+            for name, view in self.leaves(layouts, (number, *self.coordinate)).items():
+                if name in inputs:
+                    given[f"{name}{tag}"] = view
+                elif name in given:
+                    self.forget({name: view})
+                else:
+                    given[name] = view
+        for load in program.loads:
+            strides = contiguous_strides(load.shape)
+            given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
+        self.heap.module = ""
+        for _, seed in program.seeds:
+            given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
+        host = Host(graph, self.heap, self.book, self.trainer.rank)
+        kept = StepMemory(program, given, host).play()
+        self.forget(given)
         for block in parts.values():
             self.heap.drop(block)
         return self.updated_tiles(kept, given)
@@ -241,20 +235,10 @@ class _Step:
         """For each of `count` micro-batches the first that needs as much memory."""
         size = batch_size(self.graph, self.analysis)
         # Compiled pieces that draw are each micro-batch's own, and terms are kept by the first.
-        apart = self.graph.habits.rng == "fast"
+        apart = self.graph.numerics.rng == "fast"
         first: dict[tuple[int, bool], int] = {}
         forms = ((chunk(size, count, n)[1], apart and n == 0) for n in range(count))
         return [first.setdefault(form, n) for n, form in enumerate(forms)]
-
-    def separate(self, kept: dict[str, View]) -> None:
-        """Give gradients that share memory their own, as more is added to them in place."""
-        seen: set[int] = set()
-        for name, view in kept.items():
-            if id(view.block) in seen:
-                self.heap.drop(view.block)
-                own = self.heap.new(view.bytes, Use.GRADIENT, like=self.stored(name).block)
-                kept[name] = View(own, view.shape, view.strides, view.dtype)
-            seen.add(id(kept[name].block))
 
     def forget(self, given: Mapping[str, View]) -> None:
         """What was made for the call alone is given back when it ends."""
@@ -266,9 +250,9 @@ class _Step:
         """Bytes of the tiles of parameters that have a gradient, by parameter."""
         return {name: given[name].bytes for name in kept if name in self.decisions.storage}
 
-    def draws(self, programs: Sequence[Program]) -> None:
+    def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""
-        for one in (one for p in programs for one in flattened(p.instructions)):
+        for one in (one for instructions in programs for one in flattened(instructions)):
             if isinstance(one, Dropout | Uniform):
                 lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
                 self.keys += _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0

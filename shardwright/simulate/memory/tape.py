@@ -13,6 +13,7 @@ from math import prod
 from typing import Protocol
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.program.instructions import (
     Compute,
     Fetch,
@@ -31,8 +32,7 @@ from shardwright.program.instructions import (
 )
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved
-from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import RankModel, View
 
 
 class GatheredBucket(Protocol):
@@ -68,7 +68,7 @@ class Tape(ABC):
 
     `given` are the leaves as the program is called with them; `stored` those
     among them that are parameters in plain tensors, whose gradients are taken
-    as they come. `skew` as in `Machine.expert_skew`.
+    as they come.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Tape(ABC):
         program: Program,
         given: Mapping[str, View],
         heap: Allocator,
-        footprints: Footprints,
-        on_cpu: bool,
+        footprints: OpTracer,
+        rank: RankModel,
         plain: bool,
-        skew: float = 1.0,
     ) -> None:
         self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
         self.sizes = dict(program.mesh.axes)
-        self.on_cpu, self.plain, self.skew = on_cpu, plain, skew
+        self.rank, self.plain, self.skew = rank, plain, rank.expert_skew
         self.views: dict[str, View] = dict(given)
         ends = graph.leaves_of(LeafKind.PARAMETER, LeafKind.INPUT)
         self.ends = {leaf.name for leaf in ends}  # where gradients go
         self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
         self.kept: dict[str, View] = {}  # gradients of parameters and inputs
         self.nodes: list[Node] = []
-        self.serial = {op.name: op for op in graph.ops}
+        self.serial = graph.op
         self.unread: dict[str, Node] = {}  # those that come just before a value's first reader
         self.saving = True
+        self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
         # Copies that may be made again: one by one, or together with others.
         self.source: dict[str, tuple[Redistribute, View]] = {}
         self.flown: dict[str, tuple[GatheredBucket, int]] = {}
@@ -226,4 +226,4 @@ class Tape(ABC):
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.heap, view, moves, atoms, shape, self.sizes, self.on_cpu)
+        return moved(self.heap, view, moves, atoms, shape, self.sizes, self.rank.backend)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES
+from shardwright.ir.op_memory import contiguous_strides
+from shardwright.machine.backends import BackendSpec
+from shardwright.machine.model import EXPERT_SKEW, PLAIN_BLOCK
 from shardwright.simulate.memory.allocator import Block
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """What a rank's memory depends on beside its program; figures as those of a `Machine`."""
+
+    backend: BackendSpec
+    channel_block: int = PLAIN_BLOCK
+    expert_skew: float = EXPERT_SKEW
 
 
 @dataclass(slots=True)
@@ -44,19 +55,6 @@ class View:
                 return False
             expected *= size
         return True
-
-
-def contiguous_strides(shape: Sequence[int]) -> Shape:
-    """Strides of a new tensor of that shape.
-
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(1, size)
-    return tuple(reversed(strides))
 
 
 def _squeezed(shape: Shape, strides: Shape) -> list[tuple[int, int]]:

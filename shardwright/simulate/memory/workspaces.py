@@ -10,13 +10,11 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-import torch
-
 from shardwright.ir.graph import ITEM_BYTES, Op
-from shardwright.simulate.memory.op_memory_trace import Forward, Seen
+from shardwright.ir.op_memory import Forward, Seen
+from shardwright.simulate.memory.values import RankModel
 
 _FEW = 4  # channels that oneDNN's convolutions take as they come
-_BLOCKS = {"AVX512": 16}  # channels of its blocks, by the processor; 8 on others
 
 
 class Inside(NamedTuple):
@@ -26,10 +24,11 @@ class Inside(NamedTuple):
     backward: int = 0
 
 
-def inside(op: Op, given: Sequence[Seen], seen: Forward, *, on_cpu: bool) -> Inside:
+def inside(op: Op, given: Sequence[Seen], seen: Forward, rank: RankModel) -> Inside:
     """What the kernels of `op` take inside on operands `given`, beside what was `seen`."""
+    on_cpu = rank.backend.device == "cpu"
     if on_cpu and "conv" in op.kind and len(given) > 1 and given[0].dtype != "float64":
-        return _convolution(given[0], given[1], sum(seen.made))
+        return _convolution(given[0], given[1], sum(seen.made), rank.channel_block)
     if on_cpu and op.kind == "lstm":
         return _lstm(given)
     if op.kind == "moments":  # the differences
@@ -37,9 +36,11 @@ def inside(op: Op, given: Sequence[Seen], seen: Forward, *, on_cpu: bool) -> Ins
     return Inside()
 
 
-def _convolution(x: Seen, weight: Seen, result: int) -> Inside:
+def _convolution(x: Seen, weight: Seen, result: int, block: int) -> Inside:
     """Operands, results and their gradients are brought into blocks of channels, and back."""
-    into, out = (_padded(channels) / channels for channels in (x.shape[1], weight.shape[0]))
+    into, out = (
+        -(-channels // block) * block / channels for channels in (x.shape[1], weight.shape[0])
+    )
     few = x.shape[1] <= _FEW
     blocked, made = int(_bytes(x) * into), int(result * out)
     weights = int(_bytes(weight) * into * out)
@@ -58,11 +59,6 @@ def _lstm(given: Sequence[Seen]) -> Inside:
     gates = steps * max((seen.shape[0] for seen in matrices), default=0)
     inside = layer + gates * ITEM_BYTES[given[0].dtype]
     return Inside(inside, inside + layer + _bytes(given[0]))
-
-
-def _padded(channels: int) -> int:
-    block = _BLOCKS.get(torch.backends.cpu.get_cpu_capability(), 8)
-    return -(-channels // block) * block
 
 
 def _bytes(seen: Seen) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, final
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Phase, Plan
-from shardwright.simulate.time.pipeline_schedules import Kind, Pass, orders
+from shardwright.ir.schedules.registry import orders
+from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
 from shardwright.simulate.time.timeline import Stream, Task, Timeline, Track, schedule
 
 _NAMES = {
@@ -133,7 +133,7 @@ class _Passes:
         self.plan, self.works = plan, works_of(plan)
         self.continuous = _asynchronous(plan)
         self.count = mini_batches(plan) if self.continuous else plan.micro_batches
-        self.ways = plan.ways or (Seconds(0.0),) * (plan.stages - 1)
+        self.ways = plan.receive_seconds or (Seconds(0.0),) * (plan.stages - 1)
         self.homes, self.groups = plan.pipeline.homes, plan.pipeline.groups
         width = plan.layout_mesh.size
         self.names = []

@@ -1,6 +1,6 @@
 """Seconds of a step through pipeline stages.
 
-Every group of devices makes its passes in the order of the schedule (`cost.passes`, with the
+Every group of devices makes its passes in the order of the schedule (`ir/schedules`, with the
 papers), each as soon as what it needs has arrived. A forward pass is a third of a micro-batch's
 time; where a backward pass is made in halves, each of them is one too.
 Oracles: with equal stages, M micro-batches and P groups of which each takes t for all its stages
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.pipeline import ASYNC, MULTIPLE, homes_of
-from shardwright.simulate.time.pipeline_schedules import Kind, in_flight, waves
+from shardwright.ir.schedules.registry import schedule_named
+from shardwright.ir.schedules.schedule import Kind
+from shardwright.simulate.time.pipeline_schedules import waves
 
 _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice as much
 
@@ -65,7 +66,8 @@ def steps_seconds(
     """`step_seconds` of several pipelines of equally many stages under one schedule."""
     if not pipelines:
         return []
-    if schedule.startswith(ASYNC):
+    spec = schedule_named(schedule)
+    if spec.asynchronous:
         return [
             Seconds(max(s.micro_batch + s.once + 2 * s.receives for s in stages))
             for stages in pipelines
@@ -94,7 +96,7 @@ def steps_seconds(
         ready[~arrives] = 0.0
         clocks[group] = np.maximum(clocks[group], ready) + takes[kind, at]
         done[back[arrives], at[arrives] + 1, number[arrives]] = clocks[group[arrives]]
-    for updated, home in zip(once, homes_of(schedule, groups, count), strict=True):
+    for updated, home in zip(once, spec.homes(groups, count), strict=True):
         clocks[home] += updated
     return [Seconds(seconds) for seconds in clocks.max(axis=0).tolist()]
 
@@ -122,17 +124,10 @@ def least_step_seconds(
     >>> round(least_step_seconds("1F1B", 8.0, 0.0, 2, 4), 6)  # even stages take 5.0
     4.823529
     """
-    mean = alone / stages
-    if schedule.startswith(ASYNC) or math.isinf(alone):
+    spec, mean = schedule_named(schedule), alone / stages
+    if spec.asynchronous or math.isinf(alone):
         return Seconds(mean)
-    if schedule in MULTIPLE:
-        way = 1.0 if schedule == "Interleaved1F1B" else (1 + _FORWARD) / 2
-        return Seconds(max(mean, (alone - once) / micro_batches * way))
-    waits = (micro_batches - 1) / stages
-    if schedule != "GPipe" and micro_batches > 1:
-        ahead = (in_flight(schedule, s, stages, micro_batches) for s in range(stages))
-        left = (
-            (micro_batches - 1) * (1 - _FORWARD) + (micro_batches - w) * _FORWARD for w in ahead
-        )
-        waits = 1 / sum(1 / c for c in left)
-    return Seconds(max(mean, (alone - once) / micro_batches * (1 + waits)))
+    each = (alone - once) / micro_batches  # of which one passes all stages, and others wait
+    if spec.waits is None:
+        return Seconds(max(mean, each * ((1 + _FORWARD) / 2 if spec.splits_backward else 1.0)))
+    return Seconds(max(mean, each * (1 + spec.waits(stages, micro_batches, _FORWARD))))

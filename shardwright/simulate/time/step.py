@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, final
 
 from shardwright.ir.layout import Seconds
@@ -70,10 +71,10 @@ class Wait(NamedTuple):
 def waits_of(plan: Plan) -> Iterator[Wait]:
     """The waits of one step, in their order; the last one comes before all gradients are there.
 
-    Micro-batches behind the second are as the second one.
+    Micro-batches between the first and the last are as the second one.
     """
     tasks = _Tasks(plan)
-    second, behind = tasks.of_two_batches()
+    second, behind = tasks.of_some_batches()
     total = last = 0.0
     sent: dict[int, float] = {}  # message under way -> what was computed before it
     for number, task in enumerate((*tasks.tasks, None)):
@@ -83,7 +84,7 @@ def waits_of(plan: Plan) -> Iterator[Wait]:
             over = [n for n in sent if task is None or n in task.after]
             if over:  # what was sent last is there last
                 slack = Seconds(total - sent[over[-1]])
-                times = plan.micro_batches - 1 if second <= number < behind else 1
+                times = plan.micro_batches - 2 if second <= number < behind else 1
                 yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack, times)
                 last = total
             for n in over:
@@ -128,9 +129,13 @@ class _Tasks:
                 self._landing_again[consumer].append(place)
         self._flying: dict[int, int] = {}  # flight under way -> the task that it is
         self._again: set[int] = set()  # flights whose copies were gathered again
+        self._gathered: list[int] = []  # flights of this micro-batch
+        self._first = self._final = True  # of the micro-batches
         self._scattering: list[int] = []  # the bucket of gradients that is under way
         apart = {id(t) for bucket in sums for t in bucket.sums}
-        apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
+        apart |= {
+            id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward, *f.summed)
+        }
         known = {op.name for op in plan.ops}
         self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
         for t in plan.transfers:
@@ -138,8 +143,8 @@ class _Tasks:
                 self._moved[t.consumer if t.consumer in known else "", t.phase].append(t)
         self._recomputed: defaultdict[int, list[PlannedOp]] = defaultdict(list)
         for op in plan.ops:
-            if op.piece:
-                self._recomputed[op.piece].append(op)
+            if op.segment:
+                self._recomputed[op.segment].append(op)
 
     @property
     def hides_any(self) -> bool:
@@ -148,22 +153,38 @@ class _Tasks:
 
     def of_a_step(self) -> list[Task]:
         """Everything, once."""
-        for _ in range(self.plan.micro_batches):
-            self.forward()
-            self.backward()
+        for number in range(self.plan.micro_batches):
+            self.micro_batch(number)
         self.finish()
         return self.tasks
 
-    def of_two_batches(self) -> tuple[int, int]:
-        """What is done once, and two micro-batches at most: where the second begins and ends."""
-        second = 0
-        for _ in range(min(2, self.plan.micro_batches)):
-            second = len(self.tasks)
-            self.forward()
-            self.backward()
-        behind = len(self.tasks)
+    def of_some_batches(self) -> tuple[int, int]:
+        """The first, the second and the last micro-batch: where the second begins and ends.
+
+        With fewer than three there is none between the first and the last.
+        """
+        last = self.plan.micro_batches - 1
+        start = end = 0
+        for number in sorted({0, min(1, last), last}):
+            before = len(self.tasks)
+            self.micro_batch(number)
+            if 0 < number < last:
+                start, end = before, len(self.tasks)
         self.finish()
-        return (second, behind) if self.plan.micro_batches > 1 else (behind, behind)
+        return start, end
+
+    def micro_batch(self, number: int) -> None:
+        """One micro-batch, forward and backward."""
+        self._first, self._final = not number, number == self.plan.micro_batches - 1
+        self._again = set()
+        # What is gathered in this micro-batch, in the order of the readers.
+        self._gathered = [
+            place
+            for place, flight in enumerate(self._flights)
+            if self._first or flight.forward[0].times > 1
+        ]
+        self.forward()
+        self.backward()
 
     def forward(self) -> None:
         """The forward pass of one micro-batch."""
@@ -178,24 +199,26 @@ class _Tasks:
         self._bring("", Phase.BACKWARD)
         left = dict(self._recomputed)
         for number, op in reversed(list(enumerate(self.plan.ops))):
-            again: Sequence[PlannedOp] = left.pop(op.piece, ())
+            again: Sequence[PlannedOp] = left.pop(op.segment, ())
             for one in again:
-                self._bring(one.name, Phase.AGAIN)
+                self._bring(one.name, Phase.RECOMPUTE)
                 self._compute(one, "again", one.forward_seconds)
-            if not op.piece:
+            if not op.segment:
                 self._fly_again(op.name)
-                self._bring(op.name, Phase.AGAIN)
+                self._bring(op.name, Phase.RECOMPUTE)
             self._compute(op, "backward", op.backward_seconds)
             self._bring(op.name, Phase.BACKWARD)
             self._sum(number)
             self._scatter(number)
-        self._waits += self._scattering
+        if self._final:
+            self._waits += self._scattering
 
     def finish(self) -> None:
         """What is done once, when all micro-batches are through."""
-        for t in self.plan.transfers:
-            if t.times == 1 and self.plan.micro_batches > 1:
-                self._communicate([t], t.seconds)
+        for moved in self._moved.values():
+            for t in moved:
+                if t.times == 1 < self.plan.micro_batches and t.phase is Phase.BACKWARD:
+                    self._communicate([t], t.seconds)
         for parameter in self.plan.parameters:
             where = parameter.name.rpartition(".")[0]
             self._add(f"update {parameter.name}", "update", parameter.seconds, where)
@@ -203,11 +226,17 @@ class _Tasks:
     def _bring(self, consumer: str, phase: Phase) -> None:
         """Redistributions that the next operator waits for."""
         for t in self._moved[consumer, phase]:
-            if t.times == self.plan.micro_batches:
+            once = self._first and phase is Phase.FORWARD
+            if t.times == self.plan.micro_batches or (t.times == 1 and once):
                 self._communicate([t], Seconds(t.seconds / t.times))
 
     def _sum(self, number: int) -> None:
-        """Send off the buckets that are full now, and after the last one wait for all."""
+        """Send off the buckets that are full now, and after the last one wait for all.
+
+        Micro-batches add gradients up, and the last one sums them over ranks.
+        """
+        if not self._final:
+            return
         for bucket in self._full.get(number, ()):
             name = f"sum gradients of {len(bucket.sums)} parameters"
             self._summing.append(self._send(name, bucket.sums, _BY_SUMS))
@@ -216,12 +245,14 @@ class _Tasks:
 
     def _fly(self, number: int) -> None:
         """Send for the copies that are needed next, and wait for those needed now."""
-        landing = self._landing.get(number, ())
-        first = (0,) if 0 in landing else ()
-        for place in (*first, *(place + 1 for place in landing if place + 1 < len(self._flights))):
-            copies = self._flights[place].forward
-            name = f"gather {len(copies)} parameters"
-            self._flying[place] = self._send(name, copies, _BY_COPIES)
+        landing = [place for place in self._landing.get(number, ()) if place in self._gathered]
+        following = dict(pairwise(self._gathered))
+        for place in landing:
+            for one in (place, following.get(place, place)):
+                if one not in self._flying:
+                    copies = self._flights[one].forward
+                    name = f"gather {len(copies)} parameters"
+                    self._flying[one] = self._send(name, copies, _BY_COPIES)
         self._waits += [self._flying.pop(place) for place in landing]
 
     def _fly_again(self, consumer: str) -> None:
@@ -251,10 +282,15 @@ class _Tasks:
                 self._waits += self._scattering
                 name = f"scatter gradients of {len(gradients)} parameters"
                 self._scattering = [self._send(name, gradients, _BY_COPIES)]
+            if self._final and (sums := self._flights[place].summed):
+                self._waits += self._scattering
+                self._scattering = [
+                    self._send(f"sum gradients of {len(sums)} parameters", sums, _BY_SUMS)
+                ]
 
     def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
         """Something that is on its way while the device goes on, as slow as it makes it."""
-        seconds = sum(t.seconds for t in together)
+        seconds = sum(t.seconds / t.times for t in together)
         before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
         collectives, phase = together[0].collectives, together[0].phase.value
         what = collectives[-1]

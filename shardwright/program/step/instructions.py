@@ -1,0 +1,337 @@
+"""The instructions of a step program, and the program itself.
+
+A step program is everything that one rank does in one training step, in order: it runs regions of
+operators forward and backward, starts transfers and waits for them, adds gradients up and frees
+values. It is a value: it prints as text, one line an instruction, and knows no torch. An executor
+runs it (`runtime/executor`), and simulations play it.
+
+Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; of several contributions to
+it each has a number. What they add up to for a parameter or an input `w` is `total/w`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES
+from shardwright.ir.layout import Mesh
+from shardwright.ir.redistribution import Collective
+from shardwright.program.instructions import (
+    Compute,
+    Instruction,
+    Joint,
+    Load,
+    Move,
+    Shape,
+    SharedAttention,
+)
+
+TOTAL = "total/"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operators without communication between them: a function of `inputs`.
+
+    Regions that do the same are one region. `variants` are its instructions for tiles that start
+    at different places of the whole tensor, as micro-batches have them; names of values are the
+    same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
+    Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
+    again.
+    """
+
+    variants: tuple[tuple[Instruction, ...], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    trained: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    dropped: tuple[bool, ...]
+
+    @property
+    def communicates(self) -> tuple[str, ...]:
+        """The mesh axes along which an operator of the region communicates inside of itself."""
+        return tuple(dict.fromkeys(a for one in self.variants[0] for a in inner_axes(one)))
+
+    def __str__(self) -> str:
+        lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]
+        lines += [f"    {line}" for one in self.variants[0] for line in str(one).splitlines()]
+        lines.append(f"    return {', '.join(f'%{name}' for name in self.outputs)}")
+        return "\n".join(lines)
+
+
+def inner_axes(one: Instruction) -> tuple[str, ...]:
+    """The mesh axes along which an operator communicates while it computes."""
+    if isinstance(one, Joint):
+        return one.axes
+    if isinstance(one, SharedAttention):
+        return (one.axis,)
+    if isinstance(one, Compute) and one.routing is not None:
+        return tuple(axis for axis, _ in one.routing.hops)
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Runs a region. With `saves` its backward pass will follow, under the name `call`.
+
+    `again` marks a run that repeats an earlier one, for the backward pass. `ops` names the
+    operators of the graph that it runs, one for each instruction of the region; empty for none.
+    """
+
+    region: int
+    variant: int
+    call: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    saves: bool
+    again: bool = False
+    ops: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        word = "recompute" if self.again else "forward"
+        tail = "" if self.saves else ", saves nothing"
+        return f"{_names(self.outputs)} = {word} {self.region}({_names(self.inputs)}){tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Computes gradients of the inputs of the call `call`, and frees what it saved.
+
+    `given` has, per output of the region, the names of gradients that add up to that output's;
+    none where no gradient comes. `made` has per input the name of its gradient, empty where it
+    has none or is added to a total: `totals` has (position, the total), which may not be there yet.
+    `copies` are the dropped inputs: (position, the value that is there again).
+    """
+
+    region: int
+    call: str
+    given: tuple[tuple[str, ...], ...]
+    made: tuple[str, ...]
+    copies: tuple[tuple[int, str], ...] = ()
+    totals: tuple[tuple[int, str], ...] = ()
+
+    def __str__(self) -> str:
+        given = ", ".join(" + ".join(f"%{name}" for name in names) or "0" for names in self.given)
+        made = ", ".join(
+            [f"%{name}" for name in self.made if name] + [f"%{total} +" for _, total in self.totals]
+        )
+        again = f", with {_names(name for _, name in self.copies)}" if self.copies else ""
+        return f"{made} = backward {self.call}({given}){again}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a transfer: `value`, after the moves `local` and then `move`, is `result`.
+
+    The moves see the tensor as `atoms`, one dimension each; `shape` is the result's own.
+    `length` is the number of elements of this rank's tensor that the move takes, and `dtype` what
+    it is sent in. The result of a cast has the `dtype` too. A gradient that is missing is zeros.
+    """
+
+    value: str
+    result: str
+    atoms: Shape
+    local: tuple[Move, ...]
+    move: Move
+    shape: Shape
+    dtype: str
+
+    @property
+    def sent(self) -> Shape:
+        """The shape in which the move takes the tensor."""
+        return after_moves(self.atoms, self.local)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole that the move gathers, or of the tensor that it sums or exchanges."""
+        whole = self.move.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+        shape = self.move.whole if whole else self.sent
+        return prod(shape) * ITEM_BYTES[self.dtype]
+
+
+def after_moves(shape: Shape, moves: tuple[Move, ...]) -> Shape:
+    """The shape of a tensor of `shape` after moves without communication."""
+    for move in moves:
+        if move.collective is Collective.SLICE:
+            shape = (*shape[: move.dst], move.length, *shape[move.dst + 1 :])
+        elif move.collective is Collective.EMBED:
+            shape = move.whole
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Starts a collective on `channel`, of all `parts` in one buffer.
+
+    `handle` names it; the results are there after the `Wait` for it. The channel is the mesh axis
+    whose devices take part.
+    """
+
+    collective: Collective
+    channel: str
+    parts: tuple[Part, ...]
+    handle: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def __str__(self) -> str:
+        values = _names(part.value for part in self.parts)
+        return f"{self.handle} = {self.collective.value}({values}) on {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits for a transfer; then its `results` are there."""
+
+    handle: str
+    results: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{_names(self.results)} = wait {self.handle}"
+
+
+@dataclass(frozen=True, slots=True)
+class Relayout:
+    """`result` is `value` in another layout, without communication; both as in `Part`."""
+
+    value: str
+    result: str
+    atoms: Shape
+    local: tuple[Move, ...]
+    shape: Shape
+    dtype: str
+
+    def __str__(self) -> str:
+        moves = ", ".join(f"{move.collective.value} {move.axis}" for move in self.local)
+        return f"%{self.result} = {moves or 'view'}(%{self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """`result` is the sum of `terms`, contributions to one gradient."""
+
+    result: str
+    terms: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"%{self.result} = {' + '.join(f'%{name}' for name in self.terms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Adds `value` to `total`, in place; the first of a step is the total."""
+
+    total: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"%{self.total} += %{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Forgets values. What a region saved of them lives on until its backward pass."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"free {_names(self.names)}"
+
+
+StepInstruction = Forward | Backward | Transfer | Wait | Relayout | Add | Accumulate | Free
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """One step of `rank`.
+
+    When it begins there are `leaves`, parameters as `loads` say, buffers and constants, this
+    rank's part of the `inputs`: (leaf, micro-batch, its value), and gradients of the results that
+    are `seeds`: (value, gradient). It returns `outputs`, `gradients`: (leaf or input, its
+    gradient), and `updates`: (buffer, its new content). With `fixed_offsets` no region has several
+    variants. `passes` names what rewrote it.
+    """
+
+    mesh: Mesh
+    rank: int
+    regions: tuple[Region, ...]
+    leaves: tuple[str, ...]
+    loads: tuple[Load, ...]
+    inputs: tuple[tuple[str, int, str], ...]
+    seeds: tuple[tuple[str, str], ...]
+    instructions: tuple[StepInstruction, ...]
+    outputs: tuple[str, ...]
+    gradients: tuple[tuple[str, str], ...]
+    updates: tuple[tuple[str, str], ...]
+    fixed_offsets: bool = False
+    passes: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of all values that are there when the program begins."""
+        inputs, seeds = (v for _, _, v in self.inputs), (g for _, g in self.seeds)
+        return (*self.leaves, *inputs, *seeds)
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The names of all values that are wanted at the end."""
+        gradients, updates = (v for _, v in self.gradients), (v for _, v in self.updates)
+        return (*self.outputs, *gradients, *updates)
+
+    def transfers(self) -> Iterator[Transfer]:
+        """All collectives, in the order in which they are started."""
+        return (one for one in self.instructions if isinstance(one, Transfer))
+
+    def __str__(self) -> str:
+        lines = [f"rank {self.rank} of {self.mesh}"]
+        lines += [f"region {number}{region}" for number, region in enumerate(self.regions)]
+        lines += [str(one) for one in self.instructions]
+        lines += [f"gradient of %{leaf} is %{value}" for leaf, value in self.gradients]
+        lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
+        lines.append(f"return {_names(self.outputs)}")
+        return "\n".join(lines)
+
+
+def reads(one: StepInstruction) -> tuple[str, ...]:
+    """Names of the values that an instruction takes."""
+    match one:
+        case Forward():
+            return one.inputs
+        case Backward():
+            given = (name for names in one.given for name in names)
+            return (*given, *(name for _, name in one.copies))
+        case Transfer():
+            return tuple(part.value for part in one.parts)
+        case Relayout():
+            return (one.value,)
+        case Add():
+            return one.terms
+        case Accumulate():
+            return (one.value,)
+        case Wait() | Free():
+            return ()
+
+
+def writes(one: StepInstruction) -> tuple[str, ...]:
+    """Names of the values that are there after an instruction."""
+    match one:
+        case Forward():
+            return one.outputs
+        case Backward():
+            return (*(name for name in one.made if name), *(total for _, total in one.totals))
+        case Wait():
+            return one.results
+        case Relayout() | Add():
+            return (one.result,)
+        case Accumulate():
+            return (one.total,)
+        case Transfer() | Free():
+            return ()
+
+
+def _names(names: Iterator[str] | tuple[str, ...]) -> str:
+    return ", ".join(f"%{name}" for name in names)

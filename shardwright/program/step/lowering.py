@@ -1,0 +1,404 @@
+"""Lowers the forward programs of a step's micro-batches to one step program.
+
+The result is naive: every redistribution is a transfer right before its first reader, which waits
+for it, and every gradient is reduced as soon as it is complete. Passes make it fast.
+
+Reverse mode is done here, on instructions: the backward pass of a region is one instruction, that
+of a redistribution is the redistribution of its gradient, and a recomputed segment runs again
+before its backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.redistribution import Collective
+from shardwright.program.instructions import (
+    Move,
+    Program,
+    Redistribute,
+    Shape,
+    writes,
+)
+from shardwright.program.step.dead_code import without_dead
+from shardwright.program.step.instructions import (
+    TOTAL,
+    Accumulate,
+    Add,
+    Backward,
+    Forward,
+    Part,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    after_moves,
+)
+from shardwright.program.step.regions import RegionTable
+from shardwright.program.step.stretches import (
+    Item,
+    Redistribution,
+    Stretch,
+    communicates,
+    dropped_copies,
+    items,
+    loads,
+    op_name,
+    value_types,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step is lowered from.
+
+    `programs` are those of its micro-batches, one after the other, without buckets and operators
+    in place, for `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where
+    the parameter lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
+    tiles start at different places are different regions.
+    """
+
+    mesh: Mesh
+    rank: int
+    graph: Graph
+    programs: Sequence[Program]
+    reductions: Sequence[Redistribute] = ()
+    rewrite: Callable[[Program, Graph], Program] | None = None
+    fixed_offsets: bool = False
+
+
+def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
+    """The micro-batches one after the other, each forward and, if it `trains`, backward."""
+    writer = _Writer(step)
+    seeds: list[tuple[str, str]] = []
+    for number, program in enumerate(step.programs):
+        batch = _MicroBatch(writer, program, number)
+        batch.forward()
+        writer.collect("out", map(batch.value, program.outputs))
+        writer.collect("update", (batch.value(name) for _, name in program.updates))
+        loss = program.outputs[0]
+        if trains and batch.is_trained(loss):
+            seeds.append((batch.value(loss), f"grad/out/0{batch.tag}"))
+            batch.backward(loss, seeds[-1][1])
+    first = step.programs[0]
+    lowered = StepProgram(
+        mesh=step.mesh,
+        rank=step.rank,
+        regions=tuple(writer.table.regions),
+        leaves=tuple(name for name in first.leaves if writer.kind[name] is not LeafKind.INPUT),
+        loads=tuple(loads(first).values()),
+        inputs=tuple(writer.inputs),
+        seeds=tuple(seeds),
+        instructions=writer.finished(step.reductions),
+        outputs=tuple(f"out/{i}" for i in range(len(first.outputs))),
+        gradients=tuple(writer.gradients.items()),
+        updates=tuple((buffer, f"update/{i}") for i, (buffer, _) in enumerate(first.updates)),
+        fixed_offsets=step.fixed_offsets,
+    )
+    return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))
+
+
+class _Writer:
+    """What all micro-batches share: instructions, regions, sums of gradients."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.graph = step.graph
+        self.masters = master_weights(step.graph)
+        self.kind = {leaf.name: leaf.kind for leaf in step.graph.leaves}
+        self.table = RegionTable(step.fixed_offsets)
+        self.instructions: list[StepInstruction] = []
+        self.gradients: dict[str, str] = {}  # leaf -> the sum of its gradients
+        self.inputs: list[tuple[str, int, str]] = []  # leaf, micro-batch, its value there
+        self.shared = _shared(step.programs)
+        self.gathered: set[str] = set()  # shared copies that are there
+        self._handles = 0
+        self._parts: dict[int, _Parts] = {}  # by the program, which is the same object
+
+    def parts(self, program: Program) -> _Parts:
+        """The stretches of a program."""
+        if id(program) not in self._parts:
+            self._parts[id(program)] = _Parts(self.step, program)
+        return self._parts[id(program)]
+
+    def dtype(self, leaf: str) -> str:
+        """The dtype in which a leaf is given."""
+        return MASTER if leaf in self.masters else self.graph.tensor[leaf].dtype
+
+    def collect(self, prefix: str, values: Iterable[str]) -> None:
+        """Add what a micro-batch returns to what those before it did."""
+        for number, value in enumerate(values):
+            self.instructions.append(Accumulate(f"{prefix}/{number}", value))
+
+    def accumulate(self, leaf: str, gradient: str) -> None:
+        """Add a gradient of a leaf to those that came before."""
+        total = self.gradients.setdefault(leaf, f"{TOTAL}{leaf}")
+        self.instructions.append(Accumulate(total, gradient))
+
+    def move(
+        self, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape, dtype: str
+    ) -> list[StepInstruction]:
+        """`result` is `value` after `moves`: one transfer for each that communicates."""
+        found: list[StepInstruction] = []
+        local: list[Move] = []
+        left = sum(move.collective.moves_data for move in moves)
+        for move in moves:
+            if not move.collective.moves_data:
+                local.append(move)
+                continue
+            left -= 1
+            last = not left and move is moves[-1]
+            name = result if last else f"{result}/step{left}"
+            before = after_moves(atoms, tuple(local))
+            after = _after(before, move)
+            part = Part(value, name, atoms, tuple(local), move, shape if last else after, dtype)
+            self._handles += 1
+            handle = f"t{self._handles}"
+            found.append(Transfer(move.collective, move.axis, (part,), handle))
+            found.append(Wait(handle, (name,)))
+            value, atoms, local = name, after, []
+        if local or not found:
+            found.append(Relayout(value, result, atoms, tuple(local), shape, dtype))
+        return found
+
+    def finished(self, reductions: Sequence[Redistribute]) -> tuple[StepInstruction, ...]:
+        """All instructions, gradients reduced when the last micro-batch has added to them."""
+        wanted = {one.value: one for one in reductions if one.value in self.gradients}
+        found: list[StepInstruction] = []
+        for one in reversed(self.instructions):
+            leaf = one.total.removeprefix(TOTAL) if isinstance(one, Accumulate) else ""
+            if leaf in wanted and self.gradients[leaf] == f"{TOTAL}{leaf}":
+                how = wanted.pop(leaf)
+                total, result = f"{TOTAL}{leaf}", f"{TOTAL}{leaf}/reduced"
+                moved = self.move(
+                    total, result, how.forward, how.atoms_before, how.after, self.dtype(leaf)
+                )
+                found += reversed(moved)
+                self.gradients[leaf] = result
+            found.append(one)
+        return tuple(found[::-1])
+
+
+class _Parts:
+    """A micro-batch's program in stretches; equal micro-batches share one."""
+
+    def __init__(self, step: Step, program: Program) -> None:
+        reduced = {one.value for one in step.reductions}
+        self.program = program
+        self.loads = loads(program)
+        self.items = items(program, step.graph, reduced, step.rewrite)
+        self.types = value_types(program, step.graph)
+        self.redistributed = {
+            one.instruction.result: one for one in self.items if isinstance(one, Redistribution)
+        }
+        # What each segment of recomputation has: places of items, and names of values made there.
+        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        self.made: defaultdict[int, set[str]] = defaultdict(set)
+        for place, item in enumerate(self.items):
+            self.places[item.segment].append(place)
+            self.made[item.segment].update(_made(item))
+        self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
+
+
+class _MicroBatch:
+    """One micro-batch while it is written."""
+
+    def __init__(self, writer: _Writer, program: Program, number: int) -> None:
+        self.writer, self.number = writer, number
+        self.tag = f"@{number}" if len(writer.step.programs) > 1 else ""
+        parts = writer.parts(program)
+        self.parts, self.items, self.types = parts, parts.items, parts.types
+        self.loads, self.redistributed, self.used = parts.loads, parts.redistributed, parts.used
+        self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
+        self.contributions: Counter[str] = Counter()
+        self.again: set[str] = set()  # values that are made again, in the backward pass
+        stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
+        self.calls = {at: f"r{number}{self.tag}" for number, at in enumerate(stretches)}
+        for leaf in writer.graph.leaves_of(LeafKind.INPUT):
+            writer.inputs.append((leaf.name, number, f"{leaf.name}{self.tag}"))
+
+    def forward(self) -> None:
+        """The forward pass."""
+        for place, item in enumerate(self.items):
+            if isinstance(item, Stretch):
+                saves = not item.segment
+                self.writer.instructions.append(self.run(place, item, saves=saves, again=False))
+            elif item.instruction.result in self.writer.shared:
+                if item.instruction.result not in self.writer.gathered:
+                    self.writer.gathered.add(item.instruction.result)
+                    self.redistribute(item)
+            else:
+                self.redistribute(item)
+
+    def backward(self, loss: str, seed: str) -> None:
+        """The backward pass, from the gradient `seed` of the value `loss`."""
+        self.give(loss, seed)
+        rerun: set[int] = set()
+        for place, item in reversed(list(enumerate(self.items))):
+            if item.segment and item.segment not in rerun:
+                rerun.add(item.segment)
+                if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
+                    self.recompute(item.segment)
+            if isinstance(item, Stretch):
+                self.run_backward(place, item)
+            else:
+                self.redistribute_gradient(item.instruction)
+
+    def recompute(self, segment: int) -> None:
+        """Run a segment again."""
+        self.again.update(self.parts.made[segment])
+        for place in self.parts.places[segment]:
+            item = self.items[place]
+            if isinstance(item, Stretch):
+                self.writer.instructions.append(self.run(place, item, saves=True, again=True))
+            else:
+                self.redistribute(item)
+
+    def run(self, place: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
+        """One stretch forward."""
+        if place not in self.used:
+            self.used[place] = self.writer.table.add(
+                item.instructions,
+                item.inputs,
+                item.outputs,
+                map(self.is_trained, item.inputs),
+                map(self.is_trained, item.outputs),
+                (name in item.copies for name in item.inputs),
+            )
+        region, variant = self.used[place]
+        ops = tuple(op_name(one) for one in item.instructions)
+        inputs = tuple(self.value(name) for name in item.inputs)
+        outputs = tuple(self.value(name) for name in item.outputs)
+        return Forward(region, variant, self.calls[place], inputs, outputs, saves, again, ops)
+
+    def run_backward(self, place: int, item: Stretch) -> None:
+        """One stretch backward, if a gradient of its results is known."""
+        given = tuple(tuple(self.grads.pop(name, ())) for name in item.outputs)
+        if not any(given):
+            return
+        copies: list[tuple[int, str]] = []
+        for position, name in enumerate(item.inputs):
+            if (copy := item.copies.get(name)) is None:
+                continue
+            if copy not in self.again:
+                self.again.add(copy)
+                self.redistribute(self.redistributed[copy])
+            copies.append((position, self.value(copy)))
+        made: list[str] = []
+        for name in item.inputs:
+            made.append(self.contribution(name) if self.is_trained(name) else "")
+        region, _ = self.used[place]
+        self.writer.instructions.append(
+            Backward(region, self.calls[place], given, tuple(made), tuple(copies))
+        )
+        for name, gradient in zip(item.inputs, made, strict=True):
+            if gradient:
+                self.give(name, gradient)
+
+    def redistribute(self, item: Redistribution) -> None:
+        """A redistribution forward; without moves its result is the value itself."""
+        one = item.instruction
+        if not one.forward:
+            return
+        dtype = one.cast[0] if one.cast else self.types[one.value].dtype
+        self.writer.instructions += self.writer.move(
+            self.value(one.value),
+            self.value(one.result),
+            one.forward,
+            one.atoms_before,
+            one.after,
+            dtype,
+        )
+
+    def redistribute_gradient(self, one: Redistribute) -> None:
+        """The gradient of a redistribution's result takes its way back."""
+        given = self.grads.pop(one.result, [])
+        if not given or not one.differentiable:
+            return
+        if not one.backward and not one.cast:
+            for gradient in given:
+                self.give(one.value, gradient)
+            return
+        if len(given) > 1:
+            total = self.contribution(f"{one.result}/sum")
+            self.writer.instructions.append(Add(total, tuple(given)))
+            given = [total]
+        dtype = one.cast[1] if one.cast else self.types[one.result].dtype
+        result = self.contribution(one.value)
+        self.writer.instructions += self.writer.move(
+            given[0], result, one.backward, one.atoms_grad, one.before, dtype
+        )
+        self.give(one.value, result)
+
+    def give(self, name: str, gradient: str) -> None:
+        """A contribution to the gradient of a value."""
+        leaf = self.loads[name].leaf if name in self.loads else name
+        if leaf in self.writer.kind:
+            kind = self.writer.kind[leaf]
+            self.writer.accumulate(self.value(leaf) if kind is LeafKind.INPUT else leaf, gradient)
+        else:
+            self.grads.setdefault(name, []).append(gradient)
+
+    def contribution(self, name: str) -> str:
+        """A new name for a contribution to the gradient of a value."""
+        known = self.contributions[name]
+        self.contributions[name] += 1
+        return f"grad/{name}{self.tag}{f'.{known}' if known else ''}"
+
+    def value(self, name: str) -> str:
+        """The name in the step program of a value of this micro-batch's program."""
+        while (found := self.redistributed.get(name)) and not found.instruction.forward:
+            name = found.instruction.value
+        if name in self.loads:
+            return self.loads[name].leaf
+        kind = self.writer.kind.get(name)
+        if kind is not None and kind is not LeafKind.INPUT:
+            return name
+        if name in self.writer.shared:
+            return name
+        return f"{name}{self.tag}{'~' if name in self.again else ''}"
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a gradient of a value of the program is wanted."""
+        return self.types[name].trained
+
+
+def _made(item: Item) -> tuple[str, ...]:
+    """Names of the values that an item makes."""
+    if isinstance(item, Redistribution):
+        return (item.instruction.result,)
+    return tuple(name for one in item.instructions for name in writes(one))
+
+
+def _after(shape: Shape, move: Move) -> Shape:
+    """The shape of a tensor of `shape` after a move that communicates."""
+    match move.collective:
+        case Collective.ALL_REDUCE:
+            return shape
+        case Collective.ALL_GATHER:
+            return move.whole
+    return (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
+
+
+def _shared(programs: Sequence[Program]) -> frozenset[str]:
+    """Copies of parameters that are made once a step, for all micro-batches, and kept."""
+    found: set[tuple[str, Redistribute]] | None = None
+    for program in programs:
+        sources = set(loads(program))
+        dropped = dropped_copies(program)
+        mine: dict[str, Redistribute] = {}
+        for one in program.instructions:
+            if not isinstance(one, Redistribute) or one.value not in sources or not one.forward:
+                continue
+            if one.result not in dropped and communicates(one):
+                mine[one.result] = one
+                sources.add(one.result)
+        same = set(mine.items())
+        found = same if found is None else found & same
+    return frozenset(name for name, _ in found or ())

@@ -1,0 +1,1 @@
+"""Passes over step programs, one a file: equal values, less time."""

@@ -1,0 +1,36 @@
+"""Lets backward passes add gradients of parameters to those that are there.
+
+Else a region's gradients would all be there at once, beside their sums so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.program.step.instructions import (
+    Accumulate,
+    Backward,
+    StepInstruction,
+    StepProgram,
+)
+from shardwright.program.step.purposes import readers_of
+
+
+def accumulate(program: StepProgram) -> StepProgram:
+    """`program` without `Accumulate`s of what a backward pass makes."""
+    readers = readers_of(program.instructions)
+    added = {one.value: one for one in program.instructions if isinstance(one, Accumulate)}
+    gone: set[int] = set()
+    found: list[StepInstruction] = []
+    for one in program.instructions:
+        if isinstance(one, Backward):
+            made, totals = list(one.made), list(one.totals)
+            for i, name in enumerate(one.made):
+                if name in added and len(readers[name]) == 1:
+                    made[i] = ""
+                    totals.append((i, added[name].total))
+                    gone.add(id(added[name]))
+            one = replace(one, made=tuple(made), totals=tuple(totals))
+        if id(one) not in gone:
+            found.append(one)
+    return replace(program, instructions=tuple(found))

@@ -1,0 +1,181 @@
+"""Buckets transfers of parameters, of their gradients and of results.
+
+A collective of many tensors pays its latency once. Copies that are read one after the other are
+gathered together before the first is read; gradients are reduced together when the last is
+complete (Li et al., PyTorch Distributed, VLDB 2020; FSDP, arXiv 2304.11277, whose buckets are
+modules; these are of equal size). Results are summed together when the last one is known.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.ir.buckets import gather_buckets, gradient_buckets
+from shardwright.ir.graph import VerifyError
+from shardwright.ir.redistribution import Collective
+from shardwright.program.step.instructions import (
+    Accumulate,
+    Add,
+    Backward,
+    Forward,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
+from shardwright.program.step.purposes import Purpose, purposes
+
+Kind = tuple[Collective, str, str]
+_BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+
+
+def bucket(program: StepProgram) -> StepProgram:
+    """`program` with transfers in buckets."""
+    known = purposes(program)
+    instructions = list(program.instructions)
+    for purpose in (Purpose.COPY, Purpose.GRADIENT, Purpose.RESULT):
+        # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
+        # may be summed once more.
+        for level in range(len(program.mesh.axes) + 1):
+            groups = [g for g in _groups(instructions, known, purpose, level) if len(g) > 1]
+            if groups:
+                merge = _gathered if purpose is Purpose.COPY else _reduced
+                instructions = merge(instructions, groups)
+    return replace(program, instructions=tuple(instructions))
+
+
+def _groups(
+    instructions: Sequence[StepInstruction],
+    known: Mapping[str, Purpose],
+    purpose: Purpose,
+    level: int,
+) -> Iterator[list[str]]:
+    """The handles of each bucket, of transfers that have `level` others of the purpose before."""
+    depth: dict[str, int] = {}
+    levels: dict[str, int] = {}
+    runs: defaultdict[tuple[int, Kind], list[Transfer]] = defaultdict(list)
+    part_of_step, backward = 0, False
+    for one in instructions:
+        if isinstance(one, Forward | Backward) and backward != isinstance(one, Backward):
+            backward, part_of_step = not backward, part_of_step + 1
+        if isinstance(one, Wait) and one.handle in levels:
+            depth.update(dict.fromkeys(one.results, levels[one.handle] + 1))
+        elif isinstance(one, Relayout | Add | Accumulate):
+            deepest = max((depth.get(name, 0) for name in (*reads(one), *writes(one))), default=0)
+            depth.update(dict.fromkeys(writes(one), deepest))
+        if not isinstance(one, Transfer) or known[one.handle] is not purpose:
+            continue
+        levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
+        if levels[one.handle] == level and one.collective in _BUCKETED:
+            kind = one.collective, one.channel, one.parts[0].dtype
+            run = 0 if purpose is Purpose.RESULT else part_of_step
+            runs[run, kind].append(one)
+    for found in runs.values():
+        yield from _filled(found, purpose, level)
+
+
+def _filled(run: Sequence[Transfer], purpose: Purpose, level: int) -> Iterator[list[str]]:
+    """Buckets of transfers of one kind, given in the order of the program."""
+    if purpose is Purpose.RESULT:
+        yield [one.handle for one in run]
+        return
+    # Gradients come in the opposite order of that in which parameters are read.
+    ordered = run if purpose is Purpose.COPY else run[::-1]
+    sizes = [one.bytes for one in ordered]
+    if run[0].collective is Collective.ALL_REDUCE and purpose is Purpose.GRADIENT and not level:
+        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes)
+    else:
+        numbers = gather_buckets((size, None) for size in sizes)
+    for group in numbers:
+        yield [ordered[i].handle for i in group]
+
+
+def _gathered(
+    instructions: list[StepInstruction], groups: Sequence[Sequence[str]]
+) -> list[StepInstruction]:
+    """Each group in one transfer, at the place of its first.
+
+    What is not there yet stays alone.
+    """
+    group = {handle: number for number, handles in enumerate(groups) for handle in handles}
+    made: set[str] = set()
+    late = {name for one in instructions for name in writes(one)}
+    first: dict[int, set[str]] = {}  # group -> what is made behind its first transfer
+    members: defaultdict[int, list[Transfer]] = defaultdict(list)
+    for one in instructions:
+        if isinstance(one, Transfer) and one.handle in group:
+            number = group[one.handle]
+            if number not in first:
+                first[number] = late - made
+            if first[number].isdisjoint(reads(one)):
+                members[number].append(one)
+        made.update(writes(one))
+    merged = {ones[0].handle: ones for ones in members.values()}
+    gone = {one.handle for ones in members.values() for one in ones}
+    found: list[StepInstruction] = []
+    for one in instructions:
+        if isinstance(one, Transfer) and one.handle in merged:
+            found += _merged(merged[one.handle])
+        elif not (isinstance(one, Transfer | Wait) and one.handle in gone):
+            found.append(one)
+    return found
+
+
+@dataclass
+class _Open:
+    """A group whose last transfer has not come yet, and what depends on those before."""
+
+    last: int
+    members: list[Transfer] = field(default_factory=list)
+    behind: list[StepInstruction] = field(default_factory=list)
+
+
+def _reduced(
+    instructions: list[StepInstruction], groups: Sequence[Sequence[str]]
+) -> list[StepInstruction]:
+    """Each group in one transfer, at the place of its last; what depends on it follows."""
+    group = {handle: number for number, handles in enumerate(groups) for handle in handles}
+    last: dict[int, int] = {}
+    for at, one in enumerate(instructions):
+        if isinstance(one, Transfer) and one.handle in group:
+            last[group[one.handle]] = at
+    open_groups = {number: _Open(at) for number, at in last.items()}
+    needs: dict[str, int] = {}  # value, or handle, that depends on a group
+    found: list[StepInstruction] = []
+    for at, one in enumerate(instructions):
+        if isinstance(one, Transfer) and one.handle in group:
+            number = group[one.handle]
+            mine = open_groups[number]
+            if any(needs.get(name) in open_groups for name in reads(one)):
+                raise VerifyError(f"{one}: depends on a bucket that is not complete")
+            mine.members.append(one)
+            needs.update((part.result, number) for part in one.parts)
+            if at == mine.last:
+                found += [*_merged(mine.members), *mine.behind]
+                del open_groups[number]
+            continue
+        if isinstance(one, Wait) and one.handle in group:
+            continue
+        names = (one.handle,) if isinstance(one, Wait) else reads(one)
+        waited = {needs[name] for name in names if needs.get(name) in open_groups}
+        if not waited:
+            found.append(one)
+            continue
+        number = max(waited, key=lambda each: open_groups[each].last)
+        open_groups[number].behind.append(one)
+        needs.update(dict.fromkeys(writes(one), number))
+        if isinstance(one, Transfer):
+            needs[one.handle] = number
+    return found
+
+
+def _merged(members: Sequence[Transfer]) -> tuple[Transfer, Wait]:
+    first = members[0]
+    parts = tuple(part for one in members for part in one.parts)
+    merged = replace(first, parts=parts)
+    return merged, Wait(first.handle, tuple(part.result for part in parts))

@@ -1,0 +1,84 @@
+"""Waits for reductions as late as their buffers allow, so that operators run in the meantime.
+
+A bucket of gradients that is scattered holds a buffer beside them: it is waited for when the next
+one is complete. Sums of whole gradients, and of results, are waited for at the end of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from shardwright.ir.redistribution import Collective
+from shardwright.program.step.instructions import (
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
+from shardwright.program.step.purposes import Purpose, purposes
+
+_LATE = (Purpose.GRADIENT, Purpose.RESULT)
+
+
+def delay_waits(program: StepProgram) -> StepProgram:
+    """`program` with late waits for gradients and results, and what depends on them."""
+    known = purposes(program)
+    transfers = {one.handle: one for one in program.transfers()}
+    found: list[StepInstruction] = []
+    delayed: list[_Delayed] = []
+    for one in program.instructions:
+        if needed := [each for each in delayed if each.needs(one)]:
+            delayed = [each for each in delayed if each not in needed]
+            delayed.append(_Delayed.all_of(needed))
+            delayed[-1].add(one)
+        elif isinstance(one, Wait) and known[one.handle] in _LATE:
+            delayed.append(_Delayed([transfers[one.handle]]))
+            delayed[-1].add(one)
+        else:
+            if isinstance(one, Transfer) and known[one.handle] is Purpose.GRADIENT:
+                for each in [each for each in delayed if each.holds_a_buffer(one)]:
+                    delayed.remove(each)
+                    found += each.instructions
+            found.append(one)
+    for each in delayed:
+        found += each.instructions
+    return replace(program, instructions=tuple(found))
+
+
+@dataclass(eq=False)
+class _Delayed:
+    """Waits for `sent`, and instructions that need what arrives."""
+
+    sent: list[Transfer]
+    instructions: list[StepInstruction] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    handles: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def all_of(parts: list[_Delayed]) -> _Delayed:
+        found = _Delayed([])
+        for part in parts:
+            found.sent += part.sent
+            found.instructions += part.instructions
+            found.names |= part.names
+            found.handles |= part.handles
+        return found
+
+    def needs(self, one: StepInstruction) -> bool:
+        """Whether an instruction has to come behind these."""
+        if isinstance(one, Wait):
+            return one.handle in self.handles
+        return not self.names.isdisjoint(reads(one))
+
+    def add(self, one: StepInstruction) -> None:
+        self.instructions.append(one)
+        self.names.update(writes(one))
+        if isinstance(one, Transfer):
+            self.handles.add(one.handle)
+
+    def holds_a_buffer(self, following: Transfer) -> bool:
+        """Whether a buffer is to be given back before the transfer `following` starts."""
+        scattered = [one for one in self.sent if one.collective is Collective.REDUCE_SCATTER]
+        return any(one.channel == following.channel for one in scattered)

@@ -1,0 +1,51 @@
+"""Starts gathers of parameters ahead of their first reader.
+
+The next bucket is gathered while operators read the one before it, in the forward pass, in the
+backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.program.step.instructions import (
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+)
+from shardwright.program.step.purposes import Purpose, purposes
+
+
+def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:
+    """`program` with each bucket of copies started when the one `ahead` buckets before arrives."""
+    known = purposes(program)
+    leaves = set(program.leaves)
+    waiting: list[str] = []  # handles of gathers, in the order in which they are waited for
+    gathers: dict[str, Transfer] = {}
+    for one in program.instructions:
+        if isinstance(one, Transfer) and known[one.handle] is Purpose.COPY:
+            if leaves.issuperset(reads(one)):
+                gathers[one.handle] = one
+        elif isinstance(one, Wait) and one.handle in gathers:
+            waiting.append(one.handle)
+    follows = dict(zip(waiting, waiting[ahead:], strict=False))
+    found: list[StepInstruction] = []
+    started: set[str] = set()
+    for one in program.instructions:
+        if isinstance(one, Transfer) and one.handle in gathers:
+            if one.handle not in started:
+                started.add(one.handle)
+                found.append(one)
+                if one.handle == waiting[0]:
+                    for other in waiting[1:ahead]:
+                        started.add(other)
+                        found.append(gathers[other])
+            continue
+        found.append(one)
+        following = follows.get(one.handle, "") if isinstance(one, Wait) else ""
+        if following and following not in started:
+            started.add(following)
+            found.append(gathers[following])
+    return replace(program, instructions=tuple(found))

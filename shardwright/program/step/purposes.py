@@ -1,0 +1,83 @@
+"""Classifies the transfers of a step program by what they move; passes treat each class apart."""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Sequence
+
+from shardwright.program.step.instructions import (
+    Accumulate,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+)
+
+
+class Purpose(enum.Enum):
+    """What is moved."""
+
+    COPY = "copy"  # a parameter, to be read as a whole
+    GRADIENT = "gradient"  # of a parameter, reduced to the layout that it is stored in
+    RESULT = "result"  # what the step returns, and no operator reads
+    ACTIVATION = "activation"
+
+
+def purposes(program: StepProgram) -> dict[str, Purpose]:
+    """The purpose of each transfer, by its handle."""
+    readers = readers_of(program.instructions)
+    waits = {one.handle: one for one in program.instructions if isinstance(one, Wait)}
+    totals = {value for _, value in program.gradients}
+    results = {*program.outputs, *(value for _, value in program.updates)}
+    ends: dict[str, set[str]] = {}  # value -> where it goes: "", if an operator reads it
+
+    def ends_of(name: str) -> set[str]:
+        if name not in ends:
+            found = {name} if name in totals or name in results else set()
+            ends[name] = found
+            for one in readers[name]:
+                if isinstance(one, Accumulate):
+                    found |= ends_of(one.total)
+                elif isinstance(one, Transfer):
+                    for part, result in zip(one.parts, waits[one.handle].results, strict=True):
+                        if part.value == name:
+                            found |= ends_of(result)
+                elif isinstance(one, Relayout):
+                    found |= ends_of(one.result)
+                else:
+                    found.add("")
+        return ends[name]
+
+    from_leaves = set(program.leaves)
+    found: dict[str, Purpose] = {}
+    for one in program.instructions:
+        if isinstance(one, Relayout) and one.value in from_leaves:
+            from_leaves.add(one.result)
+        if not isinstance(one, Transfer):
+            continue
+        made = waits[one.handle].results
+        goes = set().union(*(ends_of(name) for name in made))
+        if from_leaves.issuperset(reads(one)):
+            from_leaves.update(made)
+            found[one.handle] = Purpose.COPY
+        elif goes and goes <= totals:
+            found[one.handle] = Purpose.GRADIENT
+        elif goes and goes <= results:
+            found[one.handle] = Purpose.RESULT
+        else:
+            found[one.handle] = Purpose.ACTIVATION
+    return found
+
+
+def readers_of(
+    instructions: Sequence[StepInstruction],
+) -> defaultdict[str, list[StepInstruction]]:
+    """The instructions that read each value, in order."""
+    found: defaultdict[str, list[StepInstruction]] = defaultdict(list)
+    for one in instructions:
+        for name in dict.fromkeys(reads(one)):
+            found[name].append(one)
+    return found

@@ -1,0 +1,149 @@
+"""Collects the distinct regions of a step program.
+
+Layers and micro-batches repeat the same operators under other names. A region is written with
+names of its own, so that equal stretches are one region, compiled and simulated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from shardwright.ir.graph import Graph, Source
+from shardwright.program.instructions import (
+    CALLS,
+    Attention,
+    Compute,
+    Dropout,
+    Instruction,
+    Move,
+    Redistribute,
+    Uniform,
+    reads,
+    writes,
+)
+from shardwright.program.lower.rank_program import with_operands
+from shardwright.program.step.instructions import Region
+
+Instructions = tuple[Instruction, ...]
+
+
+class Used(NamedTuple):
+    """Which region a stretch of operators is, and which of its variants."""
+
+    region: int
+    variant: int
+
+
+@dataclass
+class RegionTable:
+    """Regions by what they do. With `fixed_offsets` other offsets make another region."""
+
+    fixed_offsets: bool = False
+    regions: list[Region] = field(default_factory=list)
+    _known: dict[object, int] = field(default_factory=dict)
+
+    def add(
+        self,
+        instructions: Sequence[Instruction],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        trained: Iterable[bool],
+        differentiable: Iterable[bool],
+        dropped: Iterable[bool],
+    ) -> Used:
+        """The region of `instructions`, which may be there already."""
+        names = {name: f"in{i}" for i, name in enumerate(inputs)}
+        written: list[Instruction] = []
+        for instruction in instructions:
+            for name in writes(instruction):
+                names[name] = f"v{len(names) - len(inputs)}"
+            written.append(renamed(instruction, names))
+        found = Region(
+            (tuple(written),),
+            tuple(names[name] for name in inputs),
+            tuple(names[name] for name in outputs),
+            tuple(trained),
+            tuple(differentiable),
+            tuple(dropped),
+        )
+        return self.use(found)
+
+    def use(self, found: Region) -> Used:
+        """The number and variant of a region of one variant."""
+        (variant,) = found.variants
+        form = variant if self.fixed_offsets else tuple(map(without_offsets, variant))
+        key = replace(found, variants=(form,))
+        number = self._known.setdefault(key, len(self.regions))
+        if number == len(self.regions):
+            self.regions.append(found)
+            return Used(number, 0)
+        known = self.regions[number].variants
+        if variant not in known:
+            self.regions[number] = replace(found, variants=(*known, variant))
+            return Used(number, len(known))
+        return Used(number, known.index(variant))
+
+
+def with_prefix(
+    instructions: Sequence[Instruction], given: Mapping[str, str], prefix: str
+) -> tuple[list[Instruction], dict[str, str]]:
+    """The instructions of a region, with inputs as `given`, and the new names of all its values."""
+    names = dict(given)
+    found: list[Instruction] = []
+    for one in instructions:
+        names.update((name, prefix + name) for name in writes(one))
+        found.append(renamed(one, names))
+    return found, names
+
+
+def of_the_graph(
+    instructions: Sequence[Instruction], ops: Sequence[str], graph: Graph
+) -> tuple[list[Instruction], dict[str, str]]:
+    """The instructions of a region as operators `ops` of `graph`, and the names of all values.
+
+    Inputs keep their names; results have those that the graph has for them.
+    """
+    names: dict[str, str] = {}
+    found: list[Instruction] = []
+    for number, (one, name) in enumerate(zip(instructions, ops, strict=True)):
+        made = writes(one)
+        serial = graph.op.get(name)
+        known = serial.outputs if serial is not None else [f"{number}/{local}" for local in made]
+        names.update(zip(made, known, strict=True))
+        one = renamed(one, {**{local: local for local in reads(one)}, **names})
+        if isinstance(one, CALLS):
+            source = serial.source if serial is not None else Source()
+            one = replace(one, op=replace(one.op, name=name, source=source))
+        found.append(one)
+    return found, names
+
+
+def renamed(one: Instruction, names: Mapping[str, str]) -> Instruction:
+    """An instruction of a region with other names of values, and without its place in the model."""
+    if isinstance(one, Redistribute):
+        return replace(one, value=names[one.value], result=names[one.result])
+    assert isinstance(one, CALLS), "regions have operators and local redistributions"
+    outputs = tuple(names[name] for name in writes(one))
+    op = with_operands(one.op, [names[name] for name in reads(one)])
+    name = outputs[0] if one.op.outputs == (one.op.name,) else f"{outputs[0]}/op"
+    op = replace(op, name=name, outputs=outputs, source=Source(), saves=(), part_of="")
+    found = replace(one, op=op)
+    return replace(found, regathers=()) if isinstance(found, Compute) else found
+
+
+def without_offsets(one: Instruction) -> Instruction:
+    """An instruction as it would be for a tile that starts at the beginning."""
+    if isinstance(one, Redistribute):
+        return replace(one, forward=_moves(one.forward), backward=_moves(one.backward))
+    if isinstance(one, Dropout | Uniform | Attention):
+        lengths = tuple(
+            tuple((0, length, size) for _, length, size in dim) for dim in one.positions
+        )
+        return replace(one, positions=lengths)
+    return one
+
+
+def _moves(moves: tuple[Move, ...]) -> tuple[Move, ...]:
+    return tuple(replace(move, start=0, keeps=True) for move in moves)

@@ -1,0 +1,194 @@
+"""Cuts a forward program where communication is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.program.instructions import (
+    CALLS,
+    Compute,
+    Instruction,
+    Load,
+    Program,
+    Recompute,
+    Redistribute,
+    reads,
+    writes,
+)
+from shardwright.program.step.instructions import inner_axes
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Instructions without communication between them, all in one segment of recomputation or none.
+
+    `copies` has those of its inputs, by name, of which nothing is to be saved: of each the copy of
+    a parameter whose memory it shares.
+    """
+
+    instructions: tuple[Instruction, ...]
+    segment: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A redistribution that communicates, forward or backward, or whose result is dropped."""
+
+    instruction: Redistribute
+    segment: int
+
+
+Item = Stretch | Redistribution
+
+
+Rewrite = Callable[[Program, Graph], Program]
+
+
+def items(
+    program: Program, graph: Graph, reduced: Collection[str], rewrite: Rewrite | None = None
+) -> list[Item]:
+    """The program in pieces, in order; loads are left out. Stretches are as `rewrite` leaves them.
+
+    A stretch ends, too, before the first reader of each of the parameters `reduced`, so that their
+    gradients are complete when its backward pass is.
+    """
+    cut = _cut(program, reduced)
+    returned = {*program.outputs, *(value for _, value in program.updates)}
+    copy_of = _copies(program, graph)
+    read_later: set[str] = set(returned)
+    found: list[Item] = []
+    for piece, segment in reversed(cut):
+        if isinstance(piece, Redistribute):
+            read_later.add(piece.value)
+            found.append(Redistribution(piece, segment))
+            continue
+        made = [name for one in piece for name in writes(one)]
+        inside = set(made)
+        inputs = dict.fromkeys(name for one in piece for name in reads(one) if name not in inside)
+        outputs = tuple(name for name in made if name in read_later)
+        read_later.update(inputs)
+        dropped = {name for one in piece if isinstance(one, Compute) for name in one.regathers}
+        copies = {name: copy_of[name] for name in inputs if copy_of.get(name) in dropped}
+        instructions = tuple(piece)
+        if rewrite is not None:
+            part = Program(program.mesh, program.rank, tuple(inputs), instructions, outputs, ())
+            instructions = rewrite(part, graph).instructions
+        found.append(Stretch(instructions, segment, tuple(inputs), outputs, copies))
+    return found[::-1]
+
+
+def loads(program: Program) -> dict[str, Load]:
+    """What is loaded, by the name of the result."""
+    return {one.result: one for one in program.instructions if isinstance(one, Load)}
+
+
+def dropped_copies(program: Program) -> set[str]:
+    """Copies of parameters that are freed after the forward pass and gathered again."""
+    flat = (one for one, _ in _flat(program.instructions))
+    return {name for one in flat if isinstance(one, Compute) for name in one.regathers}
+
+
+def communicates(one: Redistribute) -> bool:
+    """Whether a redistribution moves data, forward or backward."""
+    return any(move.collective.moves_data for move in (*one.forward, *one.backward))
+
+
+def op_name(one: Instruction) -> str:
+    """The graph's operator that an instruction runs; empty if none."""
+    return one.op.name if isinstance(one, CALLS) else ""
+
+
+class ValueType(NamedTuple):
+    """The dtype of a value, and whether a gradient of it is wanted."""
+
+    dtype: str
+    trained: bool
+
+
+def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
+    """The types of all values of a program."""
+    wide = master_weights(graph)
+    found: dict[str, ValueType] = {}
+    for name in program.leaves:
+        tensor = graph.tensor[name]
+        dtype = MASTER if name in wide else tensor.dtype
+        found[name] = ValueType(dtype, tensor.requires_grad)
+    for one, _ in _flat(program.instructions):
+        if isinstance(one, Load):
+            found[one.result] = found[one.leaf]
+        elif isinstance(one, Redistribute):
+            source = found[one.value]
+            dtype = one.cast[0] if one.cast else source.dtype
+            found[one.result] = ValueType(dtype, source.trained and one.differentiable)
+        else:
+            trained = any(found[name].trained for name in reads(one))
+            for name in writes(one):
+                known = graph.tensor.get(name)  # casts of parameters are not in the graph
+                if known is None:
+                    found[name] = ValueType(COMPUTE, trained)
+                else:
+                    found[name] = ValueType(known.dtype, trained and known.requires_grad)
+    return found
+
+
+def _flat(
+    instructions: Sequence[Instruction], segment: int = 0
+) -> Iterator[tuple[Instruction, int]]:
+    for one in instructions:
+        if isinstance(one, Recompute):
+            yield from _flat(one.instructions, one.number)
+        else:
+            yield one, segment
+
+
+def _cut(
+    program: Program, reduced: Collection[str]
+) -> list[tuple[list[Instruction] | Redistribute, int]]:
+    """What `Redistribution` is for, and the stretches in between."""
+    loaded = {name: load.leaf for name, load in loads(program).items()}
+    unread = {name for name, leaf in loaded.items() if leaf in reduced}
+    dropped = dropped_copies(program)
+    found: list[tuple[list[Instruction] | Redistribute, int]] = []
+    open_piece: list[Instruction] | None = None
+    last_segment = 0
+    for one, segment in _flat(program.instructions):
+        if isinstance(one, Load):
+            continue
+        if isinstance(one, Redistribute) and (communicates(one) or one.result in dropped):
+            found.append((one, segment))
+            unread.discard(one.value)
+            open_piece = None
+            continue
+        first_read = unread.intersection(reads(one))
+        unread -= first_read
+        alone = bool(inner_axes(one))
+        if open_piece is None or first_read or alone or segment != last_segment:
+            open_piece = []
+            found.append((open_piece, segment))
+        open_piece.append(one)
+        last_segment = segment
+        if alone:
+            open_piece = None
+    return found
+
+
+def _copies(program: Program, graph: Graph) -> dict[str, str]:
+    """Copies that are gathered again, and views of them, each with the copy."""
+    found = {name: name for name in dropped_copies(program)}
+    serial = {op.name: op for op in graph.ops}
+    for one, _ in _flat(program.instructions):
+        if not isinstance(one, Compute) or one.op.name not in serial:
+            continue
+        given = dict(zip(serial[one.op.name].operands, one.op.operands, strict=True))
+        for name in one.op.outputs:
+            source = given.get(graph.tensor[name].alias_of, "")
+            if source in found:
+                found[name] = found[source]
+    return found

@@ -1,0 +1,79 @@
+"""Checks that a step program can run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shardwright.ir.graph import VerifyError
+from shardwright.program.step.instructions import (
+    Accumulate,
+    Backward,
+    Forward,
+    Free,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
+
+
+def verify(program: StepProgram) -> None:
+    """Raise `VerifyError` for the first instruction that cannot run, or whose results are lost.
+
+    Every value is there when it is read; each transfer is waited for once, after it was started;
+    each run that saves something has one backward pass, after it; nothing is defined twice.
+    """
+    there, freed = set(program.given), set[str]()
+    in_flight: dict[str, tuple[str, ...]] = {}
+    calls: dict[str, int] = {}
+    read: set[str] = set()
+    for one in program.instructions:
+        for name in reads(one):
+            if name not in there:
+                why = "after it was freed" if name in freed else "before it is defined"
+                raise VerifyError(f"{one}: reads %{name} {why}")
+            read.add(name)
+        match one:
+            case Forward():
+                region = program.regions[one.region]
+                if len(one.inputs) != len(region.inputs) or len(one.outputs) != len(region.outputs):
+                    raise VerifyError(f"{one}: region {one.region} has other inputs or outputs")
+                if one.saves:
+                    if one.call in calls:
+                        raise VerifyError(f"{one}: {one.call} has not run backward yet")
+                    calls[one.call] = one.region
+            case Backward():
+                if calls.pop(one.call, None) != one.region:
+                    raise VerifyError(f"{one}: nothing was saved for it")
+            case Transfer():
+                if one.handle in in_flight:
+                    raise VerifyError(f"{one}: {one.handle} is in flight already")
+                in_flight[one.handle] = tuple(part.result for part in one.parts)
+            case Wait():
+                if in_flight.pop(one.handle, None) != one.results:
+                    raise VerifyError(f"{one}: {one.handle} is not in flight")
+            case Free():
+                if missing := set(one.names) - there:
+                    raise VerifyError(f"{one}: %{min(missing)} is not there")
+                there.difference_update(one.names)
+                freed.update(one.names)
+        totals: set[str] = set()
+        if isinstance(one, Accumulate):
+            totals = {one.total}
+        elif isinstance(one, Backward):
+            totals = {total for _, total in one.totals}
+        for name, times in Counter(writes(one)).items():
+            again = name in there and name not in totals
+            if name in totals and name in read:
+                raise VerifyError(f"{one}: adds to %{name} after it was read")
+            if times > 1 or again or name in freed:
+                raise VerifyError(f"{one}: defines %{name} twice")
+        there.update(writes(one))
+    if in_flight:
+        raise VerifyError(f"{min(in_flight)} is never waited for")
+    if calls:
+        raise VerifyError(f"{min(calls)} has no backward pass")
+    lost = [name for name in program.returned if name not in there]
+    if lost:
+        raise VerifyError(f"%{lost[0]} is returned but never defined")

@@ -1,0 +1,349 @@
+"""Memory of a step program: plays its instructions on the simulated allocator.
+
+It follows `runtime/executor`: what is said there of buffers and of who owns what holds here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import final
+
+from shardwright.ir.graph import ITEM_BYTES, Graph
+from shardwright.ir.op_memory import OpTracer, contiguous_strides
+from shardwright.ir.redistribution import Collective
+from shardwright.program.instructions import Move, Program, Shape
+from shardwright.program.step.instructions import (
+    TOTAL,
+    Accumulate,
+    Add,
+    Backward,
+    Forward,
+    Free,
+    Part,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+)
+from shardwright.program.step.regions import of_the_graph
+from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
+from shardwright.simulate.memory.collectives import moved_locally
+from shardwright.simulate.memory.memory_simulator import MemorySimulator
+from shardwright.simulate.memory.values import RankModel, View
+
+
+@dataclass(frozen=True)
+class Host:
+    """What memory depends on besides the program."""
+
+    graph: Graph
+    heap: Allocator
+    book: OpTracer
+    rank: RankModel
+
+
+@dataclass
+class _Call:
+    """A run of a region whose backward pass is to come, and its values' names in the graph."""
+
+    tape: MemorySimulator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@final
+class StepMemory:
+    """Plays `program` from the values `given`, which it does not free."""
+
+    def __init__(self, program: StepProgram, given: Mapping[str, View], host: Host) -> None:
+        self.program, self.host, self.heap = program, host, host.heap
+        self.given = frozenset(given)
+        self.values: dict[str, View] = dict(given)
+        self.calls: dict[str, _Call] = {}
+        self.in_flight: dict[str, Callable[[], list[View]]] = {}
+        self.sizes = dict(program.mesh.axes)
+        self.owned: set[str] = set()  # values that share their elements with nothing else
+        read = Counter(name for one in program.instructions for name in reads(one))
+        self.read_once = frozenset(name for name, times in read.items() if times == 1)
+        self.leaf_of = {value: leaf for leaf, value in program.gradients}
+
+    def play(self) -> dict[str, View]:
+        """Run everything; the gradients that are there in the end, by leaf."""
+        for one in self.program.instructions:
+            self.instruction(one)
+        for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
+            self.drop(name)
+        return {
+            leaf: self.values[value]
+            for leaf, value in self.program.gradients
+            if value in self.values
+        }
+
+    def instruction(self, one: StepInstruction) -> None:
+        """Run one instruction."""
+        match one:
+            case Forward():
+                self.forward(one)
+            case Backward():
+                self.backward(one)
+            case Transfer():
+                self.in_flight[one.handle] = self.transfer(one)
+            case Wait():
+                for name, view in zip(one.results, self.in_flight.pop(one.handle)(), strict=True):
+                    self.values[name] = self.counted(name, view)
+                self.owned.update(one.results)
+            case Relayout():
+                self.values[one.result] = self.relaid(one)
+            case Add():
+                self.values[one.result] = self.sum_of(one.terms)
+            case Accumulate():
+                self.accumulate(one)
+            case Free():
+                for name in one.names:
+                    self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a value."""
+        view = self.values.pop(name, None)
+        if view is not None and name not in self.given:
+            self.heap.drop(view.block)
+
+    def forward(self, one: Forward) -> None:
+        """Run a region."""
+        region, graph = self.program.regions[one.region], self.host.graph
+        instructions, names = of_the_graph(region.variants[one.variant], one.ops, graph)
+        outputs = tuple(names[local] for local in region.outputs)
+        given = {
+            local: replace(self.values[name], grad=trained and one.saves)
+            for local, name, trained in zip(region.inputs, one.inputs, region.trained, strict=True)
+        }
+        program = Program(self.program.mesh, 0, region.inputs, tuple(instructions), outputs, ())
+        host = self.host
+        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank, plain=True)
+        tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
+        tape.saving = one.saves
+        tape.ends = set()
+        tape.given_again = frozenset(
+            id(given[local].block)
+            for local, dropped in zip(region.inputs, region.dropped, strict=True)
+            if dropped
+        )
+        tape.through(instructions, outputs)
+        for name, local in zip(one.outputs, outputs, strict=True):
+            self.values[name] = tape.views[local]
+        if one.saves:
+            self.calls[one.call] = _Call(tape, region.inputs, outputs)
+
+    def backward(self, one: Backward) -> None:
+        """Run a region's backward pass."""
+        call = self.calls.pop(one.call)
+        tape = call.tape
+        for output, names in zip(call.outputs, one.given, strict=True):
+            if any(name in self.values for name in names):
+                gradient = self.sum_of(names)
+                if tape.views[output].grad:
+                    tape.give(output, gradient)
+                else:
+                    self.heap.drop(gradient.block)
+        totals = {call.inputs[i]: total for i, total in one.totals}
+        tape.ends = set(totals)
+        tape.kept = {
+            local: self.values[total] for local, total in totals.items() if total in self.values
+        }
+        tape.back()
+        for local, total in totals.items():
+            if local in tape.kept:
+                new = total not in self.values
+                self.values[total] = self.own(total, tape.kept[local]) if new else tape.kept[local]
+        for local, name in zip(call.inputs, one.made, strict=True):
+            if name and local in tape.gradients:
+                gradient = self.values[name] = tape.gradients.pop(local)
+                if gradient.block.owners == 1 and gradient.contiguous:
+                    self.owned.add(name)
+        for view in tape.gradients.values():
+            self.heap.drop(view.block)
+
+    def own(self, total: str, view: View) -> View:
+        """A first gradient in memory of its own, as more is added to it in place."""
+        if view.block.owners == 1:
+            return view
+        new = self.heap.new(view.bytes, Use.GRADIENT, like=self.module_of(total))
+        self.heap.drop(view.block)
+        return View(new, view.shape, contiguous_strides(view.shape), view.dtype)
+
+    def module_of(self, value: str) -> Block | None:
+        """A block of the module that a gradient belongs to."""
+        leaf = self.leaf_of.get(value, value.removeprefix(TOTAL))
+        return self.values[leaf].block if leaf in self.values else None
+
+    def gives(self, name: str) -> bool:
+        """Whether who reads a value may write over it."""
+        return name in self.owned and name in self.read_once
+
+    def counted(self, name: str, view: View) -> View:
+        """A value that is a parameter's gradient counts as one."""
+        if name in self.leaf_of or name.startswith(TOTAL):
+            self.heap.becomes(view.block, Use.GRADIENT)
+            like = self.module_of(name)
+            if like is not None:
+                self.heap.assign(view.block, like.module, view.bytes)
+        return view
+
+    def accumulate(self, one: Accumulate) -> None:
+        """The first value becomes the total, if it is nobody else's; others are added to it."""
+        if one.value not in self.values or one.total in self.values:
+            return
+        view = self.values[one.value]
+        if self.gives(one.value):
+            block = self.heap.own(view.block)
+        else:
+            block = self.heap.new(view.bytes, like=view.block)
+        strides = contiguous_strides(view.shape)
+        total = View(block, view.shape, strides, view.dtype)
+        self.values[one.total] = self.counted(one.total, total)
+
+    def sum_of(self, names: Sequence[str]) -> View:
+        """The sum of gradients, with an owner."""
+        first, *others = (self.values[name] for name in names if name in self.values)
+        if not others:
+            return replace(first, block=self.heap.own(first.block))
+        strides = contiguous_strides(first.shape)
+        return View(self.heap.new(first.bytes, like=first.block), first.shape, strides, first.dtype)
+
+    def relaid(self, one: Relayout) -> View:
+        """A value after local moves, contiguous."""
+        view = self.sent(one.value, one.atoms, one.local, one.dtype)
+        if not view.contiguous:
+            block = self.heap.new(view.bytes, like=view.block)
+            self.heap.drop(view.block)
+            view = replace(view, block=block)
+        return View(view.block, one.shape, contiguous_strides(one.shape), one.dtype, view.grad)
+
+    def sent(self, name: str, atoms: Shape, local: tuple[Move, ...], dtype: str) -> View:
+        """A value as a transfer takes it, with an owner."""
+        size = prod(atoms) * ITEM_BYTES[dtype]
+        view = self.values.get(name)
+        strides = contiguous_strides(atoms)
+        if view is None:
+            return View(self.heap.new(size), atoms, strides, dtype)
+        if view.dtype != dtype or not view.contiguous:
+            block = self.heap.new(size, like=view.block)
+        else:
+            block = self.heap.own(view.block)
+        return moved_locally(self.heap, View(block, atoms, strides, dtype, view.grad), local)
+
+    def transfer(self, one: Transfer) -> Callable[[], list[View]]:
+        """Start a transfer; what is returned gives the results, each with an owner."""
+        views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
+        ranks = self.sizes[one.channel]
+        match one.collective:
+            case Collective.ALL_REDUCE:
+                return self.all_reduce(one.parts, views, own=self.taken(one.parts[0], views[0]))
+            case Collective.ALL_GATHER:
+                return self.all_gather(one.parts, views, ranks)
+            case Collective.REDUCE_SCATTER:
+                own = self.taken(one.parts[0], views[0])
+                return self.reduce_scatter(one.parts, views, ranks, own=own)
+        return self.all_to_all(one.parts[0], views[0])
+
+    def taken(self, part: Part, sent: View) -> bool:
+        """Whether what is sent is the part's value, given away, or a copy."""
+        value = self.values.get(part.value)
+        return value is None or value.block is not sent.block or self.gives(part.value)
+
+    def all_reduce(
+        self, parts: Sequence[Part], views: Sequence[View], *, own: bool
+    ) -> Callable[[], list[View]]:
+        if len(views) == 1 and own and views[0].contiguous:
+            buffer = views[0].block
+        else:
+            size = sum(view.bytes for view in views)
+            like = views[0].block if len(views) == 1 else None
+            buffer = self.heap.new(size, Use.COMMUNICATION, like=like)
+            for view in views:
+                self.heap.drop(view.block)
+        return lambda: self.pieces(buffer, parts)
+
+    def all_gather(
+        self, parts: Sequence[Part], views: Sequence[View], ranks: int
+    ) -> Callable[[], list[View]]:
+        rooms = [_room(part.move, part.move.src, ranks) * ITEM_BYTES[part.dtype] for part in parts]
+        alone = views[0].block if len(views) == 1 else None
+        buffer = self.heap.new(sum(rooms) * ranks, Use.COMMUNICATION, like=alone)
+        owners = [view.block for view in views]
+        for view in views:
+            self.heap.drop(view.block)
+
+        def results() -> list[View]:
+            if len(parts) == 1 and _in_order(parts[0].move, parts[0].move.src, ranks):
+                self.heap.becomes(buffer, Use.WORKSPACE)
+                return [_whole(buffer, parts[0])]
+            found = []
+            for part, owner in zip(parts, owners, strict=True):
+                size = prod(part.shape) * ITEM_BYTES[part.dtype]
+                found.append(_whole(self.heap.new(size, like=owner), part))
+            self.heap.drop(buffer)
+            return found
+
+        return results
+
+    def reduce_scatter(
+        self, parts: Sequence[Part], views: Sequence[View], ranks: int, *, own: bool
+    ) -> Callable[[], list[View]]:
+        rooms = [_room(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
+        first = views[0]
+        ordered = _in_order(parts[0].move, parts[0].move.dst, ranks) and first.contiguous
+        if len(views) == 1 and ordered and own:
+            buffer = first.block
+        else:
+            buffer = self.heap.new(sum(rooms) * ranks, Use.COMMUNICATION)
+            for view in views:
+                self.heap.drop(view.block)
+        own_part = self.heap.new(sum(rooms), Use.COMMUNICATION)
+
+        def results() -> list[View]:
+            self.heap.drop(buffer)
+            return self.pieces(own_part, parts)
+
+        return results
+
+    def all_to_all(self, part: Part, view: View) -> Callable[[], list[View]]:
+        message = self.heap.new(view.bytes, Use.COMMUNICATION, like=view.block)
+        found = self.heap.new(prod(part.shape) * ITEM_BYTES[part.dtype], like=view.block)
+        self.heap.drop(view.block)
+
+        def results() -> list[View]:
+            self.heap.drop(message)
+            if prod(part.move.whole[: part.move.src]) == 1:
+                return [_whole(found, part)]
+            joined = self.heap.new(found.bytes, like=found)
+            self.heap.drop(found)
+            return [_whole(joined, part)]
+
+        return results
+
+    def pieces(self, buffer: Block, parts: Sequence[Part]) -> list[View]:
+        """Results that share a buffer."""
+        found = [_whole(self.heap.own(buffer), part) for part in parts]
+        self.heap.drop(buffer)
+        return found
+
+
+def _whole(block: Block, part: Part) -> View:
+    return View(block, part.shape, contiguous_strides(part.shape), part.dtype, grad=True)
+
+
+def _room(move: Move, dim: int, ranks: int) -> int:
+    """Elements of the largest tile along a dimension."""
+    return prod(move.whole) // max(1, move.whole[dim]) * -(-move.whole[dim] // ranks)
+
+
+def _in_order(move: Move, dim: int, ranks: int) -> bool:
+    """Whether the tiles, one after the other, are the whole."""
+    return move.whole[dim] % ranks == 0 and prod(move.whole[:dim]) == 1
