@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.ir.graph import FUNCTION
 from shardwright.ir.layout import Mesh
-from shardwright.program.fx import Special
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -29,6 +29,7 @@ from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.comm.p2p_group import Group
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
+from shardwright.runtime.fx import Special
 from shardwright.runtime.opaque_module import OpaqueModule, OwnFunction
 from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure, Remade
 from shardwright.runtime.parameters.reshard_after_forward import (
@@ -41,7 +42,7 @@ from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.experts import held_experts
-from shardwright.tracing.export.operators import FUNCTION, operator_of
+from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -61,7 +62,7 @@ def module_maker(
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
     made: dict[str, Source] = {}
-    fast = captured.graph.habits.rng == "fast"
+    fast = captured.graph.numerics.rng == "fast"
 
     def make(instruction: Special) -> nn.Module:
         match instruction:

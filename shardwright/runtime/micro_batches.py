@@ -1,8 +1,8 @@
-"""Runs a step in micro-batches and accumulates their gradients.
+"""Runs a step in micro-batches: the module of a step program.
 
-Each micro-batch's backward runs right after its forward, so that only one
-keeps activations. Autograd sees a single function whose gradients are known
-when it returns, and are handed over when its backward comes.
+Each micro-batch's backward pass runs right after its forward pass, so that only one keeps
+activations. Autograd sees a single function whose gradients are known when it returns, and are
+handed over when its backward comes.
 """
 
 from __future__ import annotations
@@ -11,140 +11,132 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from shardwright.ir.graph import Graph
-from shardwright.program.fx import Special, to_module
-from shardwright.program.instructions import Program, writes
-from shardwright.program.lower.micro_batches import MicroPrograms, alike, flattened
-from shardwright.program.passes import micro_program
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.program.step.dead_code import forward_only
+from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
-from shardwright.runtime.indexed_offsets import Varied, module_of
+from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
+from shardwright.runtime.fx import Special
 from shardwright.runtime.parameters.unshard import local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
 @final
 class MicroBatched(nn.Module):
-    """Programs of all micro-batches, called as the program of one whole step is.
+    """The step `program`, called as the program of one whole step is.
 
-    Those that differ only in where their tiles start are one module, unless
-    numbers are drawn by kernels that are seeded by it. `inputs` are the leaves,
-    by name, that micro-batches take parts of; `make` gives the modules of the
-    instructions that are the same for all of them.
+    `inputs` are the leaves, by name, that micro-batches take parts of; `groups` has the process
+    group of each mesh axis, `make` as in `to_module`.
     """
 
     def __init__(
         self,
-        lowered: MicroPrograms,
+        program: StepProgram,
         inputs: Mapping[str, InputPart],
         graph: Graph,
+        groups: Mapping[str, dist.ProcessGroup],
         make: Callable[[Special], nn.Module],
         device: torch.device,
     ) -> None:
         super().__init__()
-        place = {leaf.name: i for i, leaf in enumerate(graph.leaves)}
-        self.inputs = {place[name]: part for name, part in inputs.items()}
-        self.reductions = nn.ModuleDict(
-            {str(place[one.value]): make(one) for one in lowered.reductions}
+        self.inputs, self.program = inputs, program
+        self.names = tuple(leaf.name for leaf in graph.leaves)
+        self.loads = {load.leaf: load.shape for load in program.loads}
+        self.regions = Regions(program.regions, make, device)
+        self.training_step = StepExecutor(program, self.regions, groups)
+        self.evaluation = StepExecutor(forward_only(program), self.regions, groups)
+        loss = graph.tensor[graph.outputs[0]]
+        self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
+        batch = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
+        self.trained = tuple(
+            i
+            for i, name in enumerate(self.names)
+            if name in dict(program.gradients)
+            or (name in batch and graph.tensor[name].requires_grad)
         )
-        self.number = torch.zeros(1, dtype=torch.int64, device=device)
-        self.programs = nn.ModuleList()
-        self.turns: list[tuple[int, int]] = [(0, 0)] * len(lowered.programs)
-        apart = graph.habits.rng == "fast"
-        groups = [[i] for i in range(len(self.turns))] if apart else alike(lowered.programs)
-        for group in groups:
-            for turn, number in enumerate(group):
-                self.turns[number] = len(self.programs), turn
-            members = [lowered.programs[i] for i in group]
-            makes = _chosen_by(self.number, members, make, device)
-            self.programs.append(to_module(micro_program(members[0], graph), device, makes))
 
-    # Compiled are the programs: what a backward in a forward does no compiler can follow.
+    # Compiled are the regions: what a backward in a forward does no compiler can follow.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Loss and buffers' new contents, of leaves and the random state."""
-        given = tuple(local(leaf) for leaf in given)
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given):
-            results: tuple[torch.Tensor, ...] = _Step.apply(self, *given)  # type: ignore[no-untyped-call]
+        *leaves, state = given
+        leaves = [local(leaf) for leaf in leaves]
+        if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
+            results: tuple[torch.Tensor, ...] = _Step.apply(self, state, *leaves)  # type: ignore[no-untyped-call]
             return results
-        return self._run(given, backward=False)
+        with torch.no_grad():
+            values, _ = self._given(leaves)
+            found = self.evaluation.run(values, state)
+        return self._results(found)
 
     def step(
-        self, given: Sequence[torch.Tensor]
+        self, leaves: Sequence[torch.Tensor], state: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
-        """Results, and the gradient of every given tensor that wants one."""
-        leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in given]
-        with torch.enable_grad():
-            results = self._run(leaves, backward=True)
-        gradients = [leaf.grad for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None  # what is reduced below is not kept beside its sum
-        for at, reduce in self.reductions.items():
-            gradient = gradients[int(at)]
-            if gradient is not None:
-                gradients[int(at)] = reduce(gradient)
-        return results, gradients
+        """Results, and the gradient of every leaf that wants one."""
+        leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
+        with torch.enable_grad():  # so that gradients of an input's parts are those of the input
+            values, slices = self._given(leaves)
+        program = self.program
+        values.update((seed, self.one) for _, seed in program.seeds)
+        found = self.training_step.run(values, state)
+        gradients: list[torch.Tensor | None] = [None] * len(leaves)
+        by_name = {name: found[value] for name, value in program.gradients}
+        for i in self.trained:
+            name = self.names[i]
+            if name in self.inputs:
+                gradients[i] = _gradient_of_input(leaves[i], slices[name], by_name)
+            elif (gradient := by_name[name]) is not None:
+                gradients[i] = gradient.view(leaves[i].shape)
+        return self._results(found), gradients
 
-    def _run(self, given: Sequence[torch.Tensor], *, backward: bool) -> tuple[torch.Tensor, ...]:
-        """Sums of what the programs return; `backward` runs after each of them."""
-        sums: tuple[torch.Tensor, ...] = ()
-        for number, (program, turn) in enumerate(self.turns):
-            self.number.fill_(turn)
-            mine = [
-                self.inputs[at].micro_batch(leaf, number) if at in self.inputs else leaf
-                for at, leaf in enumerate(given)
-            ]
-            terms = self.programs[program](*mine)
-            if backward and terms[0].requires_grad:
-                terms[0].backward()
-                if number == 0:
-                    _separate(given)
-            terms = [term.detach() for term in terms] if backward else terms
-            sums = tuple(a + b for a, b in zip(sums, terms, strict=True)) if sums else tuple(terms)
-        return sums
+    def _given(
+        self, leaves: Sequence[torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+        """The values that the program begins with, and of each input its micro-batches."""
+        by_name = dict(zip(self.names, leaves, strict=True))
+        values = {
+            name: x.detach().view(self.loads.get(name, x.shape))
+            for name, x in by_name.items()
+            if name not in self.inputs
+        }
+        slices: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.inputs}
+        for name, number, value in self.program.inputs:
+            part = self.inputs[name].micro_batch(by_name[name], number)
+            slices[name][value] = part
+            values[value] = part.detach()
+        return values, slices
 
-
-def _separate(leaves: Sequence[torch.Tensor]) -> None:
-    """Give each leaf a gradient of its own, as more is added to it in place.
-
-    One that came through views may share the memory of another's.
-    """
-    seen: set[int] = set()
-    for leaf in leaves:
-        if leaf.grad is not None:
-            if leaf.grad.untyped_storage().data_ptr() in seen:
-                leaf.grad = leaf.grad.clone()
-            seen.add(leaf.grad.untyped_storage().data_ptr())
+    def _results(self, found: Values) -> tuple[torch.Tensor, ...]:
+        """What the program returns besides gradients: outputs, then updates."""
+        names = (*self.program.outputs, *(value for _, value in self.program.updates))
+        results = [found[name] for name in names]
+        assert all(x is not None for x in results), "only gradients may be missing"
+        return tuple(x for x in results if x is not None)
 
 
-def _chosen_by(
-    number: torch.Tensor,
-    programs: Sequence[Program],
-    make: Callable[[Special], nn.Module],
-    device: torch.device,
-) -> Callable[[Special], nn.Module]:
-    """`make`, but where `programs` differ of modules that do what `programs[number]` does."""
-    every = zip(*(flattened(program.instructions) for program in programs), strict=True)
-    varied: dict[str, list[Varied]] = {}
-    for found in every:
-        alternatives = [one for one in found if isinstance(one, Varied)]
-        if any(one != found[0] for one in alternatives):
-            varied[writes(found[0])[0]] = alternatives
-
-    def chosen(instruction: Special) -> nn.Module:
-        name = writes(instruction)[0]
-        if isinstance(instruction, Varied) and name in varied:
-            return module_of(varied[name], number, make(instruction), device)
-        return make(instruction)
-
-    return chosen
+def _gradient_of_input(
+    leaf: torch.Tensor,
+    parts: Mapping[str, torch.Tensor],
+    by_name: Mapping[str, torch.Tensor | None],
+) -> torch.Tensor | None:
+    """The gradient of an input, of those of its micro-batches."""
+    known = [(x, g) for name, x in parts.items() if (g := by_name.get(name)) is not None]
+    if not known:
+        return None
+    slices, gradients = [x for x, _ in known], [g for _, g in known]
+    (found,) = torch.autograd.grad(slices, [leaf], gradients)
+    return found
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, how: MicroBatched, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results, ctx.gradients = how.step(given)
+    def forward(
+        ctx: Any, how: MicroBatched, state: torch.Tensor, *leaves: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        results, ctx.gradients = how.step(leaves, state)
         ctx.mark_non_differentiable(*results[1:])
         return results
 
@@ -159,4 +151,4 @@ class _Step(torch.autograd.Function):
             )
         # In place: there is no room for another copy of all gradients.
         scaled = (None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients)
-        return (None, *scaled)
+        return (None, None, *scaled)

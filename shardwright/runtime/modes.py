@@ -15,13 +15,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
 from shardwright.ir.plan import InputSpec, PlanError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.runtime.plan_transfer import same_without_dropout, with_last
 from shardwright.tracing.call import CaptureError, example_call
 from shardwright.tracing.discovery.discover import capture_with_rules
-from shardwright.tracing.export.opaque import OPAQUE, without_weights
+from shardwright.tracing.export.opaque import without_weights
 from shardwright.tracing.graph_builder import Captured
 
 Flags = tuple[bool, ...]  # `training` of every module
@@ -145,7 +145,7 @@ def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Capt
     args, kwargs = example_call(inputs, graph.constants)
 
     def capture(model: nn.Module) -> Captured:
-        found = capture_with_rules(model, args, kwargs, graph.habits, outputs)
+        found = capture_with_rules(model, args, kwargs, graph.numerics, outputs)
         if found.returned is None:
             return found
         main = [found.graph.outputs[i] for i in found.returned.main]
@@ -161,7 +161,7 @@ def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
     """
     if graph.updates:
         return False
-    fused = replace(graph, habits=replace(graph.habits, rng="fast"))
+    fused = replace(graph, numerics=replace(graph.numerics, rng="fast"))
     modes = [(module, module.training) for module in structure.modules()]
     try:
         trained = recapture(fused)(structure).graph

@@ -13,25 +13,28 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError, require_plan
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
-from shardwright.program.fx import to_module
-from shardwright.program.lower.micro_batches import lower_micro, micro_inputs
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.micro_batches import micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.passes import rank_program
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lowering import lower_step
+from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
-from shardwright.runtime.backend.gloo_threads import have_senders_take_turns
-from shardwright.runtime.backend.malloc_tuning import keep_freed_memory
+from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.comm.deferred_scalar_reduce import (
     DeferredScalarReduces,
     early_sums_under_way,
 )
 from shardwright.runtime.device import default_device
+from shardwright.runtime.fx import to_module
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
@@ -57,23 +60,86 @@ def parallelize(
     seed: int = 0,
     device: torch.device | str | None = None,
     outputs: str = "loss",
+    tune_host: bool = False,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
-    """The part of `model` that this rank runs under `plan`.
+    """Build the part of `model` that this rank runs under `plan`.
 
-    With pipeline stages it runs them by `train_step`; under an asynchronous plan that
-    does not train as one device does (`runtime/async_pipeline/runner.py`).
+    Call it on every rank of an initialised process group of `plan.devices` processes, with equal
+    weights. A plan for one device needs no process group, and its parameters are plain tensors.
 
-    Call it on every rank of an initialised process group of `plan.devices`
-    processes, with the same weights everywhere. A plan for one device needs no
-    process group; its parameters are plain tensors then, which cost less than
-    DTensors. `seed` is what dropout masks
-    are drawn from. With the `outputs` "model" a call returns what the model's does, a Hugging Face
-    output, say, in which every tensor is whole and that of the global batch on every rank; by
-    default it returns the loss, where the model has one. Parameters move to `device` (the current
-    accelerator if the process group uses one, else the CPU, whose process keeps freed memory then:
-    `runtime/backend/malloc_tuning.py`; Gloo's threads take turns:
-    `runtime/backend/gloo_threads.py`).
+    Args:
+        model: the module that the plan was made for, with values.
+        plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
+        seed: what dropout masks are drawn from; equal on all ranks.
+        device: where parameters go; None: the current accelerator if the process group uses one,
+            else the CPU.
+        outputs: `"loss"`: a call returns the loss, where the model has one. `"model"`: it returns
+            what the model returns, each tensor whole and of the global batch, on every rank.
+        tune_host: whether ranks on CPUs change how the host runs this process, until it ends: freed
+            memory stays in the process, Gloo's threads are scheduled as `SCHED_BATCH`, and waits
+            for small collectives spin for some milliseconds before they sleep. Steps are faster
+            then; on GPUs nothing changes.
+
+    Returns:
+        A drop-in module. With pipeline stages it trains by `train_step` or `forward_backward`;
+            under an
+        asynchronous plan it does not train as one device does.
+
+    Raises:
+        PlanError: the plan is not for this model, the parameters have no values, or there are not
+            as many ranks as the plan has devices.
     """
+    _check_given(model, plan, seed, outputs)
+    args, kwargs = example_call(plan.inputs, plan.constants)
+    captured = capture_with_rules(model, args, kwargs, plan.numerics)
+    analysis = analyze(captured.graph)
+    decisions = read_plan(plan, captured.graph, analysis)
+    if outputs == "model":
+        captured = _all_outputs(model, plan, captured.graph)
+        plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
+        analysis = analyze(captured.graph)
+        decisions = read_plan(plan, captured.graph, analysis)
+    device = _device(device)
+    backend = backend_for(device.type)
+    if tune_host:
+        backend.tune_host()
+    mend_optimizers()
+    found: ParallelModule | PipelineModule | AsyncPipeline
+    if plan.pipeline is not None and plan.pipeline.weights is not None:
+        found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
+    else:
+        options: dict[str, Any] = {
+            "device_mesh": _device_mesh(plan.mesh, device),
+            "device": device,
+            "seed": seed,
+        }
+        found = build(
+            captured,
+            analysis,
+            decisions,
+            weights=dict(model.named_parameters(remove_duplicate=False)),
+            buffers=dict(model.named_buffers(remove_duplicate=False)),
+            persistent=frozenset(model.state_dict()),
+            training=model.training,
+            **options,
+        )
+        spare = _spare_buffers(found, model, captured)
+
+        def in_another_mode(other: Captured, owner: Any) -> nn.Module:
+            changed = plan_for_graph(plan, other.graph, args, kwargs)
+            rules = analyze(other.graph)
+            decided = read_plan(changed, other.graph, rules)
+            empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
+            return build(other, rules, decided, shares=owner, **empty, **options)
+
+        capture = recapture(captured.graph, outputs)
+        found._sw_set_modes(Modes(found, model, captured, capture, in_another_mode))
+    backend.tune_new_groups()
+    return found
+
+
+def _check_given(model: nn.Module, plan: Plan, seed: object, outputs: object) -> None:
+    """Raise an error that names the argument of `parallelize` for one that cannot be."""
     require_module(model)
     require_plan(plan)
     if not isinstance(seed, int):
@@ -85,55 +151,18 @@ def parallelize(
             f"{type(model).__name__} has parameters on the meta device, without values; build or"
             " load it on a real device before parallelize"
         )
-    args, kwargs = example_call(plan.inputs, plan.constants)
-    captured = capture_with_rules(model, args, kwargs, plan.habits)
-    analysis = analyze(captured.graph)
-    decisions = read_plan(plan, captured.graph, analysis)
-    if outputs == "model":
-        captured = _all_outputs(model, plan, captured.graph)
-        plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
-        analysis = analyze(captured.graph)
-        decisions = read_plan(plan, captured.graph, analysis)
-    device = _device(device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    mend_optimizers()
-    found: ParallelModule | PipelineModule | AsyncPipeline
-    if plan.pipeline is not None and plan.pipeline.weights is not None:
-        found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
-    else:
-        device_mesh = _device_mesh(plan.mesh, device)
-        options: dict[str, Any] = {"device_mesh": device_mesh, "device": device, "seed": seed}
-        buffers = dict(model.named_buffers(remove_duplicate=False))
-        found = main = build(
-            captured,
-            analysis,
-            decisions,
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=buffers,
-            persistent=frozenset(model.state_dict()),
-            training=model.training,
-            **options,
-        )
-        held = {key for leaf in captured.graph.leaves for key in leaf.keys}
-        unread = {name: b for name, b in model.named_buffers() if name not in held}
-        if isinstance(main, ParallelModule):
-            main._sw_holds.keep(unread, frozenset(model.state_dict()))
-            unread = {}
-        spare = {name: b.detach().clone() for name, b in unread.items()}
 
-        def in_another_mode(other: Captured, owner: Any) -> nn.Module:
-            changed = plan_for_graph(plan, other.graph, args, kwargs)
-            rules = analyze(other.graph)
-            decided = read_plan(changed, other.graph, rules)
-            empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
-            return build(other, rules, decided, shares=owner, **empty, **options)
 
-        capture = recapture(captured.graph, outputs)
-        main._sw_set_modes(Modes(main, model, captured, capture, in_another_mode))
-    if device.type == "cpu":
-        have_senders_take_turns()
-    return found
+def _spare_buffers(
+    built: ParallelModule | PipelineModule, model: nn.Module, captured: Captured
+) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that the captured graph does not read and `built` does not keep."""
+    held = {key for leaf in captured.graph.leaves for key in leaf.keys}
+    unread = {name: b for name, b in model.named_buffers() if name not in held}
+    if isinstance(built, ParallelModule):
+        built._sw_holds.keep(unread, frozenset(model.state_dict()))
+        return {}
+    return {name: b.detach().clone() for name, b in unread.items()}
 
 
 def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
@@ -220,10 +249,10 @@ def _check_world(mesh: Mesh) -> None:
 
 
 class ParallelModule(TrainModule):
-    """A drop-in for the captured module, holding this rank's tiles.
+    """A drop-in for the captured module that holds this rank's tiles; `parallelize` builds it.
 
-    Parameters keep their names and shapes and are DTensors. Without a device mesh it is the
-    one-device program, and its parameters are plain tensors.
+    `state_dict`, `parameters` and hooks are those of `nn.Module`: parameters keep their names and
+    shapes and are DTensors, or plain tensors on one device without a process group.
     """
 
     def __init__(
@@ -268,11 +297,15 @@ class ParallelModule(TrainModule):
             layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
             at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
-            lowered = lower_micro(graph, analysis, micro, decisions, rank)
+            step = micro_batched_step(graph, analysis, micro, decisions, rank, in_place)
+            whole_step = optimized(lower_step(step))
             parts = {
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
-            self._sw_program = MicroBatched(lowered, parts, graph, make, device)
+            groups = {}
+            if device_mesh is not None:
+                groups = {name: device_mesh[name].get_group() for name in mesh.names}
+            self._sw_program = MicroBatched(whole_step, parts, graph, groups, make, device)
         owner = shares or self
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:
@@ -280,12 +313,26 @@ class ParallelModule(TrainModule):
         self._sw_holds.take(graph, weights, buffers, persistent)
         check_on_load(self, tuple)
         # Generators are seeded on the host, which would wait for a state on the device.
-        state = random_state(seed, 0, torch.device("cpu") if graph.habits.rng == "fast" else device)
+        state = random_state(
+            seed, 0, torch.device("cpu") if graph.numerics.rng == "fast" else device
+        )
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss, or what the module returned; every rank passes the same global batch."""
+        """Run the forward pass; `loss.backward()` runs the backward pass with its collectives.
+
+        Args:
+            args: positional arguments of the model: the global batch on every rank, or what
+                `local_batch` returned.
+            kwargs: keyword arguments likewise.
+
+        Returns:
+            The loss of the global batch, or what the module returned.
+
+        Raises:
+            BatchError: shapes or dtypes are not those of the plan.
+        """
         running = self._sw_running()
         found = running._sw_run(args, kwargs)
         self._sw_random = running.get_buffer("_sw_random")
@@ -305,7 +352,14 @@ class ParallelModule(TrainModule):
         return self._sw_captured.outputs(outputs, self._sw_device)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch; its gradients are added to `grad`."""
+        """Run forward and backward pass.
+
+        Args:
+            batch: the global batch, or this rank's part of it, as a mapping or a sequence.
+
+        Returns:
+            The loss of the global batch, a scalar; its gradients are added to `grad`.
+        """
         args, kwargs = arguments(batch)
         late = self._sw_running()._sw_late
         with late.under_way() if late else nullcontext():
@@ -328,9 +382,14 @@ class ParallelModule(TrainModule):
         return self._sw_graph
 
     def local_batch(self, batch: Any) -> Any:
-        """This rank's part of a global batch, for loaders that read only their own.
+        """Cut this rank's part out of a global batch, for loaders that read only their own samples.
 
-        The module takes global and local batches alike.
+        Args:
+            batch: the global batch, as a mapping or a sequence.
+
+        Returns:
+            The same structure with this rank's tiles; the module takes global and local batches
+                alike.
         """
 
         def part(key: str, tensor: torch.Tensor) -> torch.Tensor:

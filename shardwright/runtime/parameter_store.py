@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
-from shardwright.ir.mixed_precision import MASTER, masters
+from shardwright.ir.mixed_precision import MASTER, master_weights
 from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import flat
@@ -49,7 +49,7 @@ class ParameterStore:
         self.device_mesh = device_mesh
         self.device = device
         self.constants: dict[str, torch.Tensor] = {}
-        self.masters = masters(captured.graph)
+        self.master_weights = master_weights(captured.graph)
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
     def take(
@@ -157,7 +157,7 @@ class ParameterStore:
         atoms, layout = self.analysis.atoms[name], self.storage[name]
         assert is_natural(atoms, layout), f"{name} cannot be stored {layout}"
         whole = weight.detach()
-        if name in self.masters:
+        if name in self.master_weights:
             whole = whole.to(getattr(torch, MASTER))
         at = self.mesh.coordinate(place_in(self.device_mesh))
         tile = cut(whole.reshape(flat(atoms)), atoms, layout, at)

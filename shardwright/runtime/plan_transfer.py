@@ -15,18 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with_atoms
 from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
 from shardwright.program.lower.rank_program import with_operands
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.micro_batches import micro_batches as micro_batched
-from shardwright.rules.placements import feasible, parse_tiling, place, tiling_text
+from shardwright.rules.placements import feasible, layouts_under, parse_tiling, tiling_text
 from shardwright.rules.rule import Choice, Rule
 from shardwright.tracing.call import flatten, split_call
 from shardwright.tracing.discovery.discover import capture_with_rules
-from shardwright.tracing.export.opaque import OPAQUE
 from shardwright.tracing.graph_builder import DROPOUT
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of a call's tensors, by path
@@ -50,7 +49,7 @@ def plan_for_shapes(
 
     What it says of costs is still what was said of the shapes it was made for.
     """
-    graph = capture_with_rules(model, args, kwargs, plan.habits).graph
+    graph = capture_with_rules(model, args, kwargs, plan.numerics).graph
     if {op.name for op in graph.ops} != {op.name for op in plan.ops}:
         raise PlanError(
             f"the model does other things with a batch of {shapes_text(shapes_of(args, kwargs))}"
@@ -83,10 +82,10 @@ def plan_for_graph(
         if (namesake := known.get(op.name)) is None:
             found = _planned(op, _agreeing(op, rule, lies, mesh), mesh)
         else:
-            piece = namesake.piece if recomputed else 0
-            found = replace(namesake, name=op.name, piece=piece)
+            segment = namesake.segment if recomputed else 0
+            found = replace(namesake, name=op.name, segment=segment)
         found = _feasible(found, rule, mesh)
-        results = place(rule, parse_tiling(rule, found.tiling), mesh).results
+        results = layouts_under(rule, parse_tiling(rule, found.tiling), mesh).results
         lies.update(zip(op.outputs, results, strict=True))
         ops.append(replace(found, layout=results[0]))
     here = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
@@ -162,7 +161,7 @@ def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
     known = {tiling_text((choice,))[0] for choice in rule.choices()}
     words = [word if word in known else "-" for word in op.tiling]  # of size 1: not split at all
     for axis in reversed(range(len(words))):
-        if feasible(rule, place(rule, parse_tiling(rule, tuple(words)), mesh)):
+        if feasible(rule, layouts_under(rule, parse_tiling(rule, tuple(words)), mesh)):
             break
         words[axis] = "-"
     return op if tuple(words) == op.tiling else replace(op, tiling=tuple(words))
@@ -224,7 +223,7 @@ def _agreeing(op: Op, rule: Rule, lies: Mapping[str, Layout], mesh: Mesh) -> tup
 
     def settled(axis: int) -> Choice:
         def stays(choice: Choice) -> int:
-            wanted = zip(op.operands, rule.placed(choice).operands, strict=True)
+            wanted = zip(op.operands, rule.axis_placements(choice).operands, strict=True)
             return sum(
                 sizes[name]
                 for name, placement in wanted

@@ -23,8 +23,13 @@ def torchrun(module: str, args: Sequence[str], processes: int) -> list[str]:
 
 def rank_environment(processes: int) -> dict[str, str]:
     """This environment, with the cores shared out among the ranks unless the user did so."""
-    threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    return {"OMP_NUM_THREADS": threads, **os.environ}
+    return {"OMP_NUM_THREADS": str(threads_of(processes)), **os.environ}
+
+
+def threads_of(processes: int) -> int:
+    """Threads of each of so many processes that share this host's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // processes)
 
 
 def run_ranks(module: str, args: Sequence[str], processes: int, *, timeout: float = 600.0) -> None:

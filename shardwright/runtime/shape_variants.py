@@ -31,11 +31,17 @@ from shardwright.tracing.call import example_call
 
 @final
 class ShapeVariants:
-    """Parallel modules of one model for several shapes, which share parameters and buffers.
+    """Parallel modules of one model for several batch shapes, which share parameters and buffers.
 
-    `others` are calls of other shapes than the one `plan` was made for. Steps run through
-    `torch.compile` if they are to be `compiled`. With `evaluated` it is ready to be evaluated, and
-    raises now where that is impossible; without, evaluation is captured when it is first asked for.
+    Args:
+        model: the module that the plan was made for, with values.
+        plan: the plan for the first shape; the others run under it.
+        others: calls (args, kwargs) of other shapes.
+        seed: as in `parallelize`.
+        device: as in `parallelize`.
+        compiled: whether steps run through `torch.compile`.
+        evaluated: whether evaluation is captured now, which raises where it is impossible; without,
+            it is captured when it is first asked for.
     """
 
     def __init__(
@@ -88,7 +94,14 @@ class ShapeVariants:
         return module
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch; its gradients are added to `grad`."""
+        """Run forward and backward pass.
+
+        Args:
+            batch: a global batch of any of the shapes.
+
+        Returns:
+            The loss of the global batch, a scalar; its gradients are added to `grad`.
+        """
         module = self.module_for(batch)
         module.set_random_state(self.main.random_state())
         loss = module.forward_backward(batch)
@@ -102,7 +115,11 @@ class ShapeVariants:
         return origin(module, batch, state)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch, in the mode that the module is in."""
+        """Compute the loss in the mode that the module is in.
+
+        Args:
+            batch: a global batch of any of the shapes.
+        """
         args, kwargs = arguments(batch)
         module = self.module_for(batch)
         module.set_random_state(self.main.random_state())
@@ -126,7 +143,11 @@ class ShapeVariants:
         self.main.set_random_state(state)
 
     def local_batch(self, batch: Any) -> Any:
-        """This rank's part of a global batch of any of the shapes."""
+        """Cut this rank's part out of a global batch.
+
+        Args:
+            batch: a global batch of any of the shapes.
+        """
         return self.module_for(batch).local_batch(batch)
 
     def skews(self) -> list[Skew]:
@@ -144,7 +165,7 @@ def _steps(model: nn.Module, plan: Plan, seed: int, device: torch.device | None)
     if not isinstance(module, TrainModule):
         raise PlanError(
             f"schedule {plan.schedule!r} trains otherwise than one device does, and a job cannot"
-            " ask for that yet; plan without it, or train by hand as docs/async.md says"
+            " ask for that yet; plan without it, or train by hand as docs/how-to/async.md says"
         )
     return module
 

@@ -85,7 +85,13 @@ class TrainModule(LastingModule, ABC):
         modes.attach(self)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training or evaluation, as the model's own `train` does."""
+        """Switch to training or evaluation, as the model's own `train` does.
+
+        The graph of a new mode is captured at its first call.
+
+        Args:
+            mode: True for training, False for evaluation.
+        """
         if self._sw_modes is None:
             return super().train(mode)
         self._sw_modes.switch(self, mode)
@@ -126,7 +132,15 @@ class TrainModule(LastingModule, ABC):
         """The loss of a global batch; its gradients are added to `grad`."""
 
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
-        """One optimizer step on a global batch; its loss."""
+        """Make one optimizer step: set gradients to None, run forward and backward pass, update.
+
+        Args:
+            optimizer: of the parameters of this module.
+            batch: the global batch, or this rank's part of it, as a mapping or a sequence.
+
+        Returns:
+            The loss of the global batch before the update, a scalar.
+        """
         optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch)
         optimizer.step()

@@ -48,12 +48,21 @@ def async_pipeline(
     device: torch.device | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> AsyncPipeline:
-    """This rank's stage of `model`, one stage per process of the initialised process group.
+    """Build this rank's stage of `model`, one stage per process of the initialised process group.
 
-    Call it on every rank with the same weights. `weights` names the weights
-    that each pass uses (`runtime.weights`), `cuts` the operators before which
-    the graph is cut (balanced if None), `timeout` how long a rank waits for a
-    neighbour. Raises `PipelineError` if the ranks do not agree.
+    Args:
+        model: the module, with equal weights on every rank.
+        args: positional arguments of one call, an example batch.
+        kwargs: keyword arguments of that call.
+        weights: which weights the two passes use: `"spectrain"`, `"pipeoptim"`, each also with
+            `"-decay"`, `"stash"` or `"stale"` (docs/how-to/async.md).
+        cuts: numbers of the operators before which the graph is cut; None: balanced.
+        seed: what dropout masks are drawn from.
+        device: where the stage runs; None: as in `parallelize`.
+        timeout: how long a rank waits for a neighbour.
+
+    Raises:
+        PipelineError: the graph cannot be cut so, or the ranks do not agree.
     """
     how = weights_named(weights)
     if not dist.is_initialized():
@@ -64,13 +73,11 @@ def async_pipeline(
 
 
 class AsyncPipeline(StageModule):
-    """The stage of this rank. Its parameters are those that live here, under their own names.
+    """This rank's stage of an asynchronous pipeline, which does not train as one device does.
 
-    Every rank makes an optimizer for them and calls `train_step` with the same
-    batches. Drain before looking at weights: evaluation, checkpoints, the end.
-
-    Without a `device_mesh` rank k has stage k to itself; with one, stages lie along
-    its outermost axis, `pp`, and the ranks of a stage share it along the others.
+    `parallelize` builds it for an asynchronous plan, `async_pipeline` without a plan. Every rank
+    makes an optimizer of `parameters()` and calls `train_step` with the same batches. Call `drain`
+    before looking at weights: evaluation, checkpoints, the end.
     """
 
     def __init__(
@@ -118,14 +125,22 @@ class AsyncPipeline(StageModule):
         discount_steps: int = 0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        """Put one mini-batch into the pipeline; the loss of the one that this stage finished.
+        """Put one mini-batch into the pipeline and update this stage's weights.
 
-        That is `batch`'s own on the last stage, one of N - k - 1 calls ago on
-        stage k, and NaN while the pipeline fills. `scheduler` steps after each
-        update of this stage; its gradients are clipped to `clip_norm`; over the first
-        `discount_steps` updates its learning rates rise from one N - k th
-        (`runtime.discount`). `check` is called with each loss on the last stage,
-        before the backward pass: what it raises ends all ranks.
+        Args:
+            optimizer: of the parameters of this stage.
+            batch: the global batch, equal on every rank.
+            scheduler: a learning-rate schedule; it steps after each update of this stage.
+            clip_norm: largest norm of this stage's gradients.
+            discount_steps: updates over which a late stage's learning rate rises to its own
+                (PipeMare, arXiv 1910.05124).
+            check: called with each loss on the last stage, before the backward pass; what it raises
+                ends all ranks.
+
+        Returns:
+            The loss of the mini-batch that this stage finished: of stage k of N the one of N - k -
+                1
+            calls ago, NaN while the pipeline fills.
         """
         update = Update(optimizer, scheduler, clip_norm, discount_steps, check)
 
@@ -144,7 +159,17 @@ class AsyncPipeline(StageModule):
         clip_norm: float | None = None,
         discount_steps: int = 0,
     ) -> list[torch.Tensor]:
-        """Finish what is under way, on all ranks; the losses that `train_step` had not returned."""
+        """Finish what is in flight, on all ranks.
+
+        Args:
+            optimizer: as in `train_step`.
+            scheduler: as in `train_step`.
+            clip_norm: as in `train_step`.
+            discount_steps: as in `train_step`.
+
+        Returns:
+            The losses that `train_step` has not returned.
+        """
         update = Update(optimizer, scheduler, clip_norm, discount_steps)
 
         def work() -> list[torch.Tensor]:
@@ -155,7 +180,14 @@ class AsyncPipeline(StageModule):
         return self._sw_guard(work)
 
     def evaluate(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch with the weights as they are, without dropout, on every rank."""
+        """Compute the loss of a batch with the weights as they are, without dropout.
+
+        Args:
+            batch: the global batch, equal on every rank.
+
+        Returns:
+            The loss, on every rank.
+        """
         if self._sw_link.is_open:
             raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
         self.check_evaluation()

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.ir.graph import argument
 from shardwright.program.instructions import Run, SharedAttention
 from shardwright.runtime.attention.blockwise_attention import Gradients, How, Rows
 from shardwright.runtime.attention.zigzag import Halves, Swap
 from shardwright.runtime.comm.p2p_group import P2PGroup, Wait
-from shardwright.tracing.export.operators import argument, to_torch
+from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 

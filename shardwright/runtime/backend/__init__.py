@@ -1,1 +1,1 @@
-"""Tuning of CPU ranks."""
+"""Runs collectives on each backend, and tunes CPU hosts on request."""

@@ -6,84 +6,37 @@ tensor. Tiles are cut as `torch.chunk` cuts them, so the last ones may be shorte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import LOCAL, MOVING, ByCollective, Collective
 from shardwright.program.instructions import Move
-from shardwright.runtime.comm.spin_wait import Waited, exchange_over, reduce_over, wait_for
-
-# Their names from torch 2.13 on, then those before.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_TAG = 39  # keeps parts of gathers from other messages between the same two ranks
-_WIDER = {
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-    torch.uint64: torch.int64,
-}
-
-
-class _Together:
-    """Several messages on their way."""
-
-    def __init__(self, works: Sequence[Waited]) -> None:
-        self._works = list(works)
-
-    def wait(self) -> None:
-        """Until all are there."""
-        while self._works:
-            self._works.pop(0).wait()
-
-
-def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Waited:
-    """All ranks' equal parts of `buffer` on their way into it; this one's is there already.
-
-    The buffer is contiguous, and its elements a multiple of the ranks.
-    Gloo would gather in a buffer of its own, as large as this one, which its threads give back
-    some time later. So there every rank sends its part to each other one.
-    """
-    parts = buffer.view(-1).chunk(group.size())
-    if dist.get_backend(group) != "gloo":
-        work: Waited | None
-        work = all_gather_single(buffer.view(-1), parts[rank], group=group, async_op=True)
-        assert work is not None
-        return work
-    works: list[Waited | None] = []
-    for hop in range(1, len(parts)):
-        there, back = (rank + hop) % len(parts), (rank - hop) % len(parts)
-        works.append(dist.irecv(parts[back], group=group, tag=_TAG, group_src=back))
-        works.append(dist.isend(parts[rank], group=group, tag=_TAG, group_dst=there))
-    return _Together([work for work in works if work is not None])
+from shardwright.runtime.backend.base import wait_for
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.comm.process_group import exchange_over, gather_into, reduce_over
 
 
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     """`x` after `move`, which moves data along `mesh`, of one axis; in memory of its own.
 
-    Tiles are seen as their atoms, one dimension each. Backends know few integers: others travel in
-    wider ones, in which sums wrap around to the same.
+    Tiles are seen as their atoms, one dimension each. Raises `ValueError` for a kind that moves no
+    data, or that is not known.
     """
-    if x.dtype in _WIDER:
-        return collected(x.to(_WIDER[x.dtype]), move, mesh).to(x.dtype)
-    group = mesh.get_group()
-    match move.collective:
-        case Collective.ALL_REDUCE:
-            summed = x.clone(memory_format=torch.contiguous_format)
-            reduce_over(group, summed)
-            return summed
-        case Collective.ALL_GATHER:
-            return _gathered(x, move, group, mesh.get_local_rank())
-        case Collective.REDUCE_SCATTER:
-            return _scattered(x, move, group)
-        case Collective.ALL_TO_ALL:
-            return _exchanged(x, move, group, mesh.get_local_rank())
-        case other:
-            raise ValueError(f"{other} is no collective that ranks run")
+    run = _MOVING[move.collective]
+    group, rank = mesh.get_group(), mesh.get_local_rank()
+    sent = backend_of(group).wire_dtype(x.dtype)
+    return run(x.to(sent), move, group, rank).to(x.dtype)
+
+
+def _summed(x: torch.Tensor, _move: Move, group: dist.ProcessGroup, _rank: int) -> torch.Tensor:
+    """The sum over the ranks."""
+    summed = x.clone(memory_format=torch.contiguous_format)
+    reduce_over(group, summed)
+    return summed
 
 
 def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
@@ -101,11 +54,11 @@ def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) 
     return torch.cat(tuple(tiles), move.src)
 
 
-def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.Tensor:
+def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
     """This rank's tile along `move.dst` of the ranks' sum."""
-    if dist.get_backend(group) == "gloo":  # which sums the whole in any case
-        summed = x.clone(memory_format=torch.contiguous_format)
-        reduce_over(group, summed)
+    backend = backend_of(group)
+    if not backend.spec.native_reduce_scatter:  # the whole is summed in any case
+        summed = _summed(x, move, group, rank)
         own = summed.narrow(move.dst, move.start, move.length)
         return own.clone(memory_format=torch.contiguous_format)
     lengths = _lengths(move.whole[move.dst], group.size())
@@ -114,7 +67,7 @@ def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.T
     for room, tile in zip(given, x.split(lengths, move.dst), strict=True):
         room.narrow(move.dst, 0, tile.shape[move.dst]).copy_(tile)
     own = x.new_empty(shape)
-    reduce_scatter_single(own, given, group=group)
+    backend.reduce_scatter(group, own, given, rank)
     return own.narrow(move.dst, 0, move.length)
 
 
@@ -135,6 +88,44 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
         return found.view(_with(shapes[0], move.src, move.whole[move.src]))
     tiles = (part.view(shape) for part, shape in zip(found.split(sizes), shapes, strict=True))
     return torch.cat(tuple(tiles), move.src)
+
+
+_MOVING = ByCollective[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
+    "that ranks run",
+    {
+        Collective.ALL_REDUCE: _summed,
+        Collective.ALL_GATHER: _gathered,
+        Collective.REDUCE_SCATTER: _scattered,
+        Collective.ALL_TO_ALL: _exchanged,
+    },
+    MOVING,
+)
+
+
+def moved_locally(x: torch.Tensor, move: Move) -> torch.Tensor:
+    """`x` after `move`, which moves no data; it may be a view of `x`."""
+    return _LOCAL[move.collective](x, move)
+
+
+def _sliced(x: torch.Tensor, move: Move) -> torch.Tensor:
+    return x.narrow(move.dst, move.start, move.length)
+
+
+def _masked(x: torch.Tensor, move: Move) -> torch.Tensor:
+    return x if move.keeps else torch.zeros_like(x)
+
+
+def _embedded(x: torch.Tensor, move: Move) -> torch.Tensor:
+    whole = x.new_zeros(move.whole)
+    whole.narrow(move.src, move.start, move.length).copy_(x)
+    return whole
+
+
+_LOCAL = ByCollective[Callable[[torch.Tensor, Move], torch.Tensor]](
+    "that a rank runs alone",
+    {Collective.SLICE: _sliced, Collective.MASK: _masked, Collective.EMBED: _embedded},
+    LOCAL,
+)
 
 
 def _lengths(whole: int, ranks: int) -> list[int]:

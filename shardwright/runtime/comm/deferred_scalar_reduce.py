@@ -16,8 +16,9 @@ import torch
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.runtime.backend.base import Waited, wait_for
+from shardwright.runtime.comm.process_group import begun_along
 from shardwright.runtime.comm.redistribute import Redistribution
-from shardwright.runtime.comm.spin_wait import Waited, begun_along, wait_for
 from shardwright.runtime.parameters.unshard import Reduction
 
 Axes = tuple[DeviceMesh, ...]  # of one dimension each

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Redistribute
-from shardwright.runtime.comm.collectives import collected
-from shardwright.runtime.comm.spin_wait import reduce_over
+from shardwright.runtime.comm.collectives import collected, moved_locally
+from shardwright.runtime.comm.process_group import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
@@ -30,7 +30,6 @@ _REDUCTIONS = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
-_SOURCE_PARTIAL = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
 class Redistribution(nn.Module):
@@ -171,18 +170,12 @@ def _run(
 
 
 def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
-    if move.collective is Collective.SLICE:
-        return x.narrow(move.dst, move.start, move.length)
-    if move.collective is Collective.MASK:
-        return x if move.keeps else torch.zeros_like(x)
-    if move.collective is Collective.EMBED:
-        whole = x.new_zeros(move.whole)
-        whole.narrow(move.src, move.start, move.length).copy_(x)
-        return whole
+    if not move.collective.moves_data:
+        return moved_locally(x, move)
     assert mesh is not None
     if direct(x):
         return collected(x, move, mesh)
-    src: Placement = Partial() if move.collective in _SOURCE_PARTIAL else Shard(move.src)
+    src: Placement = Partial() if move.src < 0 else Shard(move.src)  # data moves of no other
     dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
     whole = DTensor.from_local(
         x.contiguous(),

@@ -1,9 +1,9 @@
 """Bucketed all-gather of sharded parameters and reduce-scatter of their gradients (FSDP).
 
 A message's buffer holds, rank by rank, the rank's tiles one after the other,
-each padded to the size of the largest. A bucket is one message, but for large copies on CPUs
-(`ir/buckets.py`). Under `torch.compile` each parameter goes its own way, and so it does where the
-backward pass is differentiated.
+each padded to the size of the largest. A bucket is one message, but for large copies on some
+backends (`ir/buckets.py`). Under `torch.compile` each parameter goes its own way, and so it does
+where the backward pass is differentiated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.buckets import gather_messages
 from shardwright.program.instructions import Gather, Prefetch, Redistribute
-from shardwright.runtime.comm.collectives import gather_into, reduce_scatter_single
+from shardwright.runtime.backend.base import Waited, wait_for
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.comm.process_group import begun, gather_into, reduce_over
 from shardwright.runtime.comm.redistribute import Redistribution
-from shardwright.runtime.comm.spin_wait import Waited, begun, reduce_over, wait_for
 from shardwright.runtime.parameters.reshard_after_forward import Keep
 from shardwright.runtime.parameters.unshard import Works
 
@@ -297,43 +298,17 @@ class Arrival(nn.Module):
 
     def _scattered(self, own: torch.Tensor, given: torch.Tensor) -> Waited:
         """The ranks' sum of this rank's part of `given` on its way into `own`."""
-        wait = bool(self.summed)
-        work: Waited | None
-        if dist.get_backend(self.group) == "gloo":
-            work = _Taken(own, given, self.rank, begun(self.group, given))
-            if wait:
-                wait_for(work, "sums of gradients")
-        else:
-            work = reduce_scatter_single(own, given, group=self.group, async_op=not wait)
-        for number, group in enumerate(self.summed, 1):
-            if number < len(self.summed):
-                reduce_over(group, own)
-            else:
-                work = begun(group, own)
-        assert work is not None
-        return work
+        backend = backend_of(self.group)
+        if not self.summed:
+            return backend.begin_reduce_scatter(self.group, own, given, self.rank)
+        backend.reduce_scatter(self.group, own, given, self.rank)
+        *others, last = self.summed
+        for group in others:
+            reduce_over(group, own)
+        return begun(last, own)
 
     def extra_repr(self) -> str:
         return self.text
-
-
-class _Taken:
-    """A rank's part of a sum that all ranks get whole.
-
-    Gloo scatters a sum so itself, but makes a copy of what it is given before.
-    """
-
-    def __init__(self, own: torch.Tensor, given: torch.Tensor, rank: int, work: Waited) -> None:
-        self._own = own
-        self._work: Waited | None = work
-        self._part = given.narrow(0, rank * own.numel(), own.numel())
-
-    def wait(self) -> None:
-        """Until the part is there."""
-        assert self._work is not None
-        self._work.wait()
-        self._work = None
-        self._own.copy_(self._part)
 
 
 class Remade:
@@ -387,4 +362,4 @@ def _messages(
     parts: Sequence[_Part], sizes: Sequence[int], group: dist.ProcessGroup
 ) -> list[list[int]]:
     copies = ((size, part.as_sent) for part, size in zip(parts, sizes, strict=True))
-    return gather_messages(copies, on_cpu=dist.get_backend(group) == "gloo")
+    return gather_messages(copies, backend_of(group).spec.alone_bytes)

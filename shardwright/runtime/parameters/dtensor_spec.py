@@ -35,7 +35,7 @@ class Placed:
 
         Where nothing is differentiated it is put together as compilers put together a tensor that
         consists of others; `from_local` makes a node of the autograd graph first, and takes three
-        times as long (ADR 0070).
+        times as long.
         """
         if torch.is_grad_enabled():
             return DTensor.from_local(

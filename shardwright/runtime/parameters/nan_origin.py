@@ -6,7 +6,7 @@ attention masks hold it on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed.tensor import DTensor
 
+from shardwright.ir.graph import Graph, Op
+from shardwright.runtime.executor.executor import Regions
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.pipeline.runner import PipelineModule
 
@@ -32,7 +34,7 @@ def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int
     for name, parameter in module.named_parameters():
         found.note(-1, f"the parameter {name}", parameter)
     eager = torch.compiler.set_stance("force_eager")
-    with torch.no_grad(), eager, _watched(running.programs(), found):
+    with torch.no_grad(), eager, _watched(running, found):
         module.set_random_state(state)
         module(**batch) if isinstance(batch, Mapping) else module(*batch)
     first = found.first
@@ -58,27 +60,52 @@ class _Found:
 
 
 class _Watching(fx.Interpreter):
-    def __init__(self, program: fx.GraphModule, found: _Found) -> None:
+    """Runs a program; of a region `ops` has the operators of the graph that it runs for."""
+
+    def __init__(
+        self, program: fx.GraphModule, found: _Found, ops: Callable[[], Sequence[Op]] | None
+    ) -> None:
         super().__init__(program)
-        self.found = found
+        self.found, self.ops = found, ops
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if (op := n.meta.get("op")) is not None and op.name in self.found.place:
+        op = n.meta.get("op")
+        if op is not None and self.ops is not None:
+            op = self.ops()[n.meta["place"]]
+        if op is not None and op.name in self.found.place:
             where = f"{op.source.module or 'the model itself'} ({op.source})"
             self.found.note(self.found.place[op.name], f"{op.kind} in {where}", value)
         return value
 
 
 @contextmanager
-def _watched(programs: Sequence[fx.GraphModule], found: _Found) -> Iterator[None]:
+def _watched(module: ParallelModule | PipelineModule, found: _Found) -> Iterator[None]:
+    programs = module.programs()
+    ops = {
+        part: _running_ops(regions, module.graph)
+        for regions in module.modules()
+        if isinstance(regions, Regions)
+        for part in regions.parts
+    }
     for program in programs:
-        program.forward = _Watching(program, found).run
+        program.forward = _Watching(program, found, ops.get(program)).run
     try:
         yield
     finally:
         for program in programs:
             del program.forward
+
+
+def _running_ops(regions: Regions, graph: Graph) -> Callable[[], Sequence[Op]]:
+    """The operators that a region runs now; of a cast of a parameter one without a name."""
+    cast = Op("", "", (), (), ())
+
+    def running() -> Sequence[Op]:
+        assert regions.running is not None, "a region is run for an instruction"
+        return [graph.op.get(name, cast) for name in regions.running.ops]
+
+    return running
 
 
 def _is_wrong(value: Any) -> bool:

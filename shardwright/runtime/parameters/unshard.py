@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.program.instructions import Fetch, Reduce
+from shardwright.runtime.backend.base import Waited, wait_for
+from shardwright.runtime.comm.process_group import begun_along
 from shardwright.runtime.comm.redistribute import Redistribution
-from shardwright.runtime.comm.spin_wait import Waited, begun_along, wait_for
 from shardwright.runtime.parameters.dtensor_spec import Placed
 
 Works = list[Waited]

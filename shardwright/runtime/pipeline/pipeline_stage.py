@@ -18,12 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from shardwright.ir.graph import LeafKind
-from shardwright.program.fx import Special, to_module
 from shardwright.program.lower.pipeline import Crossing, StagedGraph
 from shardwright.program.lower.stages import splits_backward
 from shardwright.program.passes import stage_program
 from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.comm.message import Form
+from shardwright.runtime.fx import Special, to_module
 from shardwright.runtime.parameter_store import ParameterStore
 from shardwright.runtime.parameters.unshard import local
 

@@ -9,17 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.pipeline import AXIS, PipelineError
+from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.rules.analysis import Analysis
@@ -34,23 +29,14 @@ from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
 from shardwright.tracing.graph_builder import Captured
 
-_SINGLE = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
-_MULTIPLE = {
-    "Interleaved1F1B": ScheduleInterleaved1F1B,
-    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
-    "ZBVZeroBubble": ScheduleZBVZeroBubble,
-}
-
 
 @final
 class PipelineModule(TrainModule):
-    """The stages of this rank. Its parameters are those that live here, under their own names.
+    """This rank's stages of a pipeline; `parallelize` builds it for a plan with stages.
 
-    Make an optimizer of them and call `train_step` with the same global batch on
-    every rank. `device_mesh` has the axis `pp` outermost; the rest is the mesh of
-    one group, on which parameters are DTensors as those of a `ParallelModule`.
-    A parameter of several stages (a tied embedding) is on each of them, and its
-    gradient is the sum of theirs.
+    `parameters` and `state_dict` have what lives on this rank's stages, under the module's names. A
+    parameter of several stages, such as a tied embedding, is on each of them, and its gradient is
+    the sum of theirs.
     """
 
     def __init__(
@@ -104,13 +90,21 @@ class PipelineModule(TrainModule):
         (loss,) = captured.graph.outputs
         dtype = getattr(torch, captured.graph.tensor[loss].dtype)
         self._sw_loss = torch.zeros((), dtype=dtype, device=device)
-        fast = captured.graph.habits.rng == "fast"
+        fast = captured.graph.numerics.rng == "fast"
         state = random_state(seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss, on every rank, without gradients: under `torch.no_grad()`."""
+        """Run the forward pass without gradients; call it under `torch.no_grad()`.
+
+        Args:
+            args: positional arguments of the model: the global batch on every rank.
+            kwargs: keyword arguments likewise.
+
+        Returns:
+            The loss of the global batch, on every rank.
+        """
         if torch.is_grad_enabled():
             raise PipelineError(
                 "a pipeline runs forward and backward passes in turns, so it has no loss to call"
@@ -123,7 +117,14 @@ class PipelineModule(TrainModule):
         return running._sw_captured.outputs((loss,), self._sw_device)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch, on every rank; gradients are added to `grad`."""
+        """Run all passes of the schedule.
+
+        Args:
+            batch: the global batch on every rank, as a mapping or a sequence.
+
+        Returns:
+            The loss of the global batch, on every rank; gradients are added to `grad`.
+        """
         args, kwargs = arguments(batch)
         return self.call_backward(*args, **kwargs)
 
@@ -209,11 +210,10 @@ def local_tile(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _schedule(name: str, stages: list[Any], count: int) -> Any:
-    """One of torch's schedules. A stage returns a term of the loss, so nothing is averaged."""
-    if name in _SINGLE:
-        (stage,) = stages
-        return _SINGLE[name](stage, count, loss_fn=_term, scale_grads=False)
-    return _MULTIPLE[name](stages, count, loss_fn=_term, scale_grads=False)
+    """Torch's schedule of that name. A stage returns a term of the loss: nothing is averaged."""
+    made: Any = get_schedule_class(name)
+    alone = issubclass(made, PipelineScheduleSingle)
+    return made(stages[0] if alone else stages, count, loss_fn=_term, scale_grads=False)
 
 
 def _term(output: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:

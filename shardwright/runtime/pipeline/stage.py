@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.pipeline import ASYNC, Pipeline
+from shardwright.ir.pipeline import Pipeline
+from shardwright.ir.schedules.registry import continuous
 from shardwright.program.decisions import Decisions, everything_whole
-from shardwright.program.fx import to_module
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
@@ -27,6 +27,7 @@ from shardwright.program.passes import stage_program
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.async_pipeline.weight_swap_hooks import Swap
 from shardwright.runtime.batch import local_inputs, stage_inputs
+from shardwright.runtime.fx import to_module
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed
@@ -101,7 +102,7 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
     if wrong := [cut for cut in cuts if not 0 < cut < len(graph.ops)]:
         raise StageError(f"there is no cut before operator {wrong[0]} of {len(graph.ops)}")
     names = tuple(graph.ops[cut].name for cut in cuts)
-    pipeline = Pipeline(names, f"{ASYNC}stale", stages)
+    pipeline = Pipeline(names, continuous("stale").name, stages)
     return Stages.planned(captured, analysis, replace(everything_whole(graph), pipeline=pipeline))
 
 
@@ -153,7 +154,7 @@ class StageModule(LastingModule):
         ]
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
         self._sw_tiles = [_tile(parameter) for parameter in self.trained()]
-        fast = captured.graph.habits.rng == "fast"
+        fast = captured.graph.numerics.rng == "fast"
         state = random_state(seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(model.training)

@@ -15,10 +15,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Ref
+from shardwright.ir.graph import Ref, argument
 from shardwright.program.instructions import Attention, Dropout, Uniform
 from shardwright.tracing.export.attention import attention
-from shardwright.tracing.export.operators import argument, to_torch
+from shardwright.tracing.export.operators import to_torch
 
 
 def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:

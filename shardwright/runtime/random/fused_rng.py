@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shardwright.ir.graph import with_argument
 from shardwright.program.instructions import Attention, Dropout
-from shardwright.tracing.export.operators import call_op, with_argument
+from shardwright.tracing.export.operators import call_op
 
 
 def seed_of(state: torch.Tensor, *what: object) -> int:

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from shardwright.ir.graph import argument
 from shardwright.program.instructions import Joint
 from shardwright.tracing.export.lookup import local_index
-from shardwright.tracing.export.operators import argument, to_torch
+from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 _NONE, _SUM = 0, 2  # ATen's Reduction enum; means are sums by the time they get here

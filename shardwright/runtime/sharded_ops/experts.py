@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.program.lower.routing import Routing
-from shardwright.runtime.comm.collectives import all_gather_single
-from shardwright.runtime.comm.spin_wait import exchange_over
+from shardwright.runtime.backend.base import all_gather_single
+from shardwright.runtime.comm.process_group import exchange_over
 from shardwright.tracing.decompose.experts import added, through
 
 

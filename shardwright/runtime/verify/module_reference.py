@@ -27,10 +27,10 @@ from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, G
 from shardwright.runtime.random.fused_rng import seed_of, seeded
 from shardwright.tracing.call import select_outputs
 from shardwright.tracing.decompose import random_ops
-from shardwright.tracing.patched_forward import called_as
+from shardwright.tracing.patched_forward import replaced_forward
 
 aten: Any = torch.ops.aten
-_WIDE = {
+_FLOAT64 = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
@@ -82,7 +82,7 @@ def loss_of(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy on the CPU, in float64 if it is narrower."""
-    return tensor.detach().cpu().to(_WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+    return tensor.detach().cpu().to(_FLOAT64.get(tensor.dtype, tensor.dtype), copy=True)
 
 
 def run_module(
@@ -208,7 +208,7 @@ class _Reference(TorchDispatchMode):
             finally:
                 self.paused = before
 
-        with called_as(module, forward):
+        with replaced_forward(module, forward):
             yield
 
     def check_end(self) -> None:
@@ -343,7 +343,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fro
 def _wide(leaf: Any, written: frozenset[int]) -> Any:
     """An argument of an operator in float64, if it is a narrower tensor or dtype."""
     if isinstance(leaf, torch.dtype):
-        return _WIDE.get(leaf, leaf)
-    if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDE and id(leaf) not in written:
-        return leaf.to(_WIDE[leaf.dtype])
+        return _FLOAT64.get(leaf, leaf)
+    if isinstance(leaf, torch.Tensor) and leaf.dtype in _FLOAT64 and id(leaf) not in written:
+        return leaf.to(_FLOAT64[leaf.dtype])
     return leaf

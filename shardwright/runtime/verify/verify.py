@@ -21,7 +21,6 @@ from torch import nn
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
 from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
-from shardwright.ir.to_float64 import widen
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
@@ -30,6 +29,7 @@ from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.ranks import run_ranks
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import (
     TOLERANCE,
     WIDE_FLOOR,
@@ -67,12 +67,20 @@ class Worst:
 class Report:
     """The errors that `verify` found, relative to the largest element of each tensor, at least 1.
 
-    `loss_error`, `max_gradient_error`, `max_buffer_error` and `max_parameter_error` (after one
-    optimizer step) compare the plan with one device: with the module itself where that was run in
-    float64, else with its captured graph. `capture_error` compares the module with its captured
-    graph: outputs, gradients, buffers and parameters, in the dtype `compared_in`. It is infinite
-    and `not_compared` says why where the module could not be run; `ok` is False then.
-    `notes` say what was compared in the place of what differs from plan to plan.
+    Attributes:
+        ok: whether all errors are small.
+        loss_error: of the outputs, against one device: the module itself in float64 where that ran,
+            else its captured graph.
+        max_gradient_error: of the worst gradient, likewise.
+        max_buffer_error: of the worst buffer, likewise.
+        max_parameter_error: of the worst parameter after one optimizer step, likewise.
+        worst: the tensor with the largest error.
+        capture_error: of the captured graph against the module, in its own precision; infinite
+            where the module could not be run.
+        compared_in: the dtype of that comparison.
+        devices: number of ranks that ran.
+        not_compared: why the module could not be run; empty if it was.
+        notes: what was compared in place of what differs from plan to plan.
     """
 
     ok: bool
@@ -111,27 +119,40 @@ class Report:
 def verify(
     model: nn.Module, plan: Plan, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Report:
-    """Outputs, every gradient and buffer, and one optimizer step of `plan`, against `model`.
+    """Compare `plan` with `model`: outputs, every gradient and buffer, and one optimizer step.
 
-    `model` is run eagerly, as it is, on copies of its parameters and buffers. `args` and `kwargs`
-    are a batch with real values; those of it that required a gradient when the plan was made have
-    theirs compared, too. Raises `PlanError` if the plan is not for this model and batch.
+    Starts one process per device of the plan on this host. The module is run eagerly, as it is, on
+    copies of its parameters and buffers; both sides are compared in float64 where the module allows
+    it.
+
+    Args:
+        model: the module that the plan was made for, with values.
+        plan: the plan to run.
+        args: positional arguments of a call, a global batch with real values. Gradients of those
+            that required one when the plan was made are compared too.
+        kwargs: keyword arguments of that call.
+
+    Returns:
+        The errors, relative to the largest element of each tensor; `ok` where all are small.
+
+    Raises:
+        PlanError: the plan is not for this model and batch, or is asynchronous.
     """
     require_module(model)
     require_plan(plan)
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         raise PlanError(
             "an asynchronous plan does not compute what one device computes, so there is nothing to"
-            " verify; plan without it, or see docs/async.md for how to compare training runs"
+            " verify; plan without it, or see docs/how-to/async.md for how to compare training runs"
         )
     args, kwargs = as_planned(plan.inputs, args, kwargs or {})
-    captured = capture_with_rules(model, args, kwargs, plan.habits)
+    captured = capture_with_rules(model, args, kwargs, plan.numerics)
     analysis = analyze(captured.graph)
     decisions = read_plan(plan, captured.graph, analysis)
     if any(p.is_meta for p in model.parameters()):
         raise PlanError("verify needs a model with weights; this one is on the meta device")
     batch = {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}
-    graph = comparable(widen(captured.graph))
+    graph = comparable(to_float64(captured.graph))
     payload: dict[str, Any] = {
         "graph": to_json(graph),
         "plan": plan_to_json(plan),

@@ -12,12 +12,12 @@ from shardwright.ir.layout import atom_range
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.micro_batches import placings_of
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import micro_batches, one_batch
+from shardwright.rules.micro_batches import micro_batches, undivided_batch
 
 
 def comparable(graph: Graph) -> Graph:
     """`graph`, widened, with the random numbers that one device and every plan have in common."""
-    return replace(graph, habits=replace(graph.habits, rng="exact", precision="model"))
+    return replace(graph, numerics=replace(graph.numerics, rng="exact", precision="model"))
 
 
 def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
@@ -28,11 +28,13 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
     if not any(op.kind == "local_batch_norm" for op in graph.ops):
         return graph
     count, mesh = decisions.micro_batches, decisions.mesh
-    micro = one_batch(graph, analysis) if count == 1 else micro_batches(graph, analysis, count)
-    placings, mesh = placings_of(graph, analysis, micro, decisions), micro.mesh(mesh)
+    micro = (
+        undivided_batch(graph, analysis) if count == 1 else micro_batches(graph, analysis, count)
+    )
+    layouts_by_op, mesh = placings_of(graph, analysis, micro, decisions), micro.mesh(mesh)
 
     def parts(op: Op) -> tuple[int, ...]:
-        layout = placings[op.name].operands[0]
+        layout = layouts_by_op[op.name].operands[0]
         atoms = analysis.atoms[op.operands[0]][0]
         batch = torch.arange(prod(atoms)).view(atoms)
         number = torch.zeros_like(batch)
@@ -54,19 +56,19 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
 
 
 def notes(graph: Graph) -> tuple[str, ...]:
-    """What is compared instead of what the graph's habits make incomparable."""
+    """What is compared instead of what the graph's numerics make incomparable."""
     found = []
-    if graph.habits.rng == "fast":
+    if graph.numerics.rng == "fast":
         found.append(
             "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
             " dropped out the same elements here, those of rng='exact'"
         )
-    if graph.habits.precision == "bf16":
+    if graph.numerics.precision == "bf16":
         found.append(
             "precision='bf16' rounds sums, in another order under every plan, so both sides"
             " computed in float64 here"
         )
-    if graph.habits.batch_norm == "local":
+    if graph.numerics.batch_norm == "local":
         found.append(
             "batch_norm='local' is not what one device computes on the whole batch; the plan was"
             " compared with one device whose batch norms see the same parts of the batch"

@@ -1,0 +1,120 @@
+"""`Backend`: how collectives run on one library of `torch.distributed`.
+
+The class itself runs them as NCCL does, which orders them on streams of the device: a call that is
+not asynchronous blocks no thread of the host. Other backends override what they do otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from shardwright.machine.backends import BackendSpec
+
+# Their names from torch 2.13 on, then those before.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_WIDER = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+Op = dist.ReduceOp.RedOpType
+
+
+class Waited(Protocol):
+    """An asynchronous collective."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
+def wait_for(work: Waited, _what: str) -> None:
+    """Wait; of a rank that stands still here `train/watchdog.py` tells what it waits for.
+
+    The wait itself is no Python code of torch's, and so in no frame.
+    """
+    work.wait()
+
+
+class Backend:
+    """The collectives of one backend; all tensors are contiguous."""
+
+    tuned = False  # whether it has changed how the host runs this process
+
+    def __init__(self, spec: BackendSpec) -> None:
+        self.spec = spec
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which tensors of `dtype` are sent.
+
+        Backends know few integers: others travel in wider ones, in which sums wrap around to the
+        same.
+        """
+        return _WIDER.get(dtype, dtype)
+
+    def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> None:
+        """All-reduce `x` in place; work on the device that is issued next sees the result."""
+        dist.all_reduce(x, op, group)
+
+    def begin_reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> Waited:
+        """The same, asynchronous; `x` is the result once it was waited for."""
+        return begun(dist.all_reduce(x, op, group, async_op=True))
+
+    def exchange(
+        self,
+        group: dist.ProcessGroup,
+        found: torch.Tensor,
+        given: torch.Tensor,
+        received: Sequence[int],
+        sent: Sequence[int],
+    ) -> None:
+        """All-to-all of rows of `given` into `found`; so many rows from and to each rank."""
+        dist.all_to_all_single(found, given, list(received), list(sent), group=group)
+
+    def begin_exchange(
+        self,
+        group: dist.ProcessGroup,
+        found: torch.Tensor,
+        given: torch.Tensor,
+        received: Sequence[int],
+        sent: Sequence[int],
+    ) -> Waited:
+        """The same, asynchronous; `given` is read until it was waited for."""
+        sizes = list(received), list(sent)
+        return begun(dist.all_to_all_single(found, given, *sizes, group=group, async_op=True))
+
+    def begin_gather(self, group: dist.ProcessGroup, buffer: torch.Tensor, rank: int) -> Waited:
+        """Begin an all-gather of parts of `buffer`, in place; part `rank` is there already."""
+        own = buffer.view(-1).chunk(group.size())[rank]
+        return begun(all_gather_single(buffer.view(-1), own, group=group, async_op=True))
+
+    def reduce_scatter(
+        self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
+    ) -> None:
+        """Part `rank` of the sum of `given` goes to `own`; `given` may be changed."""
+        del rank  # the library knows it
+        reduce_scatter_single(own, given, group=group)
+
+    def begin_reduce_scatter(
+        self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
+    ) -> Waited:
+        """The same, asynchronous."""
+        del rank
+        return begun(reduce_scatter_single(own, given, group=group, async_op=True))
+
+    def tune_host(self) -> None:
+        """Change how the host runs this process where that makes ranks faster; here nowhere."""
+
+    def tune_new_groups(self) -> None:
+        """Where the host is tuned: do so for process groups made since then."""
+
+
+def begun(work: dist.Work | None) -> Waited:
+    """An asynchronous collective of a rank that is one of its group."""
+    assert work is not None
+    return work

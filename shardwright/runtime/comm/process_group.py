@@ -1,0 +1,52 @@
+"""Collectives in place on tensors over a process group, run as its backend wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.runtime.backend.base import Op, Waited
+from shardwright.runtime.backend.registry import backend_of
+
+
+def reduce_over(group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> None:
+    """`x`, in place, becomes the sum of all ranks' of `group`, or what else `op` makes of them."""
+    backend_of(group).reduce(group, x, op)
+
+
+def begun(group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> Waited:
+    """The same, asynchronous; `x` is the sum once it was waited for."""
+    return backend_of(group).begin_reduce(group, x, op)
+
+
+def begun_along(axes: Sequence[DeviceMesh], x: torch.Tensor) -> Waited:
+    """The sum along all `axes`, of which the last one's is asynchronous."""
+    *others, last = axes
+    for axis in others:
+        reduce_over(axis.get_group(), x)
+    return begun(last.get_group(), x)
+
+
+def exchange_over(
+    group: dist.ProcessGroup,
+    found: torch.Tensor,
+    given: torch.Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+) -> None:
+    """Parts of `given`, along its first dimension, go to all ranks of `group`; theirs to `found`.
+
+    They have so many rows, rank by rank.
+    """
+    backend_of(group).exchange(group, found, given, received, sent)
+
+
+def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Waited:
+    """All-gather of all ranks' equal parts of `buffer` into it; this one's is there already.
+
+    The buffer is contiguous, and its elements a multiple of the ranks.
+    """
+    return backend_of(group).begin_gather(group, buffer, rank)

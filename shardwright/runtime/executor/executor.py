@@ -1,0 +1,226 @@
+"""Runs the instructions of a step program, one after the other.
+
+Everything is decided in the program: the executor looks at no plan and at no schedule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.program.step.instructions import (
+    Accumulate,
+    Add,
+    Backward,
+    Forward,
+    Free,
+    Region,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+)
+from shardwright.runtime.executor.layout_moves import moved_locally
+from shardwright.runtime.executor.region_calls import RegionCall
+from shardwright.runtime.executor.transfers import Collectives, InFlight
+from shardwright.runtime.executor.variants import chosen_by
+from shardwright.runtime.fx import Special, region_module
+
+Values = dict[str, torch.Tensor | None]
+
+
+class Regions(nn.Module):
+    """The distinct regions of a program as modules; `make` as in `to_module`.
+
+    `running` is what one of them is run for.
+    """
+
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        make: Callable[[Special], nn.Module],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.forms = tuple(regions)
+        self.running: Forward | None = None
+        self.variant = torch.zeros(1, dtype=torch.int64, device=device)
+        self.parts = nn.ModuleList(
+            region_module(
+                region.variants[0],
+                region.inputs,
+                region.outputs,
+                device,
+                chosen_by(self.variant, region.variants, make, device),
+            )
+            for region in regions
+        )
+
+
+@final
+class StepExecutor:
+    """Runs one rank's step. `groups` has the process group of each channel."""
+
+    def __init__(
+        self, program: StepProgram, regions: Regions, groups: Mapping[str, dist.ProcessGroup]
+    ) -> None:
+        self.program, self.regions = program, regions
+        self.collectives = {
+            one.handle: Collectives(one, groups[one.channel], dist.get_rank(groups[one.channel]))
+            for one in program.transfers()
+        }
+        read = Counter(name for one in program.instructions for name in reads(one))
+        self.totals = {
+            one.call: dict(one.totals) for one in program.instructions if isinstance(one, Backward)
+        }
+        self.read_once = frozenset(name for name, times in read.items() if times == 1)
+
+    def run(
+        self,
+        given: Mapping[str, torch.Tensor],
+        state: torch.Tensor,
+        trace: list[StepInstruction] | None = None,
+    ) -> Values:
+        """What the program returns, by name. Executed instructions are appended to `trace`."""
+        run = _Run(self, dict(given), state)
+        with torch.no_grad():
+            for one in self.program.instructions:
+                run.instruction(one)
+                if trace is not None:
+                    trace.append(one)
+        return {name: run.values.get(name) for name in self.program.returned}
+
+
+class _Run:
+    """One run of the program: values, calls whose backward pass is to come, transfers in flight.
+
+    Values that are `owned` share their memory with nothing else.
+    """
+
+    def __init__(self, executor: StepExecutor, given: Values, state: torch.Tensor) -> None:
+        self.executor, self.values, self.state = executor, given, state
+        self.calls: dict[str, RegionCall] = {}
+        self.in_flight: dict[str, InFlight] = {}
+        self.owned: set[str] = set()
+
+    def instruction(self, one: StepInstruction) -> None:
+        """Run one instruction."""
+        match one:
+            case Forward():
+                self.forward(one)
+            case Backward():
+                self.backward(one)
+            case Transfer():
+                self.transfer(one)
+            case Wait():
+                found = self.in_flight.pop(one.handle).results()
+                self.values.update(zip(one.results, found, strict=True))
+                self.owned.update(one.results)
+            case Relayout():
+                self.relayout(one)
+            case Add():
+                self.values[one.result] = self.sum_of(one.terms)
+            case Accumulate():
+                self.accumulate(one)
+            case Free():
+                for name in one.names:
+                    self.values.pop(name, None)
+                    self.owned.discard(name)
+
+    def forward(self, one: Forward) -> None:
+        region, module = self.region(one.region)
+        self.executor.regions.running = one
+        if len(region.variants) > 1:
+            self.executor.regions.variant.fill_(one.variant)
+        given = [self.tensor(name) for name in one.inputs]
+        if one.saves:
+            totals = self.executor.totals[one.call]
+            call = self.calls[one.call] = RegionCall(region, module, totals)
+            results: Sequence[torch.Tensor] = call.forward(given, self.state)
+        else:
+            results = [x.detach() for x in module(*given, self.state)]
+        self.values.update(zip(one.outputs, results, strict=True))
+
+    def backward(self, one: Backward) -> None:
+        given = [self.sum_of(names) for names in one.given]
+        again = {position: self.tensor(name) for position, name in one.copies}
+        totals = {total: self.values.get(total) for _, total in one.totals}
+        found, added = self.calls.pop(one.call).backward(given, again, totals)
+        known = Counter(_memory(x) for x in (*given, *found, *added.values()) if x is not None)
+        for name, gradient in zip(one.made, found, strict=True):
+            if not name:
+                continue
+            self.values[name] = gradient
+            if gradient is not None and known[_memory(gradient)] == 1 and _fills(gradient):
+                self.owned.add(name)
+        for name, total in added.items():
+            shared = total is not None and (known[_memory(total)] > 1 or not _fills(total))
+            if total is not None and shared and totals[name] is None:
+                total = total.clone(memory_format=torch.contiguous_format)
+            self.values[name] = total
+            self.owned.add(name)
+
+    def transfer(self, one: Transfer) -> None:
+        given, owned = [], []
+        for part in one.parts:
+            x = self.values[part.value]
+            if x is None:  # a gradient that nothing contributes to
+                device = self.executor.regions.variant.device
+                x = torch.zeros(part.atoms, dtype=getattr(torch, part.dtype), device=device)
+            given.append(x)
+            owned.append(part.value in self.owned and part.value in self.executor.read_once)
+        self.in_flight[one.handle] = self.executor.collectives[one.handle].start(given, owned)
+
+    def relayout(self, one: Relayout) -> None:
+        x = self.values[one.value]
+        if x is None:
+            self.values[one.result] = None
+            return
+        moved = moved_locally(x.to(getattr(torch, one.dtype)).reshape(one.atoms), one.local)
+        self.values[one.result] = moved.reshape(one.shape).contiguous()
+
+    def accumulate(self, one: Accumulate) -> None:
+        value, total = self.values[one.value], self.values.get(one.total)
+        if value is None:
+            self.values.setdefault(one.total, None)
+        elif total is not None:
+            total.add_(value)
+        else:
+            own = one.value in self.owned and one.value in self.executor.read_once
+            self.values[one.total] = value if own else value.clone()
+            self.owned.add(one.total)
+
+    def sum_of(self, names: Sequence[str]) -> torch.Tensor | None:
+        """The sum of those gradients that there are, out of place."""
+        found = [x for name in names if (x := self.values[name]) is not None]
+        if not found:
+            return None
+        total = found[0]
+        for x in found[1:]:
+            total = total + x
+        return total
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A value that is there."""
+        found = self.values[name]
+        assert found is not None, f"%{name} is no gradient, and there"
+        return found
+
+    def region(self, number: int) -> tuple[Region, nn.Module]:
+        return self.executor.regions.forms[number], self.executor.regions.parts[number]
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _fills(x: torch.Tensor) -> bool:
+    """Whether a tensor is all of its memory, in order."""
+    return x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()

@@ -1,0 +1,247 @@
+"""Asynchronous collectives on buckets of tensors.
+
+A bucket is one flat buffer. Of a gather, or a sum that is scattered, it holds for each rank the
+parts of the bucket one after the other, each padded to the size of the largest rank's tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from shardwright.ir.redistribution import Collective
+from shardwright.program.step.instructions import Transfer
+from shardwright.runtime.backend.base import Waited, wait_for
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.executor.layout_moves import moved_locally
+
+
+class InFlight(Protocol):
+    """A transfer that was started."""
+
+    def results(self) -> list[torch.Tensor]:
+        """Wait until it is done; the results of its parts, in order, shaped as they are."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles along dimension `dim` of a tensor of shape `whole`, one for each of `ranks`."""
+
+    whole: tuple[int, ...]
+    dim: int
+    ranks: int
+
+    @cached_property
+    def longest(self) -> int:
+        """Length of the largest tile along the dimension."""
+        return -(-self.whole[self.dim] // self.ranks)
+
+    @cached_property
+    def inner(self) -> int:
+        """Elements of the whole for each index along the dimension."""
+        return prod(self.whole) // max(1, self.whole[self.dim])
+
+    @cached_property
+    def room(self) -> int:
+        """Elements of the largest tile."""
+        return self.longest * self.inner
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all ranks' tiles are equally large."""
+        return self.whole[self.dim] % self.ranks == 0
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the tiles, one after the other, are the whole."""
+        return self.even and prod(self.whole[: self.dim]) == 1
+
+    def shape(self, rank: int) -> tuple[int, ...]:
+        """Shape of a rank's tile."""
+        size = min(self.longest, max(0, self.whole[self.dim] - rank * self.longest))
+        return (*self.whole[: self.dim], size, *self.whole[self.dim + 1 :])
+
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """The whole, contiguous, of the ranks' tiles with their padding, a row each."""
+        if self.in_order:
+            return rows.contiguous().view(self.whole)
+        if self.even:
+            # Contiguous first, and so in memory of its own: as views tiles of length 1 would do.
+            return rows.view(self._by_rank).movedim(0, self.dim).contiguous().view(self.whole)
+        tiles = [self._tile(row, rank) for rank, row in enumerate(rows)]
+        return torch.cat(tiles, self.dim)
+
+    def split_into(self, whole: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the tiles of `whole` into a row for each rank, and zeros into the padding."""
+        if self.in_order and whole.is_contiguous():
+            rows.copy_(whole.view(self.ranks, self.room))
+        elif self.even:
+            tiles = whole.reshape(self._ranks_inside).movedim(self.dim, 0)
+            rows.view(self._by_rank).copy_(tiles)
+        else:
+            for rank, row in enumerate(rows):
+                shape = self.shape(rank)
+                start = min(rank * self.longest, self.whole[self.dim])
+                self._tile(row, rank).copy_(whole.narrow(self.dim, start, shape[self.dim]))
+                row[prod(shape) :].zero_()
+
+    def _tile(self, row: torch.Tensor, rank: int) -> torch.Tensor:
+        shape = self.shape(rank)
+        return row[: prod(shape)].view(shape)
+
+    @cached_property
+    def _by_rank(self) -> tuple[int, ...]:
+        before, after = self.whole[: self.dim], self.whole[self.dim + 1 :]
+        return (self.ranks, *before, self.longest, *after)
+
+    @cached_property
+    def _ranks_inside(self) -> tuple[int, ...]:
+        before, after = self.whole[: self.dim], self.whole[self.dim + 1 :]
+        return (*before, self.ranks, self.longest, *after)
+
+
+class Collectives:
+    """Starts one transfer on the devices along its channel's axis, as often as it is asked to."""
+
+    def __init__(self, transfer: Transfer, group: dist.ProcessGroup, rank: int) -> None:
+        self.transfer = transfer
+        self.group, self.rank, self.ranks = group, rank, group.size()
+        self.backend = backend_of(group)
+        self.dtypes = [getattr(torch, part.dtype) for part in transfer.parts]
+        self._start: Callable[[list[torch.Tensor], list[bool]], InFlight] = {
+            Collective.ALL_REDUCE: self._all_reduce,
+            Collective.ALL_GATHER: self._all_gather,
+            Collective.REDUCE_SCATTER: self._reduce_scatter,
+            Collective.ALL_TO_ALL: self._all_to_all,
+        }[transfer.collective]
+
+    @torch.no_grad()
+    def start(self, values: Sequence[torch.Tensor], owned: Sequence[bool]) -> InFlight:
+        """The transfer of `values`, of which those `owned` are nobody else's."""
+        given, mine = [], []
+        for part, x, dtype, own in zip(
+            self.transfer.parts, values, self.dtypes, owned, strict=True
+        ):
+            y = moved_locally(x.to(dtype).reshape(part.atoms), part.local)
+            given.append(y.to(self.backend.wire_dtype(y.dtype)))
+            mine.append(own or y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
+        return self._start(given, mine)
+
+    def _all_reduce(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
+        if len(given) == 1:
+            (x,) = given
+            if not owned[0] or not x.is_contiguous():
+                x = x.clone(memory_format=torch.contiguous_format)
+            return self._arriving(self._begin_sum(x), lambda: [x])
+        buffer = torch.cat([x.reshape(-1) for x in given])
+        shapes = [x.shape for x in given]
+
+        def split() -> list[torch.Tensor]:
+            tiles = buffer.split([prod(shape) for shape in shapes])
+            return [tile.view(shape) for tile, shape in zip(tiles, shapes, strict=True)]
+
+        return self._arriving(self._begin_sum(buffer), split)
+
+    def _begin_sum(self, x: torch.Tensor) -> Waited:
+        return self.backend.begin_reduce(self.group, x, dist.ReduceOp.SUM)
+
+    def _all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
+        tiles = [Tiles(p.move.whole, p.move.src, self.ranks) for p in self.transfer.parts]
+        rooms = [tile.room for tile in tiles]
+        buffer = given[0].new_empty(sum(rooms) * self.ranks)
+        # This rank's tiles are put where they will be, so that nothing is copied twice.
+        own = buffer.view(self.ranks, -1)[self.rank].split(rooms)
+        for x, place in zip(given, own, strict=True):
+            place[x.numel() :].zero_()
+            place[: x.numel()].view(x.shape).copy_(x)
+
+        def joined() -> list[torch.Tensor]:
+            rows = buffer.view(self.ranks, -1).split(rooms, dim=1)
+            return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
+
+        work = self.backend.begin_gather(self.group, buffer, self.rank)
+        return self._arriving(work, joined)
+
+    def _reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
+        tiles = [Tiles(p.move.whole, p.move.dst, self.ranks) for p in self.transfer.parts]
+        rooms = [tile.room for tile in tiles]
+        if len(given) == 1 and tiles[0].in_order and given[0].is_contiguous() and owned[0]:
+            buffer = given[0].view(-1)
+        else:
+            buffer = given[0].new_empty(sum(rooms) * self.ranks)
+            rows = buffer.view(self.ranks, -1).split(rooms, dim=1)
+            for tile, x, row in zip(tiles, given, rows, strict=True):
+                tile.split_into(x, row)
+        own = buffer.new_empty(sum(rooms))
+        work = self.backend.begin_reduce_scatter(self.group, own, buffer, self.rank)
+
+        def scattered() -> list[torch.Tensor]:
+            shapes = [tile.shape(self.rank) for tile in tiles]
+            pieces = own.split(rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+
+        return self._arriving(work, scattered)
+
+    def _all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
+        (x,), (part,) = given, self.transfer.parts
+        move = part.move
+        leave = Tiles(move.whole, move.dst, self.ranks)
+        come = Tiles(_with(move.whole, move.dst, move.length), move.src, self.ranks)
+        lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
+        pieces = x.split(lengths, move.dst)
+        sent = [piece.numel() for piece in pieces]
+        message = x.new_empty(x.numel())
+        for room, piece in zip(message.split(sent), pieces, strict=True):
+            room.view(piece.shape).copy_(piece)
+        shapes = [come.shape(rank) for rank in range(self.ranks)]
+        sizes = [prod(shape) for shape in shapes]
+        found = x.new_empty(sum(sizes))
+        work = self.backend.begin_exchange(self.group, found, message, sizes, sent)
+
+        def joined() -> list[torch.Tensor]:
+            if prod(shapes[0][: move.src]) == 1:
+                return [found.view(come.whole)]
+            tiles = zip(found.split(sizes), shapes, strict=True)
+            return [torch.cat([tile.view(shape) for tile, shape in tiles], move.src)]
+
+        return self._arriving(work, joined, keep=message)
+
+    def _arriving(
+        self,
+        work: Waited,
+        results: Callable[[], list[torch.Tensor]],
+        keep: torch.Tensor | None = None,
+    ) -> InFlight:
+        return _InFlight(work, self.transfer, self.dtypes, results, keep)
+
+
+class _InFlight:
+    """`keep` is a buffer that is read until the transfer is done."""
+
+    def __init__(
+        self,
+        work: Waited,
+        transfer: Transfer,
+        dtypes: Sequence[torch.dtype],
+        results: Callable[[], list[torch.Tensor]],
+        keep: torch.Tensor | None,
+    ) -> None:
+        self._work, self._results, self._keep = work, results, keep
+        self._transfer, self._dtypes = transfer, dtypes
+
+    @torch.no_grad()
+    def results(self) -> list[torch.Tensor]:
+        wait_for(self._work, f"{self._transfer}")
+        self._keep = None
+        found = zip(self._results(), self._transfer.parts, self._dtypes, strict=True)
+        return [x.reshape(part.shape).to(dtype) for x, part, dtype in found]
+
+
+def _with(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:
+    return (*shape[:dim], length, *shape[dim + 1 :])

@@ -1,0 +1,165 @@
+"""A program as a `torch.fx.GraphModule`, which runs eagerly or through `torch.compile`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from shardwright.ir.graph import FUNCTION
+from shardwright.program.instructions import (
+    Attention,
+    Compute,
+    Dropout,
+    Fetch,
+    Gather,
+    Instruction,
+    Joint,
+    Load,
+    Prefetch,
+    Program,
+    Recompute,
+    Redistribute,
+    Reduce,
+    RunModule,
+    SharedAttention,
+    Uniform,
+    reads,
+    writes,
+)
+from shardwright.tracing.export.operators import operator_of, to_torch
+
+Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
+# Those that need a module each; of `Compute` only those that regather or route.
+Special = (
+    Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint | SharedAttention
+)
+
+_RANDOM_STATE = "random state"
+
+
+def to_module(
+    program: Program, device: torch.device, make: Callable[[Special], nn.Module]
+) -> fx.GraphModule:
+    """A module called with one tensor per leaf, in order, and then the random state.
+
+    Parameters are given as they are stored (without `Fetch`: as local tiles), everything else
+    whole. It returns the outputs,
+    then the new contents of updated buffers. `make` gives the modules of the
+    instructions that are no operators, and of operators that regather: these
+    are called with the values, or flights, to redistribute again, the results of the first
+    time, and the operator's arguments.
+    """
+    results = [*program.outputs, *(value for _, value in program.updates)]
+    writer = _Writer(program.leaves, device, make)
+    return writer.module(program.instructions, results)
+
+
+def region_module(
+    instructions: Sequence[Instruction],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    device: torch.device,
+    make: Callable[[Special], nn.Module],
+) -> fx.GraphModule:
+    """A module called with the inputs of a region, and then the random state; see `to_module`."""
+    return _Writer(inputs, device, make).module(instructions, outputs)
+
+
+class _Recomputed(nn.Module):
+    """A piece of a program that keeps its inputs alone, and runs again in the backward pass."""
+
+    def __init__(self, segment: fx.GraphModule) -> None:
+        super().__init__()
+        self.segment = segment
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        """The results of the piece. What it draws depends on the random state it is given."""
+        return checkpoint(self.segment, *given, use_reentrant=False, preserve_rng_state=False)
+
+
+class _Writer:
+    """A graph while it is written."""
+
+    def __init__(
+        self, inputs: Sequence[str], device: torch.device, make: Callable[[Special], nn.Module]
+    ) -> None:
+        self.device = device
+        self.make = make
+        self.root, self.graph = nn.Module(), fx.Graph()
+        self.nodes = {name: self.graph.placeholder(f"leaf_{i}") for i, name in enumerate(inputs)}
+        self.nodes[_RANDOM_STATE] = self.graph.placeholder("random_state")
+        self.sources: dict[str, str] = {}  # copy of a parameter -> what it is made of again
+
+    def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
+        for number, instruction in enumerate(instructions):
+            self.write(instruction, number)
+        self.graph.output(tuple(self.nodes[name] for name in results))
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, class_name="Program")
+
+    def write(self, instruction: Instruction, number: int) -> None:
+        given = [self.nodes[name] for name in reads(instruction)]
+        if isinstance(instruction, Compute):
+            node = self.compute(instruction, number)
+            self.note(node, instruction, number)
+            self.name(node, instruction)
+            return
+        if isinstance(instruction, Load):
+            view = self.graph.call_method("view", (*given, instruction.shape))
+            self.nodes[instruction.result] = view
+            return
+        if isinstance(instruction, Recompute):
+            inner = _Writer(instruction.takes, self.device, self.make)
+            module: nn.Module = _Recomputed(
+                inner.module(instruction.instructions, instruction.gives)
+            )
+        else:
+            module = self.make(instruction)
+        if isinstance(instruction, Redistribute):
+            self.sources[instruction.result] = instruction.value
+        elif isinstance(instruction, Gather):
+            self.sources.update((part.result, instruction.flight) for part in instruction.parts)
+        if isinstance(instruction, Draws | Recompute):
+            given.append(self.nodes[_RANDOM_STATE])
+        name = f"{type(instruction).__name__.lower()}_{number}"
+        self.root.add_module(name, module)
+        node = self.graph.call_module(name, tuple(given))
+        if isinstance(instruction, Draws):
+            self.note(node, instruction, number)
+        self.name(node, instruction)
+
+    def note(self, node: fx.Node, instruction: Compute | Draws, number: int) -> None:
+        """Tell those who run the graph operator by operator what a node is."""
+        node.meta["op"], node.meta["place"] = instruction.op, number
+
+    def compute(self, instruction: Compute, number: int) -> fx.Node:
+        op = instruction.op
+        args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
+        kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
+        plain = instruction.routing is None and op.target != FUNCTION
+        if not instruction.regathers and plain:
+            return self.graph.call_function(operator_of(op.target), args, kwargs)
+        name = f"{op.kind}_{number}"
+        self.root.add_module(name, self.make(instruction))
+        if not instruction.regathers:
+            return self.graph.call_module(name, args, kwargs)
+        again = tuple(self.nodes[self.sources[result]] for result in instruction.regathers)
+        first = tuple(self.nodes[result] for result in instruction.regathers)
+        return self.graph.call_module(name, (again, first, args, kwargs))
+
+    def name(self, node: fx.Node, instruction: Instruction) -> None:
+        """Note which node has which of the values that an instruction defines."""
+        names = writes(instruction)
+        together = isinstance(instruction, Fetch | Reduce | Gather | RunModule | Recompute)
+        if isinstance(instruction, Compute):
+            together = names != (instruction.op.name,)
+        if not together:
+            self.nodes[names[0]] = node
+            return
+        for i, name in enumerate(names):
+            self.nodes[name] = self.graph.call_function(operator.getitem, (node, i))
