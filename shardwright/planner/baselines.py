@@ -44,7 +44,7 @@ _RECIPES: tuple[tuple[str, tuple[AxisRole, ...], Stored], ...] = (
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
-    book, axes = _Book(space), len(space.model.mesh.axes)
+    book, axes = _BaselineBuilder(space), len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
         yield "one device", book.write(everywhere, "replicated")
@@ -107,7 +107,7 @@ def inner_atoms(space: Space) -> frozenset[int]:
 
 
 @final
-class _Book:
+class _BaselineBuilder:
     """What roles of axes mean for the operators and parameters of one space."""
 
     def __init__(self, space: Space) -> None:

@@ -10,7 +10,7 @@ tiling that leaves a device none is refused. Of equals the one that needs least 
 operator's backward pass follows its forward tiling. As in the paper, what can be divided is: an
 operator is computed whole on both sides of a cut only where no factor can be split.
 Complexity: one elimination over the whole graph for each cut, with as many choices as a rule has.
-Oracle: `tests/oracles.py::enumerate_cut`.
+Oracle: `tests/harness/kcut_oracle.py::Net.best`.
 Known inefficiency: repeated layers are not folded, since their copies may be cut differently.
 """
 
@@ -28,14 +28,14 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, MOST_AXES, digit
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.planner.tables.soybean import Communication
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
 from shardwright.simulate.time.stragglers import skewed, stretch
-from shardwright.solve.algebra.minplus import ends
+from shardwright.solve.algebra.minplus import extreme_objectives
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Node, Point, Problem
 from shardwright.solve.elimination.solver import make_solver
@@ -142,21 +142,20 @@ class Cutter:
         }
         allowed = Allowed(operators, parameters)
         machine = skewed(self.machine, self._stretch, mesh.size)
-        model = CostModel(
-            self.graph, self.analysis, machine, mesh, self.optimizer, allowed, measure
-        )
+        pricing = Pricing(self.optimizer, measure)
+        model = CostModel(self.graph, self.analysis, machine, mesh, pricing, allowed)
         return make_space(model, ())
 
     def _more(self, cuts: Cuts, mesh: Mesh) -> Cuts:
         """`cuts` with those along the other axes of `mesh`, as good as they can be given these."""
         space = self.space(cuts, mesh, Communication(mesh))
-        problem = self._narrowed(space)
+        problem = self._legal_choices(space)
         point, pinned = _least(problem)
         names = dict.fromkeys((*cuts.pinned, *(problem.nodes[i].name for i in pinned)))
         crossing = (*cuts.crossing, point.time - cuts.bytes)
         return Cuts(mesh, *_numbers(space, point.choice), crossing, tuple(names))
 
-    def _narrowed(self, space: Space) -> Problem:
+    def _legal_choices(self, space: Space) -> Problem:
         """The space's problem without the choices that are not legal for those that lead."""
         nodes = list(space.problem.nodes)
         for op in self.graph.ops:
@@ -189,7 +188,7 @@ def _least(problem: Problem) -> tuple[Point, tuple[int, ...]]:
     """An assignment of least time, among such one of least memory, and the nodes pinned for it."""
     folded = Folded.of(problem)
     solver = make_solver(folded, _MAX_TABLE)
-    _, choice = solver.minimise(ends(*folded.most))
+    _, choice = solver.minimise(extreme_objectives(*folded.most))
     points = best_points(PriceList.of(folded), [choice])
     return points[0], solver.pinned
 

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.ir.op_memory import OpTracer
 from shardwright.machine.model import Machine
 from shardwright.planner.kcut import Cuts, Cutter
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.space.repeats import Short
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.space.repeats import ShortGraph
 from shardwright.solve.elimination.pricing import PriceList
 
 NAME = "k-cut"
@@ -25,9 +26,10 @@ def kcut_frontier(
     machine: Machine,
     optimizer: str,
     mesh: Mesh,
-    joint: Callable[[], Frontier],
+    tracer: OpTracer,
+    joint: Callable[[], SearchedFrontier],
     progress: Callable[[str, float], None] | None = None,
-) -> Frontier:
+) -> SearchedFrontier:
     """A frontier of one plan: SoyBean's k-cut along the axes of `mesh`, outermost first.
 
     It is chosen by the bytes it communicates and costed like every plan. Baselines and lower bound
@@ -44,15 +46,16 @@ def kcut_frontier(
 
     cuts = cutter.cut(mesh, progress=tell)
     space = cutter.space(cuts)
-    writer = PlanBuilder(space, graph, Short(graph, (), (), {}, {}), optimizer)
+    writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     point = PriceList.of(space.folded).point((0,) * len(space.problem.nodes))
     (peak,) = writer.peaks([point])
     other = joint()
     plan = writer.plan(point, peak, other.bound(peak), NAME, _notes(cuts, graph))
-    plan = MemoryRefinement(graph, machine, optimizer).settled(plan)
+    plan = MemoryRefinement(graph, machine, optimizer, tracer).settled(plan)
     if progress:
         progress("done", 1.0)
-    return replace(other, plans=(plan,), least=None, search_seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return replace(other, plans=(plan,), least=None, off_frontier=None, search_seconds=seconds)
 
 
 def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:

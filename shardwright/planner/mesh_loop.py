@@ -15,8 +15,9 @@ from typing import NamedTuple
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
-from shardwright.ir.pipeline import ASYNC
 from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.planner.baselines import baselines
 from shardwright.planner.permitted import broken
@@ -31,7 +32,7 @@ from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Point
-from shardwright.solve.frontier.fast import fast_frontier
+from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
 RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
@@ -46,7 +47,7 @@ _OTHER_TRAINING = (
     "asynchronous: stages update their weights after every mini-batch without waiting for each"
     " other, so between the two passes of a mini-batch stage k of N makes N - k - 1 updates for"
     " others, and passes use weights predicted for them; this does not train as one device does,"
-    " see docs/async.md"
+    " see docs/how-to/async.md"
 )
 _NARROWED = "recomputation was not searched: with it this graph is too wide on this mesh"
 
@@ -90,7 +91,7 @@ class Candidate:
             mesh=self.staged.mesh,
             stages=len(names) + 1,
             schedule=self.staged.schedule,
-            ways=self.staged.ways,
+            receive_seconds=self.staged.receive_seconds,
             cuts=names,
             memory=None if self.memory is None else self.memory(),
         )
@@ -123,14 +124,12 @@ NOTHING = Gain(0, math.inf)
 class MeshLoop:
     """What the rounds so far have found.
 
-    `exact` as in `search`; `refused` says why meshes were left out, `notes` are
-    on all plans.
+    `refused` says why meshes were left out, `notes` are on all plans.
     """
 
     sources: SpaceFactory
     machine: Machine
-    optimizer: str
-    exact: bool
+    options: PlanOptions = DEFAULTS
     notes: tuple[str, ...] = ()
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
@@ -164,7 +163,7 @@ class MeshLoop:
         narrowed = (_NARROWED,) if mesh in self.sources.too_wide else ()
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
-        points, bound, notes = _frontier(writer.space, self.exact, seconds, worth)
+        points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
         new = [
             Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
@@ -210,7 +209,7 @@ class MeshLoop:
         if not room:
             return NOTHING
         pipelines = Pipelines(group.offer, self.sources.cuts, groups, schedule, each)
-        asynchronous = schedule.startswith(ASYNC)
+        asynchronous = schedule_named(schedule).asynchronous
         every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
             Candidate(
@@ -243,7 +242,7 @@ class MeshLoop:
         assignment = next((a for _, a in baselines(space)), None)
         if assignment is None:
             return
-        one = pipelines.even(space.folded.spread(assignment))
+        one = pipelines.even(space.folded.expand(assignment))
         if one is not None:
             name = "even pipeline"
             memory = partial(pipelines.memory, one)
@@ -279,24 +278,19 @@ class MeshLoop:
         """Remember why a mesh has no plan."""
         self.refused.append(str(error))
 
-    def compare(
-        self,
-        sources: SpaceFactory,
-        mesh: Mesh,
-        count: int,
-        wanted: Sequence[Constraint],
-        marks: Marks,
-    ) -> None:
+    def compare(self, sources: SpaceFactory, mesh: Mesh, count: int, marks: Marks) -> None:
         """Add the well-known plans of one mesh, made from `sources` without constraints."""
-        self.known += _baselines(self.writer(sources, mesh, count), wanted, marks)
+        writer = self.writer(sources, mesh, count)
+        self.known += _baselines(writer, self.options.constraints, marks)
 
     def writer(
         self, sources: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
     ) -> PlanBuilder:
         """What writes the plans of one mesh, or of a group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
-        space, short = sources.space(machine, mesh, self.optimizer, count)
-        return PlanBuilder(space, sources.graph, short, self.optimizer)
+        optimizer = self.options.optimizer
+        space, short = sources.space(machine, mesh, optimizer, count, staged=staged)
+        return PlanBuilder(space, sources.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
@@ -320,7 +314,7 @@ def _baselines(
     """The well-known plans of the writer's space, with the constraints that they break."""
     space = writer.space
     named = list(baselines(space))
-    points = [space.prices.point(space.folded.spread(assignment)) for _, assignment in named]
+    points = [space.prices.point(space.folded.expand(assignment)) for _, assignment in named]
     for (name, assignment), point, peak in zip(named, points, writer.peaks(points), strict=True):
         broke: tuple[Constraint, ...] = ()
         if wanted:
@@ -376,12 +370,14 @@ def _frontier(
         return points, best, _pinned(space, result.pinned)
     fast = fast_frontier(
         space.folded,
-        max_weights=weights,
-        max_points=_POINTS_PER_MESH,
-        seconds=seconds,
-        resolution=RESOLUTION,
-        max_priced=_PRICED_PER_MESH,
-        max_sums=_SUMS_PER_MESH,
+        Effort(
+            max_weights=weights,
+            max_points=_POINTS_PER_MESH,
+            seconds=seconds,
+            resolution=RESOLUTION,
+            max_priced=_PRICED_PER_MESH,
+            max_sums=_SUMS_PER_MESH,
+        ),
         wanted=wanted,
         solver=space.solver,
         prices=space.prices,

@@ -7,27 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import final
+from typing import TypeVar, final
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
+from shardwright.ir.plan_options import ALL
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import (
     MicroBatchError,
     MicroBatches,
     batch_size,
     micro_batches,
-    recounted,
+    with_count,
 )
 from shardwright.rules.micro_graph import micro_graph
 
-ALL = "all"  # numbers of micro-batches, while more of them save memory
+F = TypeVar("F", bound=Frontier)
 
 _MOST = 1024  # micro-batches that are tried when nobody says how many
 
 
 @final
-class MicroBook:
+class MicroBatchCounts:
     """The micro-batches of one graph. What is cut is worked out once, for any number of them."""
 
     def __init__(self, graph: Graph, analysis: Analysis) -> None:
@@ -43,17 +44,17 @@ class MicroBook:
         except MicroBatchError:
             return 1
 
-    def pieces(self, count: int) -> MicroBatches:
+    def split(self, count: int) -> MicroBatches:
         """How the batch is cut into `count`; raises `MicroBatchError` where it cannot be."""
         if self._found is None:
             self._found = micro_batches(self.graph, self.analysis, count)
-        return recounted(self._found, self.graph, self.analysis, count)
+        return with_count(self._found, self.graph, self.analysis, count)
 
     def analyzed(self, count: int) -> tuple[Graph, Analysis]:
         """The graph of one of `count` micro-batches, with its analysis."""
         if count == 1:
             return self.graph, self.analysis
-        return micro_graph(self.graph, self.analysis, self.pieces(count))
+        return micro_graph(self.graph, self.analysis, self.split(count))
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The numbers of micro-batches that the graph can have, and why it cannot have others.
@@ -67,7 +68,7 @@ class MicroBook:
                 counts.append(count)
                 continue
             try:
-                counts.append(self.pieces(count).count)
+                counts.append(self.split(count).count)
             except MicroBatchError as e:
                 if wanted is None:
                     if count == 2 and self.batch > 1:
@@ -81,9 +82,7 @@ def _powers() -> list[int]:
     return [2**i for i in range(_MOST.bit_length())]
 
 
-def if_tight(
-    run: Callable[[Sequence[int] | None], Frontier], limit: str | int | None = None
-) -> Frontier:
+def if_tight(run: Callable[[tuple[int, ...] | str], F], limit: str | int | None = None) -> F:
     """The frontier that `run` finds without micro-batches, or with them where `limit` asks for it.
 
     Micro-batches never make a step faster. They save memory, so they are worth
@@ -98,5 +97,5 @@ def if_tight(
         return plain
     if plain.settled(plain[smallest]).peak_bytes <= most:
         return plain
-    more = run(None)
+    more = run(ALL)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

@@ -14,18 +14,18 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine
-from shardwright.planner.micro_batch_counts import MicroBook
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import digit, encode
 from shardwright.planner.tables.memory import bucket_sizes
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.placements import feasible, place, tiling_text
+from shardwright.rules.placements import feasible, layouts_under, tiling_text
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Assignment
@@ -35,8 +35,8 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     """What `plan` decides, with the costs of `machine`, and the lower bound of what a search found.
 
     Layouts, seconds, bytes and collectives are made anew of its tilings, storage, recomputed
-    pieces and micro-batches. Raises `PlanError`, naming the operator or parameter, for what cannot
-    be done, and for plans with stages.
+    segments and micro-batches. Raises `PlanError`, naming the operator or parameter, for decisions
+    that are impossible, and for plans with stages.
     """
     if plan.pipeline is not None:
         raise PlanError("plans with stages are not costed again; edit one without, or plan again")
@@ -47,21 +47,19 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         )
     analysis = analyze(graph)
     decisions = read_plan(plan, graph, analysis)
-    sized_graph, sized = MicroBook(graph, analysis).analyzed(decisions.micro_batches)
+    sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
     parts = plan.mesh.size * decisions.micro_batches
     model = CostModel(
         sized_graph,
         sized,
         skewed(machine, lambda: stretch(graph, analysis, machine), parts),
         decisions.mesh,
-        optimizer,
+        Pricing(optimizer, None, decisions.micro_batches, bucket_sizes(graph)),
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
-        micro_batches=decisions.micro_batches,
-        buckets=bucket_sizes(graph),
     )
-    space = make_space(model, None if any(decisions.pieces.values()) else ())
+    space = make_space(model, None if any(decisions.segments.values()) else ())
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
-    writer = PlanBuilder(space, graph, Short(graph, (), (), {}, {}), optimizer)
+    writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
     return found.settled(writer.plan(point, peak, found.bound(peak), plan.name, plan.notes))
 
@@ -71,7 +69,7 @@ def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[s
     found: dict[str, Only] = {}
     for op in graph.ops:
         rule, tiling = analysis.rules[op.name], decisions.tilings[op.name]
-        if not feasible(rule, place(rule, tiling, decisions.mesh)):
+        if not feasible(rule, layouts_under(rule, tiling, decisions.mesh)):
             words = " ".join(tiling_text(tiling))
             raise PlanError(
                 f"operator {op.name} ({op.source}): tiling {words!r} on {decisions.mesh} leaves a"
@@ -111,10 +109,10 @@ def _assignment(space: Space, decisions: Decisions) -> Assignment:
         for leaf, stored in zip(space.parameters, space.stored, strict=True)
     }
     choice = list(space.assignment(dict.fromkeys(space.places, 0), storage))
-    for piece in _again(space, decisions.pieces):
-        choice[space.twofold.switches[piece]] = 1
-        for node, twin in space.twofold.twins.items():
-            if space.piece_of[node] == piece:
+    for segment in _again(space, decisions.segments):
+        choice[space.recompute_choice.switches[segment]] = 1
+        for node, twin in space.recompute_choice.twins.items():
+            if space.segment_of[node] == segment:
                 choice[node], choice[twin] = choice[twin], choice[node]
     return tuple(choice)
 
@@ -123,22 +121,22 @@ def _code(layout: Layout, name: str, analysis: Analysis) -> int:
     return encode(layout, analysis.atoms[name])
 
 
-def _again(space: Space, pieces: Mapping[str, int]) -> set[int]:
+def _again(space: Space, segments: Mapping[str, int]) -> set[int]:
     """The pieces that are recomputed, which are so as a whole or not at all."""
     known = {
-        name: space.piece_of[node]
+        name: space.segment_of[node]
         for name, place in space.places.items()
-        if (node := place.node) is not None and node in space.piece_of
+        if (node := place.node) is not None and node in space.segment_of
     }
-    again = {name for name, piece in pieces.items() if piece}
+    again = {name for name, segment in segments.items() if segment}
     if odd := sorted(again - known.keys()):
-        raise PlanError(f"operator {odd[0]} cannot be recomputed; write 0 as its piece")
+        raise PlanError(f"operator {odd[0]} cannot be recomputed; write 0 as its segment")
     found = {known[name] for name in again}
-    for name, piece in known.items():
-        if piece in found and name not in again:
-            other = next(other for other in sorted(again) if known[other] == piece)
+    for name, segment in known.items():
+        if segment in found and name not in again:
+            other = next(other for other in sorted(again) if known[other] == segment)
             raise PlanError(
                 f"operators {other} and {name} are recomputed together or not at all; give both a"
-                " piece, or neither"
+                " segment, or neither"
             )
     return found

@@ -7,7 +7,7 @@ as they follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives 
 messages along different axes may pass k at once, T >= H / k and T >= A / (1 + k o).
 
 What several operators read of a parameter in the same way is brought once, and tables have each of
-them pay: of A, up to `most_shared` seconds are not there (ADR 0071).
+them pay: of A, up to `most_shared` seconds are not there.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.prices import Routes
-from shardwright.planner.micro_batch_counts import MicroBook
-from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
+from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.space.assembly import FREE, Skeleton
-from shardwright.planner.space.checkpoint_segments import kept_segments, segments
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments, kept_segments
 from shardwright.planner.space.constrain import NO_MARKS, Limits, Marks
-from shardwright.planner.space.repeats import Short, shorten
+from shardwright.planner.space.repeats import ShortGraph, shorten
 from shardwright.planner.space.skeleton import constrained
 from shardwright.planner.space.space import Space, TooWideError, make_folded_space, make_space
 from shardwright.planner.tables.memory import BucketSizes, bucket_sizes
 from shardwright.planner.tables.model import CostModel
-from shardwright.rules.analysis import Analysis, analyze, spread
+from shardwright.rules.analysis import Analysis, analyze, expand_analysis
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
 _MOST_RUN = (
@@ -40,23 +40,23 @@ class SpaceFactory:
         self.graph = graph
         self.marks = marks
         self._routes = Routes()  # the same on all meshes
-        self._books: dict[bool, MicroBook] = {}
+        self._books: dict[bool, MicroBatchCounts] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
 
     @cached_property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> StageCuts:
         """Where the whole graph may be cut into stages."""
-        return Cuts(self.graph)
+        return StageCuts(self.graph)
 
     @cached_property
     def _segments(self) -> tuple[range, ...]:
         """What may be recomputed of the whole graph. Marks have no say, or they would add to it."""
-        return segments(self.graph, self.short.whole)
+        return checkpoint_segments(self.graph, self.short.whole)
 
     @cached_property
     def analysis(self) -> Analysis:
         """Of the whole graph; what repeats shares its rules."""
-        return spread(self._book(whole=False).analysis, self.graph, self.short.stands_for)
+        return expand_analysis(self._book(whole=False).analysis, self.graph, self.short.stands_for)
 
     @cached_property
     def _buckets(self) -> BucketSizes:
@@ -72,9 +72,15 @@ class SpaceFactory:
         return self._book(whole=False).batch
 
     def space(
-        self, machine: Machine, mesh: Mesh, optimizer: str, count: int
-    ) -> tuple[Space, Short]:
-        """The space on `mesh` with `count` micro-batches.
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        optimizer: str,
+        count: int,
+        *,
+        staged: bool = False,
+    ) -> tuple[Space, ShortGraph]:
+        """The space on `mesh` with `count` micro-batches, of a whole step or a pipeline's stages.
 
         Recomputation is left out where the space is too wide with it. Raises
         `ConstraintError` where constraints leave something no choice.
@@ -83,7 +89,7 @@ class SpaceFactory:
         @cache
         def model(whole: bool) -> CostModel:  # with tables that both tries share
             limits = self._limited(count, whole=whole)
-            return limits.model(machine, mesh, optimizer, count, self._buckets)
+            return limits.model(machine, mesh, optimizer, count, self._buckets, staged)
 
         if self.recompute and mesh not in self.too_wide:
             try:
@@ -96,7 +102,9 @@ class SpaceFactory:
             self.too_wide.add(mesh)
         return self._space(model, recompute=False)
 
-    def _space(self, model: Callable[[bool], CostModel], *, recompute: bool) -> tuple[Space, Short]:
+    def _space(
+        self, model: Callable[[bool], CostModel], *, recompute: bool
+    ) -> tuple[Space, ShortGraph]:
         short, pieces = self.short, self._segments if recompute else ()
         kept = kept_segments(pieces, self.graph, short.graph)
         costs, skeleton = self._decided(model(False), kept)
@@ -106,7 +114,7 @@ class SpaceFactory:
         if space is not None:
             return space, short
         costs, skeleton = self._decided(model(True), pieces)
-        return make_space(costs, pieces, skeleton), Short(self.graph, (), (), {}, {})
+        return make_space(costs, pieces, skeleton), ShortGraph(self.graph, (), (), {}, {})
 
     def _decided(self, model: CostModel, pieces: Sequence[range]) -> tuple[CostModel, Skeleton]:
         """What constraints leave, and what is decided together: the same without them."""
@@ -121,8 +129,8 @@ class SpaceFactory:
             self._limits[count, whole] = Limits(*sized, self.marks, self._routes)
         return self._limits[count, whole]
 
-    def _book(self, *, whole: bool) -> MicroBook:
+    def _book(self, *, whole: bool) -> MicroBatchCounts:
         if whole not in self._books:
             graph = self.graph if whole else self.short.graph
-            self._books[whole] = MicroBook(graph, analyze(graph))
+            self._books[whole] = MicroBatchCounts(graph, analyze(graph))
         return self._books[whole]

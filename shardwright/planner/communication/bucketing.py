@@ -13,7 +13,6 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.buckets import ALONE_BYTES
 from shardwright.ir.plan import Phase
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, SUMS, WHOLE, Ints, digits
@@ -36,14 +35,21 @@ class Sizes(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Seconds less than alone, each (Ks, Kt): of a copy on its way there, of its gradient back."""
+    """Seconds less than alone, each (Ks, Kt), once each.
+
+    Of the gather of a copy, of its gradient scattered again, and of a gradient's sum, which
+    micro-batches make once for all of them.
+    """
 
     forward: Floats
-    backward: Floats
+    scattered: Floats
+    summed: Floats
 
-    def of(self, phase: Phase) -> Floats:
-        """Those of one phase."""
-        return self.backward if phase is Phase.BACKWARD else self.forward
+    def of(self, phase: Phase, *, each: bool, once: bool) -> Floats:
+        """What a transfer saves: one of `each` micro-batch, or one for all, `once`, or both."""
+        if phase is not Phase.BACKWARD:
+            return self.forward
+        return self.scattered * each + self.summed * once
 
 
 @final
@@ -67,7 +73,8 @@ class Bucketing:
         part = np.minimum(1.0, sizes.stored * sizes.wide / self._sizes.sums)
         launches: Floats = (summed * self._sum).sum(axis=2)
         saved = np.where(only, launches * (1 - part)[:, None], 0.0)
-        return Saved(np.zeros(saved.shape), saved)
+        nothing = np.zeros(saved.shape)
+        return Saved(nothing, nothing, saved)
 
     def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
         """Of copies gathered along one axis, and gradients scattered along it.
@@ -77,24 +84,26 @@ class Bucketing:
         """
         there, opened, summed = self._gathered(sources, wanted, grads)
         home, _ = self._pairs(sources, wanted)
-        large = self._measure.on_cpu and sizes.read >= ALONE_BYTES
+        least = self._measure.alone_bytes
+        large = np.full(sizes.read.shape, False) if least is None else sizes.read >= least
         alone = large & (opened & (home == FIRST_ATOM)).any(axis=2)
         share = np.where(alone, 1.0, np.minimum(1.0, sizes.read / self._sizes.gathers))
         moved = 2 * (sizes.stored[:, None] + sizes.read)
         packed = np.where(share < 1, self._measure.packed(moved, 2), 0.0)
         forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
         joined = np.where(alone, 0.0, self._measure.packed(2 * sizes.read * sizes.wide, 1))
-        launches = (opened * self._scatter + summed * self._sum).sum(axis=2)
-        backward = launches * (1 - share) - joined
-        return Saved(np.where(there, forward, 0.0), np.where(there, backward, 0.0))
+        scattered = (opened * self._scatter).sum(axis=2) * (1 - share) - joined
+        sums = (summed * self._sum).sum(axis=2) * (1 - share)
+        forward, scattered, sums = (np.where(there, x, 0.0) for x in (forward, scattered, sums))
+        return Saved(forward, scattered, sums)
 
     def _gathered(self, sources: Ints, wanted: Ints, grads: Ints) -> tuple[Bools, Bools, Bools]:
         """Which pairs are gathered so, (Ks, Kt), along which axis, and summed over which others."""
-        home, lies = self._pairs(sources, wanted)
+        home, target = self._pairs(sources, wanted)
         _, come = self._pairs(sources, grads)
-        opened = (home >= FIRST_ATOM) & (lies == WHOLE)
+        opened = (home >= FIRST_ATOM) & (target == WHOLE)
         summed = (come == SUMS) & (home == WHOLE)
-        along = np.where(opened, come == SUMS, (lies == home) & (summed | (come == home)))
+        along = np.where(opened, come == SUMS, (target == home) & (summed | (come == home)))
         twice = (opened[..., None] & (home[..., None] == home[..., None, :])).sum(axis=(2, 3)) > 1
         return along.all(axis=2) & (opened.sum(axis=2) == 1) & ~twice, opened, summed
 

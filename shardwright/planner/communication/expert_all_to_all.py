@@ -56,7 +56,7 @@ def exchanged(
     """What option `k` sends, `times` a step, as plans list it; its names are the caller's."""
     phases = [(Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)]
     if again:
-        phases.insert(1, (Phase.AGAIN, found.forward))
+        phases.insert(1, (Phase.RECOMPUTE, found.forward))
     return [
         Transfer(
             value="",

@@ -1,8 +1,8 @@
 """Collectives inside one operator, e.g. in vocabulary-parallel cross entropy.
 
-Where terms are brought together (`Rule.agreed`) those are reductions. Where factors are cut at
-once (`Rule.together`) devices swap halves of their queries, and pass keys and values around while
-they compute with those that are there.
+Two kinds: reductions of terms inside the operator (`Rule.internal_reductions`), and ring attention
+(`Rule.joint_splits`), in which devices exchange halves of their queries and pass keys and values
+around while they compute with those that have arrived.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.redistribution import Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.planner.communication.transfers import transfers
@@ -24,7 +25,7 @@ from shardwright.planner.tables.layout_codes import duals
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.rule import Rule, together
+from shardwright.rules.rule import Rule, joint_split
 from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
 from shardwright.simulate.costs.workload import Workload
 
@@ -61,15 +62,17 @@ class IntraOpCollectives:
         Forward once more if it runs `again` in the backward pass.
         """
         rule = self._analysis.rules[op.name]
-        if rule.agreed:
+        if rule.internal_reductions:
             item, axes = self._item_bytes(op), len(self._mesh.axes)
             total = np.zeros(len(options))
-            for dims, codes in zip(rule.agreed, options.agreed, strict=True):
+            for dims, codes in zip(
+                rule.internal_reductions, options.internal_reductions, strict=True
+            ):
                 total += self._measure.redistributions(
                     rule.atoms(dims), item, codes, duals(codes, axes)
                 )
             return total * (1 + again)
-        if not rule.together:
+        if not rule.joint_splits:
             return 0.0
         return np.array(
             [
@@ -84,8 +87,8 @@ class IntraOpCollectives:
         """What is moved under option `k`, `times` a step; in words of plans."""
         rule, name = self._analysis.rules[op.name], op.outputs[0]
         found: list[Transfer] = []
-        phases = (Phase.FORWARD, Phase.AGAIN) if again else (Phase.FORWARD,)
-        for dims, codes in zip(rule.agreed, options.agreed, strict=True):
+        phases = (Phase.FORWARD, Phase.RECOMPUTE) if again else (Phase.FORWARD,)
+        for dims, codes in zip(rule.internal_reductions, options.internal_reductions, strict=True):
             before = int(codes[k])
             after = int(duals(codes[k : k + 1], len(self._mesh.axes))[0])
             ways = [(phase, before, after, times) for phase in phases]
@@ -106,7 +109,7 @@ class IntraOpCollectives:
         self, op: Op, rule: Rule, work: Workload, options: Options, k: int, again: bool
     ) -> Iterator[_Part]:
         """Swaps of halves, and rounds of the ring as far as nothing hides them."""
-        shared = together(options.tiling(rule, k))
+        shared = joint_split(options.tiling(rule, k))
         if shared is None:
             return
         (axis, choice), sizes = shared, options.sizes[:, k : k + 1]
@@ -118,13 +121,13 @@ class IntraOpCollectives:
         sums = (key + value) * max(4, item) // item  # gradients are summed in single precision
         passes = [(Phase.FORWARD, key + value, 0)]
         if again:
-            passes.append((Phase.AGAIN, key + value, 0))
+            passes.append((Phase.RECOMPUTE, key + value, 0))
         if work.has_backward:
             passes.append((Phase.BACKWARD, key + value, sums))
         for phase, block, back in passes:
             if "z" in choice.factors:
                 moved = query + result + ring * (key + value)
-                yield _Part(phase, "swap", name, moved, self._swap(link, moved))
+                yield _Part(phase, Exchange.SWAP.value, name, moved, self._swap(link, moved))
             if ring:
                 priced = backward_seconds if phase is Phase.BACKWARD else forward_seconds
                 step = float(priced(work, sizes, self._machine.device)[0]) / link.ranks
@@ -132,7 +135,7 @@ class IntraOpCollectives:
                 rounds = (link.ranks - 1) * self._round(link, blocks, step)
                 if back:
                     rounds += self._round(link, [back], 0.0)  # home
-                yield _Part(phase, "ring", name, block + back, rounds)
+                yield _Part(phase, Exchange.RING.value, name, block + back, rounds)
 
     def _swap(self, link: Link, moved: int) -> float:
         """Tiles to and from the devices that compute with them, nearly all of each."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from shardwright.ir.buckets import ALONE_BYTES
 from shardwright.ir.plan import Plan, Transfer
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.memory import BucketSizes
@@ -20,11 +19,12 @@ from shardwright.simulate.time.comm_buckets import flights_of, sums_of
 from shardwright.simulate.time.stragglers import with_more
 
 
-def with_whole_launches(plan: Plan, measure: Objective, sizes: BucketSizes) -> Plan:
+def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSizes) -> Plan:
     """`plan` whose transfers take what is missing of their buckets' launches, and so its step."""
     more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
-    for message, limit in _messages(plan, sizes, on_cpu=measure.on_cpu):
-        missing = (1 - _filled(message, limit)) * _launch(plan, message[0], measure)
+    for message, limit in _messages(plan, sizes, measure.alone_bytes):
+        launches = _launch(plan, message[0], measure) * message[0].times
+        missing = (1 - _filled(message, limit)) * launches
         for t in message:
             more[id(t)] += missing / len(message)
     return with_more(plan, more)
@@ -36,20 +36,20 @@ def _filled(message: Sequence[Transfer], limit: int) -> float:
 
 
 def _messages(
-    plan: Plan, sizes: BucketSizes, *, on_cpu: bool
+    plan: Plan, sizes: BucketSizes, alone_bytes: int | None
 ) -> Iterator[tuple[Sequence[Transfer], int]]:
     """What travels together, and the bytes of which tables have each pay its part."""
     for bucket in sums_of(plan):
         yield bucket.sums, sizes.sums
     for flight in flights_of(plan):
         for way in (flight.forward, flight.again, flight.backward):
-            if message := _shared(way, on_cpu=on_cpu):
+            if message := _shared(way, alone_bytes):
                 yield message, sizes.gathers
 
 
-def _shared(way: Sequence[Transfer], *, on_cpu: bool) -> list[Transfer]:
+def _shared(way: Sequence[Transfer], alone_bytes: int | None) -> list[Transfer]:
     """Those of a bucket that have no message of their own (`ir/buckets.py`)."""
-    return [t for t in way if not (on_cpu and t.bytes >= ALONE_BYTES)]
+    return [t for t in way if alone_bytes is None or t.bytes < alone_bytes]
 
 
 def _launch(plan: Plan, one: Transfer, measure: Objective) -> float:

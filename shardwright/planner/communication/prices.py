@@ -143,7 +143,7 @@ class Prices:
 
     def launches(self, kind: Collective) -> Floats:
         """Seconds of a step along each axis that do not depend on its size: (axes,)."""
-        src, dst = next(pair for pair, known in KINDS.items() if known is kind)
+        src, dst = kind.change
         found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
         return found
 

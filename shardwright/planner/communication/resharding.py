@@ -52,18 +52,19 @@ class Table(NamedTuple):
 class Read(NamedTuple):
     """What a read costs from every source layout to every wanted one, each (Ks, Kt).
 
-    Seconds there and back, of them those there, and bytes that are held in between.
+    Seconds there and back, those more where the copy is made again for the backward pass, and bytes
+    that are held in between.
     """
 
     seconds: Floats
-    there: Floats
+    again: Floats
     bytes: Ints
 
     def table(self, twice: Bools | None = None) -> Table:
         """From sources that are read `twice` nothing is kept between the two times."""
         if twice is None:
             return Table(self.seconds, self.bytes)
-        seconds = self.seconds + np.where(twice[:, None], self.there, 0.0)
+        seconds = self.seconds + np.where(twice[:, None], self.again, 0.0)
         return Table(seconds, np.where(twice[:, None], 0, self.bytes))
 
 
@@ -85,8 +86,9 @@ class Terms(NamedTuple):
     * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
       a copy that is only gathered does so too;
     * `converted`: the way there is paid for twice, though nothing is made twice;
-    * `unawaited`: a number on its way while operators run (`ir/deferrable_scalars.py`), if its
-      gradient is whole.
+    * `kept`: of a parameter all micro-batches read one copy, unless it is made again for each;
+    * `deferrable_scalars`: a scalar that may be reduced while operators run
+      (`rules/deferrable_scalars.py`), if its gradient is replicated.
     """
 
     back: int
@@ -95,13 +97,25 @@ class Terms(NamedTuple):
     bucketed: bool = False
     ahead: bool = False
     converted: bool = False
-    unawaited: bool = False
+    kept: bool = False
+    deferrable_scalars: bool = False
+
+
+class Passes(NamedTuple):
+    """How often a step does what one micro-batch does, and how much is sent at once.
+
+    Stages of a pipeline, `staged`, send every copy and gradient alone, for each micro-batch.
+    """
+
+    micro_batches: int
+    buckets: BucketSizes
+    staged: bool
 
 
 @final
 class Reads:
     """Prices reads of the values of `graph` under `mesh`; whatever a micro-batch does counts so
-    often.
+    often. Stages of a pipeline, `staged`, make a copy of a parameter for each micro-batch.
     """
 
     def __init__(
@@ -110,15 +124,15 @@ class Reads:
         analysis: Analysis,
         mesh: Mesh,
         measure: Objective,
-        micro_batches: int,
-        buckets: BucketSizes,
+        passes: Passes,
     ) -> None:
         self._graph = graph
         self._analysis = analysis
         self._mesh = mesh
         self._measure = measure
-        self._micro_batches = micro_batches
-        self._bucketing = Bucketing(measure, buckets, len(mesh.axes))
+        self._micro_batches = passes.micro_batches
+        self._staged = passes.staged
+        self._bucketing = Bucketing(measure, passes.buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
         self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
@@ -143,7 +157,12 @@ class Reads:
         A sum on its way cannot be added to another gradient of the same parameter.
         """
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
-        return alone and value in self._parameters and self.way_back(value, op) == EACH_TIME
+        known = EACH_TIME, *(() if self._staged else (SUMMED_FIRST,))
+        return alone and value in self._parameters and self.way_back(value, op) in known
+
+    def kept(self, value: str) -> bool:
+        """Whether micro-batches read one copy of `value`, if it is not made again for each."""
+        return self._micro_batches > 1 and value in self._parameters and not self._staged
 
     def item_bytes(self, value: str) -> int:
         """Bytes of one element."""
@@ -187,12 +206,12 @@ class Reads:
 
     def _read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
-        forward = self._matrix(atoms, item, sources, want.layout) * self._micro_batches
-        if terms.unawaited:
-            forward = np.where(want.grad == WHOLE, 0.0, forward)
-        seconds = forward
-        if terms.converted:
-            seconds = forward + forward
+        one = self._matrix(atoms, item, sources, want.layout)
+        if terms.deferrable_scalars:
+            one = np.where(want.grad == WHOLE, 0.0, one)
+        times = 1 if terms.kept else self._micro_batches
+        more = 2 * self._micro_batches - times  # if every micro-batch makes it, and makes it again
+        seconds = one * (2 * times if terms.converted else times)
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
             sums = self.gradient_bytes(value)
@@ -200,15 +219,16 @@ class Reads:
             seconds = seconds + backward * self._micro_batches
         saved = self.saved(value, sources, want, terms)
         if saved is not None:
-            forward = forward - saved.forward
-            seconds = seconds - saved.forward - saved.backward
+            one = one - saved.forward
+            seconds = seconds - saved.forward * times - saved.summed
+            seconds = seconds - saved.scattered * self._micro_batches
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
         held = np.zeros(seconds.shape, np.int64)
         if terms.pays or terms.copies:
             moved = sources[:, None] != want.layout
             held = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
-        return Read(seconds, forward, held)
+        return Read(seconds, one * more, held)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
         """What a read saves by sharing buckets with others; None where it shares none."""
@@ -221,7 +241,7 @@ class Reads:
         if not terms.ahead:
             return sums
         copies = self._bucketing.gathers(*given)
-        return Saved(copies.forward, sums.backward + copies.backward)
+        return Saved(copies.forward, copies.scattered, sums.summed + copies.summed)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds of a parameter's gradient: to where terms are summed each time, home once."""

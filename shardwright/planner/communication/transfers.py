@@ -42,16 +42,24 @@ def transfers(
 
 
 def ways_of(
-    source: int, want: tuple[int, int], back: int, axes: int, micro_batches: int, *, again: bool
+    source: int,
+    want: tuple[int, int],
+    back: int,
+    axes: int,
+    micro_batches: int,
+    *,
+    again: bool,
+    kept: bool = False,
 ) -> list[tuple[Phase, int, int, int]]:
     """Ways of a value to what is wanted (layout, gradient's layout), and of its gradient `back`.
 
-    The forward one is made `again` in the backward pass where nothing of it is kept.
+    The forward one is made `again` in the backward pass where nothing of it is kept; what is `kept`
+    is made once for all micro-batches.
     """
     layout, grad = want
-    ways = [(Phase.FORWARD, source, layout, micro_batches)]
+    ways = [(Phase.FORWARD, source, layout, 1 if kept and not again else micro_batches)]
     if again:
-        ways.append((Phase.AGAIN, source, layout, micro_batches))
+        ways.append((Phase.RECOMPUTE, source, layout, micro_batches))
     if back != NO_GRADIENT:
         (dual,) = duals(np.array([source]), axes).tolist()
         (summed,) = summed_gradients(np.array([source]), np.array([grad]), axes).ravel()

@@ -16,7 +16,7 @@ _PLACES = 160  # to cut at
 
 
 @final
-class Cuts:
+class StageCuts:
     """The places of one graph: numbers of operators, each of which a stage may begin with.
 
     Every stage has the parameters that it reads.

@@ -19,10 +19,9 @@ from typing import final
 
 from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import ASYNC
+from shardwright.ir.schedules.registry import SCHEDULES, continuous, schedule_named
 from shardwright.planner.mesh_loop import NOTHING, Gain, MeshLoop
 from shardwright.planner.permitted import allowed_meshes
-from shardwright.planner.pipeline.stage_assignment import OTHERS
 
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
 _FIRST = 4  # of these are tried first, if the batch is large enough
@@ -32,7 +31,7 @@ _WEIGHTS = "spectrain"
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Candidate:
     """Pipelines of `groups` on `mesh`, each with some stages, in `count` micro-batches."""
 
     mesh: Mesh
@@ -44,7 +43,7 @@ class _Tried:
     @property
     def weights(self) -> bool:
         """Whether passes use other weights than those of one device."""
-        return self.schedule.startswith(ASYNC)
+        return bool(self.schedule) and schedule_named(self.schedule).asynchronous
 
     def __str__(self) -> str:
         stages = self.groups * self.each
@@ -57,27 +56,23 @@ class _Tried:
 class PipelineSearch:
     """The search for pipelines, up to the moment `end` of the performance counter.
 
-    With `every` all numbers of stages are tried. Asynchronous pipelines are searched with
-    `allow_async`.
+    With `every` all numbers of stages are tried.
     """
 
     rounds: MeshLoop
-    wanted: Sequence[Constraint]
-    micro_batches: Sequence[int] | None
     every: bool
-    allow_async: bool
     end: float
     tell: Callable[[str, float], None]
     done: float = 0.0  # the part that is
-    _found: dict[_Tried, Gain] = field(default_factory=dict)
+    _found: dict[_Candidate, Gain] = field(default_factory=dict)
 
     def search(self, stages: Sequence[int]) -> None:
         """Add the pipelines of each of these numbers of stages, or of those that are best."""
         possible = [groups for groups in stages if self.rounds.sources.cuts.allow(groups)]
         for i, groups in enumerate(possible):
             self.done = i / len(possible)
-            for mesh in self._meshes(groups) if self.allow_async else ():
-                self._gained(_Tried(mesh, groups, 1, ASYNC + _WEIGHTS))
+            for mesh in self._meshes(groups) if self.rounds.options.allow_async else ():
+                self._gained(_Candidate(mesh, groups, 1, continuous(_WEIGHTS).name))
             if self.every:
                 self._groups(groups)
         if not self.every:
@@ -91,7 +86,7 @@ class PipelineSearch:
                 self._counted(one)  # more of them save memory
 
     @property
-    def _best(self) -> _Tried | None:
+    def _best(self) -> _Candidate | None:
         """The first of the fastest that train as one device does."""
         plain = [t for t, gain in self._found.items() if gain.new and not t.weights]
         return min(plain, key=lambda tried: self._found[tried].seconds, default=None)
@@ -103,7 +98,7 @@ class PipelineSearch:
             for mesh in self._meshes(groups)[:_PATIENCE]:
                 if self._best is None:
                     self._all_counts(groups, mesh)
-        left: list[_Tried] = []
+        left: list[_Candidate] = []
         while (best := self._best) is not None and best not in left:
             left.append(best)
             self.done = _CLIMB * (1 - 1 / (1 + len(left)))
@@ -112,7 +107,7 @@ class PipelineSearch:
                 if self._best != best:
                     break
 
-    def _next_to(self, best: _Tried, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
+    def _next_to(self, best: _Candidate, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
         """Numbers of stages and meshes one step away: another inner axis, more stages, fewer."""
         meshes = sorted(self._meshes(best.groups), key=_inner)
         place = meshes.index(best.mesh)
@@ -122,7 +117,7 @@ class PipelineSearch:
         for groups in (*stages[place + 1 : place + 2], *stages[max(0, place - 1) : place]):
             yield from ((groups, mesh) for mesh in self._meshes(groups)[:1])
 
-    def _counted(self, best: _Tried) -> None:
+    def _counted(self, best: _Candidate) -> None:
         """Try more and fewer micro-batches than `best` has, while these give anything new."""
         counts = self._counts(best.groups)
         place = counts.index(best.count)
@@ -131,17 +126,18 @@ class PipelineSearch:
                 if not self._gained(replace(best, count=count)).new:
                     break
 
-    def _scheduled(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+    def _scheduled(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
         """Try other schedules, and deeper pipelines under the fastest; what is fastest then."""
         fastest = best
-        for schedule, each in OTHERS:
+        others = ((one.name, each) for one in SCHEDULES.values() for each in one.tried)
+        for schedule, each in others:
             if self.rounds.sources.cuts.allow(best.groups * each):
                 tried = replace(best, schedule=schedule, each=each)
                 if self._gained(tried).seconds < self._found[fastest].seconds:
                     fastest = tried
         return fastest if self.every or fastest == best else self._deeper(fastest, stages)
 
-    def _deeper(self, best: _Tried, stages: Sequence[int]) -> _Tried:
+    def _deeper(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
         """Try more stages under the same schedule, while that is faster."""
         for groups in stages[stages.index(best.groups) + 1 :]:
             meshes = [mesh for mesh in self._meshes(groups) if _inner(mesh) == _inner(best.mesh)]
@@ -160,14 +156,14 @@ class PipelineSearch:
         for mesh in self._meshes(groups):
             # An even pipeline on one axis is one of the well-known plans.
             missing = len(mesh.axes) == 1 and not self.rounds.knows("even pipeline")
-            if useless < _PATIENCE or (missing and not self.wanted):
+            if useless < _PATIENCE or (missing and not self._wanted):
                 useless = 0 if self._all_counts(groups, mesh) else useless + 1
 
     def _compared(self, stages: Sequence[int]) -> None:
         """Add the even pipeline on one axis, one of the well-known plans."""
         for groups in stages:
             for mesh in self._meshes(groups):
-                if len(mesh.axes) == 1 and not (self.wanted or self.rounds.knows("even pipeline")):
+                if len(mesh.axes) == 1 and not (self._wanted or self.rounds.knows("even pipeline")):
                     self.rounds.compare_even(
                         mesh, groups, self._first(self._counts(groups), mesh, groups)
                     )
@@ -176,16 +172,22 @@ class PipelineSearch:
         """Search with all numbers of micro-batches asked for, or one; whether that gave new."""
         counts = self._counts(groups)
         tried = counts if self._asked else [self._first(counts, mesh, groups)]
-        gains = [self._gained(_Tried(mesh, groups, count)) for count in tried]
+        gains = [self._gained(_Candidate(mesh, groups, count)) for count in tried]
         return any(gain.new for gain in gains)
 
     @property
     def _asked(self) -> bool:
         """Whether numbers of micro-batches are asked for."""
-        return self.micro_batches is not None and tuple(self.micro_batches) != (1,)
+        return self.rounds.options.counts not in (None, (1,))
+
+    @property
+    def _wanted(self) -> tuple[Constraint, ...]:
+        return self.rounds.options.constraints
 
     def _counts(self, groups: int) -> Sequence[int]:
-        wanted = self.micro_batches if self._asked else [groups * count for count in _ROUNDS]
+        wanted = (
+            self.rounds.options.counts if self._asked else [groups * count for count in _ROUNDS]
+        )
         return self.rounds.sources.possible(wanted)[0]
 
     def _first(self, counts: Sequence[int], mesh: Mesh, groups: int) -> int:
@@ -196,20 +198,20 @@ class PipelineSearch:
         most = min(_FIRST * groups, self.rounds.sources.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
 
-    def _gained(self, tried: _Tried) -> Gain:
+    def _gained(self, tried: _Candidate) -> Gain:
         """Search pipelines on one mesh, once; what that gave."""
         if tried not in self._found:
             self._found[tried] = self._searched(tried)
         return self._found[tried]
 
-    def _searched(self, tried: _Tried) -> Gain:
+    def _searched(self, tried: _Candidate) -> Gain:
         left = self.end - time.perf_counter()
         if left <= 0 and self.rounds.found:
             return NOTHING
         best = self.rounds.best
         so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
         self.tell(f"{tried}{so_far}", self.done)
-        compare = self.every and len(tried.mesh.axes) == 1 and not self.wanted
+        compare = self.every and len(tried.mesh.axes) == 1 and not self._wanted
         try:
             return self.rounds.pipe(
                 tried.mesh,
@@ -228,7 +230,7 @@ class PipelineSearch:
         """Meshes of one group, from that on which is most like what was best."""
         try:
             devices = self.rounds.machine.devices // groups
-            found = allowed_meshes(devices, self.wanted, groups=groups)
+            found = allowed_meshes(devices, self._wanted, groups=groups)
         except ConstraintError as e:
             self.rounds.refuse(e)
             return ()

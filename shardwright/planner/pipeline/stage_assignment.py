@@ -19,9 +19,11 @@ import numpy as np
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.optimizers import optimizer_spec
-from shardwright.ir.pipeline import ASYNC, AXIS, homes_of
+from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.registry import schedule_named
+from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.topology import links
-from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition, slowest_at_least
 from shardwright.planner.pipeline.stage_costs import Offer, Running, StageCosts
 from shardwright.planner.pipeline.stage_memory import stage_memory
@@ -29,15 +31,6 @@ from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, steps_seconds
 from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
-
-# Schedules beside 1F1B and GPipe that are tried, and how many stages they give a group.
-OTHERS = (
-    ("Interleaved1F1B", 2),
-    ("Interleaved1F1B", 4),
-    ("InterleavedZeroBubble", 1),
-    ("InterleavedZeroBubble", 2),
-    ("ZBVZeroBubble", 2),
-)
 
 _LIMITS = 14  # of memory
 _SLOWER = (1.0, 2.0, 4.0)  # times as slow as what is fastest, pipelines are looked for
@@ -58,19 +51,22 @@ class Staged:
     cuts: tuple[int, ...]
     schedule: str
     mesh: Mesh
-    ways: tuple[Seconds, ...]  # into every stage but the first, of one micro-batch
+    receive_seconds: tuple[Seconds, ...]  # into every stage but the first, of one micro-batch
 
 
 def schedule_of(groups: int, micro_batches: int) -> str:
     """Of a stage for each group: all take as long, and 1F1B keeps less where it can be run."""
-    return "1F1B" if micro_batches >= groups else "GPipe"
+    runs = not ONE_F_ONE_B.needs(groups, groups, micro_batches)
+    return (ONE_F_ONE_B if runs else GPIPE).name
 
 
 @final
 class Pipelines:
     """Pipelines of `groups`, `each` with some stages, over the points that are offered."""
 
-    def __init__(self, offer: Offer, cuts: Cuts, groups: int, schedule: str, each: int = 1) -> None:
+    def __init__(
+        self, offer: Offer, cuts: StageCuts, groups: int, schedule: str, each: int = 1
+    ) -> None:
         self.offer = offer
         self.writer = writer = offer.writer
         self.cuts = cuts
@@ -79,13 +75,13 @@ class Pipelines:
         self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
-        self.schedule = schedule
+        self.schedule, self.spec = schedule, schedule_named(schedule)
         # Without a flush only the slowest stage counts, and of equals the sum.
-        self.rounds = _ENDLESS if schedule.startswith(ASYNC) else self.micro_batches * each
-        self.homes_of_stages = np.array(homes_of(schedule, groups, self.stages), np.int64)
+        self.rounds = _ENDLESS if self.spec.asynchronous else self.micro_batches * each
+        self.homes_of_stages = np.array(self.spec.homes(groups, self.stages), np.int64)
         # Of the weights beside one copy: predicted ones while a pass runs.
         self.copies = 0.0
-        if schedule.startswith(ASYNC):
+        if self.spec.asynchronous:
             self.copies = 1 / (2 + optimizer_spec(writer.optimizer).state_tensors)
         self.points = offer.points
         self.places = cuts.places(self.stages)
@@ -150,8 +146,8 @@ class Pipelines:
     def _staged(self, found: Sequence[_Priced]) -> list[Staged]:
         peaks = self.writer.peaks([point for point, _, _ in found])
         return [
-            Staged(point, peak, tuple(cuts), self.schedule, self.mesh, ways)
-            for (point, cuts, ways), peak in zip(found, peaks, strict=True)
+            Staged(point, peak, tuple(cuts), self.schedule, self.mesh, receive_seconds)
+            for (point, cuts, receive_seconds), peak in zip(found, peaks, strict=True)
         ]
 
     def _priced(
@@ -182,8 +178,8 @@ class Pipelines:
         for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
             most, _, _ = held.worst(row, homes, self._waiting)
             point = Point(seconds, most, tuple(assignments[row].tolist()))
-            ways = tuple(Seconds(stage.receives) for stage in stages[1:])
-            found[row] = point, every_cuts[row], ways
+            receive_seconds = tuple(Seconds(stage.receives) for stage in stages[1:])
+            found[row] = point, every_cuts[row], receive_seconds
         return found
 
     def memory(self, staged: Staged) -> Memory:
@@ -208,7 +204,7 @@ class Pipelines:
 
     def _splits(self, cuts: Sequence[int]) -> list[bool]:
         """Of every stage, whether its backward passes come in halves."""
-        if "ZeroBubble" not in self.schedule:
+        if not self.spec.splits_backward:
             return [False] * self.stages
         ends = (0, *cuts, len(self.writer.graph.ops))
         return [self.cuts.splits(begin, end) for begin, end in pairwise(ends)]
@@ -222,7 +218,7 @@ class Pipelines:
     @property
     def _waiting(self) -> tuple[Ints, ...]:
         """Micro-batches that wait in each stage of a group, at some moments: (moments, stages)."""
-        pieces = self.stages if self.schedule.startswith(ASYNC) else self.micro_batches
+        pieces = self.stages if self.spec.asynchronous else self.micro_batches
         return waiting(self.schedule, self.groups, self.stages, pieces)
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import LeafKind
 from shardwright.machine.topology import Link
-from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
@@ -90,7 +90,7 @@ class Offer:
 def most_updates(writer: PlanBuilder) -> float:
     """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
     space = writer.space
-    nodes, twins = space.problem.nodes, space.twofold.twins
+    nodes, twins = space.problem.nodes, space.recompute_choice.twins
     times = np.bincount(space.folded.node_tables(), minlength=len(nodes))
     begin = space.first_parameter
     return sum(
@@ -137,7 +137,7 @@ class StageCosts:
     (P, C); `link` is what joins the groups.
     """
 
-    def __init__(self, running: Running, cuts: Cuts, places: Ints, link: Link) -> None:
+    def __init__(self, running: Running, cuts: StageCuts, places: Ints, link: Link) -> None:
         self.running, self.cuts = running, cuts
         self.writer, self.feasible = running.writer, running.feasible
         self.places = np.broadcast_to(places, (len(running.points), places.shape[-1]))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
+from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
@@ -21,47 +22,36 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.costs.update_memory import update_bytes
-
-if TYPE_CHECKING:
-    from shardwright.simulate.memory.footprints import Footprints
-    from shardwright.simulate.memory.step import Trainer
-
-_BLOCK = 512  # bytes; torch's allocator on GPUs hands out multiples
+from shardwright.simulate.memory.step import Trainer, step_memory
+from shardwright.simulate.memory.values import RankModel
 
 
 @final
 class MemoryRefinement:
-    """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given."""
+    """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given.
+
+    `tracer` says what single operator calls do to memory.
+    """
 
     def __init__(
-        self, graph: Graph, machine: Machine, optimizer: str, analysis: Analysis | None = None
+        self,
+        graph: Graph,
+        machine: Machine,
+        optimizer: str,
+        tracer: OpTracer,
+        analysis: Analysis | None = None,
     ) -> None:
         self.graph = graph
         self._given = analysis
+        self._tracer = tracer
         self._context = machine.device.context_bytes
         self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
-        self._machine, self._optimizer = machine, optimizer
-
-    # Operators are traced with torch, which the planner does not import until a plan is refined.
-
-    @cached_property
-    def _book(self) -> Footprints:
-        from shardwright.simulate.memory.footprints import Footprints
-
-        return Footprints(on_cpu=self._machine.backend == "gloo")
-
-    @cached_property
-    def _trainer(self) -> Trainer:
-        from shardwright.simulate.memory.step import Trainer
-
-        machine, optimizer = self._machine, self._optimizer
-        gpu = machine.backend != "gloo"
-        return Trainer(
+        backend = machine.backend_spec
+        together = backend.device != "cpu" and machine.devices == 1
+        self._trainer = Trainer(
             states=optimizer_spec(optimizer).state_tensors,
-            update=partial(update_bytes, optimizer, together=gpu and machine.devices == 1),
-            granularity=_BLOCK if gpu else 1,
-            on_cpu=not gpu,
-            skew=machine.expert_skew,
+            update=partial(update_bytes, optimizer, together=together),
+            rank=RankModel(backend, machine.device.channel_block, machine.expert_skew),
         )
 
     @cached_property
@@ -74,12 +64,10 @@ class MemoryRefinement:
             return plan
         if id(plan) in self._known:
             return self._known[id(plan)][1]
-        from shardwright.simulate.memory.step import step_memory
-
         decisions = read_plan(plan, self.graph, self._analysis)
         alike = plan.mesh.size == 1 or ranks_are_alike(self.graph, self._analysis, decisions)
         found = [
-            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._book)
+            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._tracer)
             for rank in ((0,) if alike else (0, plan.mesh.size - 1))
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
@@ -107,7 +95,7 @@ def ranks_are_alike(graph: Graph, analysis: Analysis, decisions: Decisions) -> b
 
 
 def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:
-    shared = {factor for group in rule.together for factor in group}
+    shared = {factor for group in rule.joint_splits for factor in group}
     left = {name: factor.size for name, factor in rule.factor.items()}
     for choice, parts in zip(tiling, mesh.shape, strict=True):
         for name in rule.cuts(choice):

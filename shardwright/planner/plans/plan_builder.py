@@ -16,10 +16,10 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
 from shardwright.ir.plan_notes import Remark
-from shardwright.planner.communication.partial_bucket_latency import with_whole_launches
+from shardwright.planner.communication.partial_bucket_latency import with_partial_bucket_latency
 from shardwright.planner.plans.plan_ops import ANYWHERE, Steps
 from shardwright.planner.space.peaks import Peaks
-from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import digits, local_elements
 from shardwright.planner.tables.memory import fixed_bytes
@@ -34,7 +34,7 @@ from shardwright.solve.elimination.problem import Ints, Point
 class PlanBuilder:
     """Turns whole assignments of one space into plans of the whole graph."""
 
-    def __init__(self, space: Space, graph: Graph, short: Short, optimizer: str) -> None:
+    def __init__(self, space: Space, graph: Graph, short: ShortGraph, optimizer: str) -> None:
         self.space = space
         self.graph = graph
         self.short = short
@@ -107,7 +107,7 @@ class PlanBuilder:
     def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:
             return None
-        both, piece = self.space.twofold, self.space.piece_of.get(node)
+        both, piece = self.space.recompute_choice, self.space.segment_of.get(node)
         if piece is None:
             return self._whole(name, node), -1, -1
         twin, switch = both.twins[node], both.switches[piece]
@@ -226,17 +226,18 @@ class PlanBuilder:
             name=name,
             notes=(*notes, self.graph.note) if self.graph.note else notes,
             remarks=self._remarks,
-            habits=self.graph.habits,
+            numerics=self.graph.numerics,
             micro_batches=self.space.model.micro_batches,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
             expert_skew=self._skew(ops),
         )
-        if machine.settles:  # elsewhere plans take what tables say
-            plan = with_whole_launches(plan, measure, self.space.model.buckets)
+        alone = staged and plan.micro_batches > 1  # stages put nothing into buckets
+        if machine.settles and not alone:  # elsewhere plans take what tables say
+            plan = with_partial_bucket_latency(plan, measure, self.space.model.buckets)
             plan = plan if staged else with_whole_waits(plan, machine)
-        seconds = settled_seconds(plan)
+        seconds = plan.step_seconds if alone else settled_seconds(plan)
         least = Seconds(min(bound, seconds))
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
 
@@ -256,23 +257,23 @@ class PlanBuilder:
         """Operators and transfers, and seconds of those that tables have and programs have not.
 
         If it `shares`, operators that read a parameter in the same way read one copy, and what its
-        gradient is summed up of comes back as one; in tables every reader pays (ADR 0071).
+        gradient is summed up of comes back as one; in tables every reader pays.
         """
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
         spared = 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
-        lies = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
-        weights = frozenset(lies)
+        layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
+        weights = frozenset(layouts)
         pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
         for given in self._steps.given:
             chosen, switch = self._chosen(given.op.name, choice)
             piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
-            sources = tuple(lies.get(value, ANYWHERE) for value in given.brings)
+            sources = tuple(layouts.get(value, ANYWHERE) for value in given.brings)
             step = self._steps.of(given, given.options[chosen], piece, sources)
-            lies.update(step.lies)
+            layouts.update(step.layouts)
             ops.append(step.op)
-            for value, wanted, moved in step.brought:
+            for value, wanted, moved in step.operand_transfers:
                 made_there = any(t.phase is not Phase.BACKWARD for t in moved)
                 copy = (
                     value,

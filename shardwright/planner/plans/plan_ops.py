@@ -15,17 +15,18 @@ import numpy as np
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import PlannedOp, Transfer
-from shardwright.planner.space.repeats import Short
+from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import duals
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placements import tiling_text
 
-Lies = tuple[int, bool]  # the code of a layout; whether a copy is dropped and gathered again
-ANYWHERE: Lies = (0, False)  # where inputs and constants lie
+# The code of a layout, and whether a gathered copy is freed and gathered again.
+StoredLayout = tuple[int, bool]
+ANYWHERE: StoredLayout = (0, False)  # of inputs and constants
 
 
-class Brought(NamedTuple):
+class OperandTransfers(NamedTuple):
     """What brings a value into the layout that an operator wants, and its gradient back from one.
 
     `wanted` are the codes of both.
@@ -43,12 +44,12 @@ class Step(NamedTuple):
     """
 
     op: PlannedOp
-    brought: tuple[Brought, ...]
+    operand_transfers: tuple[OperandTransfers, ...]
     transfers: tuple[Transfer, ...]
-    lies: dict[str, Lies]
+    layouts: dict[str, StoredLayout]
 
 
-class Given(NamedTuple):
+class PlannedCall(NamedTuple):
     """An operator of the whole graph as plans decide on it.
 
     `options` are its own by choice. `form` has what it reads and returns as its like in the short
@@ -66,17 +67,19 @@ class _Pattern(NamedTuple):
     """What all operators of a form do by an option: transfers have the place of their value."""
 
     op: PlannedOp
-    brought: tuple[tuple[int, Brought], ...]  # by the place in `Given.brings`
+    operand_transfers: tuple[
+        tuple[int, OperandTransfers], ...
+    ]  # by the index in `PlannedCall.brings`
     returned: tuple[tuple[int, Transfer], ...]  # by the number of the output
-    agreed: tuple[Transfer, ...]
-    results: tuple[Lies, ...]
+    internal_reductions: tuple[Transfer, ...]
+    results: tuple[StoredLayout, ...]
 
 
 @final
 class Steps:
     """What the operators of `graph` do by the options of `space`, which is of its short graph."""
 
-    def __init__(self, space: Space, graph: Graph, short: Short) -> None:
+    def __init__(self, space: Space, graph: Graph, short: ShortGraph) -> None:
         self.space = space
         self.graph = graph
         self._stands_for = short.stands_for
@@ -85,7 +88,7 @@ class Steps:
         self._patterns: dict[object, _Pattern] = {}
 
     @cached_property
-    def given(self) -> list[Given]:
+    def given(self) -> list[PlannedCall]:
         """Every operator, in order."""
         shared = {
             (reading.value, op.name): reading.readers[0].name
@@ -107,43 +110,49 @@ class Steps:
             out = tuple(i for i, value in enumerate(op.outputs) if value in returned)
             form = tuple(reads.values()), out
             options = self.space.places[like.name].options.tolist()
-            found.append(Given(op, like, options, tuple(reads), form))
+            found.append(PlannedCall(op, like, options, tuple(reads), form))
         return found
 
-    def of(self, given: Given, k: int, piece: int, sources: tuple[Lies, ...]) -> Step:
-        """What an operator does by its option `k`, given where what it brings lies.
+    def of(
+        self, given: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+    ) -> Step:
+        """The step of an operator under its option `k`, given the layouts of its operands.
 
-        It is of the `piece` of those that are recomputed together, 0 if it is not.
+        `segment` is the number of its recomputed segment, 0 if it is not recomputed.
         """
-        key = given.op.name, k, piece, sources
+        key = given.op.name, k, segment, sources
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._step(given, k, piece, sources)
+            found = self._known[key] = self._step(given, k, segment, sources)
         return found
 
-    def _step(self, given: Given, k: int, piece: int, sources: tuple[Lies, ...]) -> Step:
-        key = given.like.name, k, piece > 0, sources, given.form
+    def _step(
+        self, given: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+    ) -> Step:
+        key = given.like.name, k, segment > 0, sources, given.form
         pattern = self._patterns.get(key)
         if pattern is None:
-            pattern = self._patterns[key] = self._pattern(given, k, piece > 0, sources)
+            pattern = self._patterns[key] = self._pattern(given, k, segment > 0, sources)
         op = given.op
-        brought = []
-        for place, one in pattern.brought:
+        operand_transfers = []
+        for place, one in pattern.operand_transfers:
             value = given.brings[place]
             moved = tuple(_of(t, value, op.name) for t in one.transfers)
-            brought.append(Brought(value, one.wanted, moved))
+            operand_transfers.append(OperandTransfers(value, one.wanted, moved))
         transfers = [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
-        transfers += [_of(t, op.outputs[0], op.name) for t in pattern.agreed]
+        transfers += [_of(t, op.outputs[0], op.name) for t in pattern.internal_reductions]
         reads = tuple(dict.fromkeys(op.operands))
-        planned = replace(pattern.op, name=op.name, source=op.source, piece=piece, reads=reads)
-        lies = dict(zip(op.outputs, pattern.results, strict=True))
-        return Step(planned, tuple(brought), tuple(transfers), lies)
+        planned = replace(pattern.op, name=op.name, source=op.source, segment=segment, reads=reads)
+        layouts = dict(zip(op.outputs, pattern.results, strict=True))
+        return Step(planned, tuple(operand_transfers), tuple(transfers), layouts)
 
-    def _pattern(self, given: Given, k: int, again: bool, sources: tuple[Lies, ...]) -> _Pattern:
-        """What operators of one form do by an option, given where what they bring lies."""
+    def _pattern(
+        self, given: PlannedCall, k: int, again: bool, sources: tuple[StoredLayout, ...]
+    ) -> _Pattern:
+        """The step of operators of one form, given the layouts of their operands."""
         model, like, (reads, out) = self.space.model, given.like, given.form
         options = model.options(like)
-        brought: list[tuple[int, Brought]] = []
+        operand_transfers: list[tuple[int, OperandTransfers]] = []
         for place, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
             wants = dict.fromkeys(
                 (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
@@ -151,15 +160,15 @@ class Steps:
             for want in wants:
                 moved = self._moved(like, rep, (code, again, regathered), want)
                 if moved:
-                    brought.append((place, Brought(rep, want, tuple(moved))))
+                    operand_transfers.append((place, OperandTransfers(rep, want, tuple(moved))))
         codes = [int(result[k]) for result in options.results]
         returned = [(i, t) for i in out for t in model.returned(like.outputs[i], codes[i])]
-        agreed = tuple(model.agreements(like, k, again))
+        internal_reductions = tuple(model.agreements(like, k, again))
         return _Pattern(
-            self._operator(like, k, again, agreed),
-            tuple(brought),
+            self._operator(like, k, again, internal_reductions),
+            tuple(operand_transfers),
             tuple(returned),
-            agreed,
+            internal_reductions,
             tuple((code, False) for code in codes),
         )
 
@@ -167,7 +176,9 @@ class Steps:
     def _words(self) -> dict[int, str]:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
 
-    def _operator(self, like: Op, k: int, again: bool, agreed: Sequence[Transfer]) -> PlannedOp:
+    def _operator(
+        self, like: Op, k: int, again: bool, internal_reductions: Sequence[Transfer]
+    ) -> PlannedOp:
         model = self.space.model
         rule, options = model.analysis.rules[like.name], model.options(like)
         table = model.operator(like, self.space.recomputed[like.name] if again else ())
@@ -179,7 +190,7 @@ class Steps:
             tiling=tiling_text(tiling),
             splits=split_words(rule, tiling, self._words),
             layout=model.layout(like.outputs[0], int(options.results[0][k])),
-            seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in agreed)),
+            seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in internal_reductions)),
             saved_bytes=Bytes(int(table.bytes[k])),
             backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
         )

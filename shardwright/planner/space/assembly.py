@@ -79,7 +79,7 @@ class Assembly:
             model.graph.ops[i].name: number for number, span in enumerate(pieces) for i in span
         }
         self.clusters = Clusters(model, self._piece, skeleton.leaders, skeleton.apart)
-        self.piece_of = self._movable()  # node -> its piece
+        self.segment_of = self._movable()  # node -> its piece
         self.readings: list[Reading] = []
         self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
         self._wants: dict[tuple[bytes, bytes], tuple[Ints, bytes]] = {}
@@ -89,10 +89,10 @@ class Assembly:
         self.storage = tuple(self._storage())
         for i, leaf in enumerate(self.leaves, self.first_parameter):
             readers = model.graph.consumers[leaf.name]
-            at = {self.piece_of.get(self.clusters.places[op.name].own_node) for op in readers}
+            at = {self.segment_of.get(self.clusters.places[op.name].own_node) for op in readers}
             (piece,) = at if len(at) == 1 else (None,)
             if piece is not None:  # then only this piece need know how it is stored
-                self.piece_of[i] = piece
+                self.segment_of[i] = piece
         self._tables: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[object] = []  # what the keys of `_tables` are made of
 
@@ -123,8 +123,8 @@ class Assembly:
         groups: dict[int, set[str]] = {}
         for op in self.model.graph.ops:
             node = self.clusters.places[op.name].node
-            if node is not None and node in self.piece_of:
-                groups.setdefault(self.piece_of[node], set()).add(op.name)
+            if node is not None and node in self.segment_of:
+                groups.setdefault(self.segment_of[node], set()).add(op.name)
         frozen = [frozenset(group) for group in groups.values()]
         return {name: group for group in frozen for name in group}
 
@@ -187,9 +187,9 @@ class Assembly:
             layout, grad = _pairs(self._want(value, asked), self._wants)[0]
             node = len(self.clusters.leaders) + len(self.readings)
             self.readings.append(Reading(value, tuple(readers), Want(layout, grad)))
-            piece = self.piece_of.get(self.clusters.places[readers[0].name].own_node)
+            piece = self.segment_of.get(self.clusters.places[readers[0].name].own_node)
             if piece is not None:
-                self.piece_of[node] = piece
+                self.segment_of[node] = piece
             for op in readers:
                 self._reads[value, op.name] = node
 
@@ -209,7 +209,7 @@ class Assembly:
             place, positions = self.clusters.places[op.name], _positions(op, value)
             if place.leads and place.node != source and len(positions) == 1:
                 want = self.model.want(value, op, positions[0])
-                key = _pairs(want, self._wants)[1], self.piece_of.get(place.own_node)
+                key = _pairs(want, self._wants)[1], self.segment_of.get(place.own_node)
                 groups.setdefault(key, []).append(op)
         return groups.values()
 
@@ -256,7 +256,7 @@ class Assembly:
         """`table`, and what it takes to keep `value` for a piece that it comes into."""
         source = self.clusters.written[value]
         piece = self._piece[reader.name]
-        own = source.node is not None and self.piece_of.get(source.node) == piece
+        own = source.node is not None and self.segment_of.get(source.node) == piece
         if own or (value, piece) in kept:
             return table
         kept.add((value, piece))

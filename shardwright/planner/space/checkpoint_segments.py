@@ -22,7 +22,7 @@ _PIECES = 8  # outside of repeats
 _LEAST_PART = 0.1  # of what the largest piece saves: pieces that save less are left alone
 
 
-def segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
+def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     """Pieces, as operator numbers, in order. `repeats` are of `graph`.
 
     What comes last is no piece: its backward pass begins as soon as it has run.
@@ -32,30 +32,30 @@ def segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     found: list[range] = []
     begin = 0
     for repeat in repeats:
-        found += _pieces(begin, repeat.start, saved, crossing)
+        found += _even_segments(begin, repeat.start, saved, crossing)
         found += [repeat.copy(i) for i in range(repeat.count)]
         begin = repeat.end
-    found += _pieces(begin, len(graph.ops), saved, crossing)
+    found += _even_segments(begin, len(graph.ops), saved, crossing)
     if found and found[-1].stop == len(graph.ops):
         found.pop()
-    found = [piece for piece in found if all(_may_run_again(graph.ops[i]) for i in piece)]
-    sizes = [int(saved[piece.start : piece.stop].sum()) for piece in found]
+    found = [segment for segment in found if all(_may_run_again(graph.ops[i]) for i in segment)]
+    sizes = [int(saved[segment.start : segment.stop].sum()) for segment in found]
     least = _LEAST_PART * max(sizes, default=0)
-    return tuple(piece for piece, size in zip(found, sizes, strict=True) if size > least)
+    return tuple(segment for segment, size in zip(found, sizes, strict=True) if size > least)
 
 
-def kept_segments(pieces: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
-    """Those of `pieces` of the `whole` graph whose operators the `short` one has, in its numbers.
+def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
+    """Those of `segments` of the `whole` graph whose operators the `short` one has, in its numbers.
 
     Repeats are left out copy by copy, so all of a piece is there or nothing of it.
     """
     at = {op.name: i for i, op in enumerate(short.ops)}
-    starts = ((at.get(whole.ops[piece.start].name), len(piece)) for piece in pieces)
+    starts = ((at.get(whole.ops[segment.start].name), len(segment)) for segment in segments)
     return tuple(range(start, start + size) for start, size in starts if start is not None)
 
 
-def _pieces(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:
-    """Operators `begin` to `end` in pieces that save about as much each."""
+def _even_segments(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:
+    """Operators `begin` to `end` in segments that save about equally many bytes."""
     inner = np.arange(begin + 1, end)
     if not inner.size:
         return

@@ -71,17 +71,17 @@ class Clusters:
     def __init__(
         self,
         model: CostModel,
-        pieces: Mapping[str, int],
+        segments: Mapping[str, int],
         leaders: Collection[str] | None = None,
         apart: Collection[str] = (),
     ) -> None:
-        """`pieces` has the piece of every operator that belongs to one.
+        """`segments` maps every operator of a checkpoint segment to its segment.
 
         Where `leaders` are given these lead and all others follow; else those `apart` lead, and
         all that can follow does.
         """
         self.model = model
-        self.pieces = pieces
+        self.segments = segments
         self._leads = leaders
         self._apart = apart
         self.leaders: list[Op] = []
@@ -159,7 +159,7 @@ class Clusters:
         if len(nodes) != 1:
             return None
         node = nodes.pop()
-        if self.pieces.get(self.leaders[node].name) != self.pieces.get(op.name):
+        if self.segments.get(self.leaders[node].name) != self.segments.get(op.name):
             return None
         table = self.model.operator(op)
         gradients = tuple(self.model.has_gradient(name, op) for name in op.operands)

@@ -31,7 +31,7 @@ from shardwright.planner.space.clusters import constant_values
 from shardwright.planner.tables.layout_codes import digit
 from shardwright.planner.tables.memory import BucketSizes
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.rules.analysis import Analysis
@@ -136,10 +136,12 @@ class Limits:
         optimizer: str,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
+        staged: bool = False,
     ) -> CostModel:
         """Prices of what is left; raises `ConstraintError` where something has no choice.
 
-        With `micro_batches` the graph must be that of one of them.
+        With `micro_batches` the graph must be that of one of them; `staged` are those of a
+        pipeline.
         """
         if self._meshless is None or not self._meshless.holds_on(machine):
             self._meshless = MeshInvariants(self._graph, self._analysis, machine)
@@ -148,11 +150,10 @@ class Limits:
             self._analysis,
             machine,
             mesh,
-            optimizer,
+            Pricing(
+                optimizer, Duration(machine, mesh, self._routes), micro_batches, buckets, staged
+            ),
             self.allowed(mesh),
-            Duration(machine, mesh, self._routes),
-            micro_batches,
-            buckets,
             self._meshless,
         )
         self._check_sizes(model)

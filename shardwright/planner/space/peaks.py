@@ -39,8 +39,10 @@ class Peaks:
     @cached_property
     def _ways(self) -> tuple[Ints, Ints, Ints]:
         """Whole nodes that have a twin, those twins, and the switch of each."""
-        both, piece_of = self.space.twofold, self.space.piece_of
-        triples = [(node, twin, both.switches[piece_of[node]]) for node, twin in both.twins.items()]
+        both, segment_of = self.space.recompute_choice, self.space.segment_of
+        triples = [
+            (node, twin, both.switches[segment_of[node]]) for node, twin in both.twins.items()
+        ]
         found = [np.array(triples, np.int64).reshape(-1, 3)]
         for number, run in enumerate(self.space.folded.runs):
             at = {node: i for i, node in enumerate(run.nodes)}

@@ -47,7 +47,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Short:
+class ShortGraph:
     """A graph with three copies of each repeat, and what stands for what in the whole graph.
 
     `repeats` are in the short graph's numbering and have its three copies; `skipped` says of each
@@ -64,13 +64,13 @@ class Short:
     whole: tuple[Repeat, ...] = ()
 
 
-def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
+def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGraph:
     """Leave out all but the first, second and last copy of every repeat of `graph`.
 
     Operators and parameters with different `marks`, by name, do not repeat each other.
     """
     whole = tuple(find_repeats(graph))
-    repeats = tuple(_alike(graph, whole, marks)) if marks else whole
+    repeats = tuple(_equally_marked(graph, whole, marks)) if marks else whole
     stands_for: dict[str, str] = {}
     copy_of: dict[str, tuple[int, int]] = {}
     kept: list[Repeat] = []
@@ -85,7 +85,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
         shift = sum(before.period * (before.count - 3) for before in repeats[:r])
         kept.append(Repeat(repeat.start - shift, repeat.period, 3))
     if not repeats:
-        return Short(graph, (), (), {}, {}, whole)
+        return ShortGraph(graph, (), (), {}, {}, whole)
     short = replace(
         graph,
         leaves=tuple(leaf for leaf in graph.leaves if leaf.name not in stands_for),
@@ -98,7 +98,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> Short:
         updates=tuple(pair for pair in graph.updates if pair[1] not in stands_for),
     )
     skipped = tuple(repeat.count - 3 for repeat in repeats)
-    return Short(short, tuple(kept), skipped, stands_for, copy_of, whole)
+    return ShortGraph(short, tuple(kept), skipped, stands_for, copy_of, whole)
 
 
 def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
@@ -110,7 +110,7 @@ def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
             yield name, other
 
 
-def _alike(
+def _equally_marked(
     graph: Graph, repeats: Sequence[Repeat], marks: Mapping[str, object]
 ) -> Iterator[Repeat]:
     """The parts of `repeats` whose copies have the same marks, in order.

@@ -23,7 +23,7 @@ from shardwright.solve.elimination.problem import Bools
 
 
 def constrained(
-    wanted: CostModel, marked: Collection[str], pieces: Sequence[range]
+    wanted: CostModel, marked: Collection[str], segments: Sequence[range]
 ) -> tuple[CostModel, Skeleton]:
     """`wanted` with what it leaves of the clusters that there are without constraints, and these.
 
@@ -32,7 +32,7 @@ def constrained(
     free = wanted.with_allowed(Allowed())
     apart: frozenset[str] = frozenset()
     while True:
-        assembly = Assembly(free, pieces, Skeleton(apart=apart))
+        assembly = Assembly(free, segments, Skeleton(apart=apart))
         clusters = assembly.clusters
         left = _left(clusters, wanted, marked)
         torn = {node for node, kept in left.items() if not kept.any()}

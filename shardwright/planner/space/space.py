@@ -9,7 +9,7 @@ devices (ZeRO, FSDP) is nothing special: a parameter stored as a Shard and read
 as Replicate pays its gather on the edge, and its gradient the reduce-scatter.
 The gathered copy is kept until the backward pass, or gathered again there.
 Pieces of the graph (`segments.py`) keep what autograd saves, or are recomputed:
-their nodes are there twice (`twofold.py`).
+their nodes are there twice (`recompute_choice.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from shardwright.ir.graph import Leaf
 from shardwright.ir.layout import Layout
 from shardwright.planner.space.assembly import FREE, Assembly, Reading, Skeleton, Storage
-from shardwright.planner.space.checkpoint_segments import segments
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.clusters import Place
 from shardwright.planner.space.folding import fold
 from shardwright.planner.space.repeats import Repeat, find_repeats
@@ -32,7 +32,7 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.rules.rule import Tiling
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Assignment, Edge, Ints, Problem
-from shardwright.solve.elimination.recompute_choice import RecomputeChoice, twofold
+from shardwright.solve.elimination.recompute_choice import RecomputeChoice, with_recompute_choice
 from shardwright.solve.elimination.solver import Solver, make_solver
 from shardwright.solve.folding.folded import Folded
 
@@ -59,8 +59,8 @@ class Space:
     stored: tuple[Storage, ...]
     folded: Folded
     first_reading: int
-    piece_of: Mapping[int, int]  # node -> its piece
-    twofold: RecomputeChoice
+    segment_of: Mapping[int, int]  # node -> its piece
+    recompute_choice: RecomputeChoice
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
 
@@ -92,7 +92,7 @@ class Space:
     def present(self, node: int, choice: Sequence[int]) -> int:
         """The choice of a node, or of its twin where it is absent."""
         absent = choice[node] == self.kept.nodes[node].num_choices
-        return choice[self.twofold.twins[node] if absent else node]
+        return choice[self.recompute_choice.twins[node] if absent else node]
 
     def tilings(self, choice: Sequence[int]) -> dict[str, Tiling]:
         """Tiling of every operator under an assignment of `problem`."""
@@ -123,7 +123,7 @@ class Space:
             if place.node is None:
                 found[0] = np.maximum(found[0], mine)
                 continue
-            for node in (place.node, self.twofold.twins.get(place.node, place.node)):
+            for node in (place.node, self.recompute_choice.twins.get(place.node, place.node)):
                 found[node][: len(mine)] = np.maximum(found[node][: len(mine)], mine)
         return tuple(found)
 
@@ -143,12 +143,12 @@ class Space:
             choice[i] = self._agree(i, choice)
         for i, leaf in enumerate(self.parameters, self.first_parameter):
             choice[i] = storage[leaf.name]
-        for node, twin in self.twofold.twins.items():
+        for node, twin in self.recompute_choice.twins.items():
             absent = self.kept.nodes[node].num_choices
             choice[node], choice[twin] = (
                 (absent, choice[node]) if recompute else (choice[node], absent)
             )
-        for switch in self.twofold.switches.values():
+        for switch in self.recompute_choice.switches.values():
             choice[switch] = int(recompute)
         return tuple(choice)
 
@@ -176,11 +176,11 @@ def make_space(
 ) -> Space:
     """Every feasible tiling and storage of the model's graph on its mesh, with their costs.
 
-    `pieces` of it may be recomputed, by default its `segments`; `skeleton` says what is decided
-    together.
+    `pieces` of it may be recomputed, by default its `checkpoint_segments`; `skeleton` says what is
+    decided together.
     """
     if pieces is None:
-        pieces = segments(model.graph, tuple(find_repeats(model.graph)))
+        pieces = checkpoint_segments(model.graph, tuple(find_repeats(model.graph)))
     space = _make(model, pieces, (), (), skeleton=skeleton)
     assert space is not None, "a space without repeats is never refused"
     return space
@@ -220,7 +220,7 @@ def _make(
         if plain is not None and plain.widest > most_run:
             raise TooWideError
     again = assembly.problem(recomputed) if recomputed else kept
-    both = twofold(kept, again, assembly.piece_of)
+    both = with_recompute_choice(kept, again, assembly.segment_of)
     homes = assembly.homes()
     homes += [homes[node] for node in both.twins]
     homes += [frozenset({pieces[piece].start}) for piece in both.switches]
@@ -235,7 +235,7 @@ def _make(
         assembly.storage,
         folded,
         len(assembly.clusters.leaders),
-        assembly.piece_of,
+        assembly.segment_of,
         both,
         kept,
         recomputed,

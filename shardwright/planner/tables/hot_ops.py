@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
-from shardwright.machine.calls import Call
+from shardwright.machine.calls import OpCall
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placements import parse_tiling
-from shardwright.rules.rule import Together
+from shardwright.rules.rule import JointSplit
 from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import form_of
 from shardwright.simulate.costs.workload import OperatorClass, workload
@@ -23,14 +23,14 @@ _SOME = 0.002  # of what is computed: by operators of which at least one call is
 _UNTIMED = (OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS)
 
 
-def dominating(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[Call]:
+def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[OpCall]:
     """The calls of `plans` that take longest in any, until few seconds are left.
 
     First comes the longest call of each operator that takes any time to speak of: where the formula
     is far off, none of many calls may seem to be long. Operators of plans in several micro-batches
     have the sizes of one.
     """
-    most: defaultdict[Call, float] = defaultdict(float)
+    most: defaultdict[OpCall, float] = defaultdict(float)
     sized = {1: (graph, analysis)}
     for plan in plans:
         count = plan.micro_batches
@@ -40,7 +40,7 @@ def dominating(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[
             most[call] = max(most[call], part)
     total = sum(most.values())
     longest = sorted(most, key=lambda call: -most[call])
-    by_target: defaultdict[str, list[Call]] = defaultdict(list)
+    by_target: defaultdict[str, list[OpCall]] = defaultdict(list)
     for call in longest:
         by_target[call.target].append(call)
     found = [
@@ -55,9 +55,9 @@ def dominating(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[
     return found
 
 
-def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[Call, float]:
+def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[OpCall, float]:
     """Seconds of each call in a plan, of all that the plan computes."""
-    found: defaultdict[Call, float] = defaultdict(float)
+    found: defaultdict[OpCall, float] = defaultdict(float)
     planned = {op.name: op for op in plan.ops}
     total = sum(op.seconds for op in plan.ops) or 1.0
     for op in graph.ops:
@@ -66,7 +66,7 @@ def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[Call, float]
         if form is None or workload(op, rule, graph).kind in _UNTIMED:
             continue
         tiling = parse_tiling(rule, planned[op.name].tiling)
-        if any(isinstance(choice, Together) for choice in tiling):
+        if any(isinstance(choice, JointSplit) for choice in tiling):
             continue  # no call of its own
         found[form.at(local_sizes(rule, tiling, plan.layout_mesh))] += (
             planned[op.name].seconds / total

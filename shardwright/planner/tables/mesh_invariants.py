@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import final
 
-from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import Graph, Op
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import Machine
 from shardwright.planner.tables.memory import retention
 from shardwright.planner.tables.options import Forms
 from shardwright.rules.analysis import Analysis
+from shardwright.rules.deferrable_scalars import deferrable_scalars
 from shardwright.simulate.costs.workload import Workload, workload
 
 
@@ -27,7 +27,7 @@ class MeshInvariants:
         self._device, self._expert_skew = machine.device, machine.expert_skew
         self.forms = Forms()
         self.retention = retention(graph)
-        self.unawaited = unawaited(graph)
+        self.deferrable_scalars = deferrable_scalars(graph)
         self._graph = graph
         self._analysis = analysis
         self._known = by_target(machine.device.timings)

@@ -10,7 +10,7 @@ Layouts are codes (`codes.py`), and a table is computed in one go.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -26,6 +26,7 @@ from shardwright.planner.communication.resharding import (
     NO_GRADIENT,
     Bools,
     Floats,
+    Passes,
     Reads,
     Table,
     Terms,
@@ -49,17 +50,34 @@ from shardwright.simulate.costs.compute import backward_seconds
 EVERYTHING = Allowed()
 
 
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What is priced beside memory, of which step.
+
+    * `optimizer`: its name;
+    * `measure`: what is priced; None: the seconds of a step;
+    * `micro_batches`: whatever a micro-batch does counts so often, what is done once a step once;
+    * `buckets`: how much is sent at once; None: what the graph as it is gives (`bucket_sizes`);
+    * `staged`: whether the micro-batches are those of a pipeline's stages.
+    """
+
+    optimizer: str = "adamw"
+    measure: Objective | None = None
+    micro_batches: int = 1
+    buckets: BucketSizes | None = None
+    staged: bool = False
+
+
+OF_A_STEP = Pricing()
+
+
 @final
 class CostModel:
     """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
 
-    `allowed` is what operators and parameters may do, where that is not all; `measure` says what
-    is priced beside memory, by default the seconds of a step.
-    With `micro_batches`, `graph` and `analysis` are those of one micro-batch
-    (`rules.micro_graph`), and seconds those of all: whatever a micro-batch does
-    counts so often, what is done once a step counts once. `buckets` says how much travels at
-    once, by default what `graph` as it is gives (`bucket_sizes`). Models on several meshes may
-    share what is `meshless`.
+    `allowed` is what operators and parameters may do, where that is not all. With micro-batches,
+    `graph` and `analysis` are those of one (`rules.micro_graph`), and seconds those of all. Models
+    on several meshes may share what is `meshless`.
     Raises `ValueError` for a mesh that the machine cannot hold and
     `OptimizerError` for an optimizer whose state is not known.
     """
@@ -70,11 +88,8 @@ class CostModel:
         analysis: Analysis,
         machine: Machine,
         mesh: Mesh,
-        optimizer: str = "adamw",
+        pricing: Pricing = OF_A_STEP,
         allowed: Allowed = EVERYTHING,
-        measure: Objective | None = None,
-        micro_batches: int = 1,
-        buckets: BucketSizes | None = None,
         meshless: MeshInvariants | None = None,
     ) -> None:
         self.graph = graph
@@ -82,11 +97,12 @@ class CostModel:
         self.machine = machine
         self.mesh = mesh
         self._allowed = allowed
-        self.micro_batches = micro_batches
-        self._optimizer, self._states = optimizer, optimizer_spec(optimizer).state_tensors
+        self.micro_batches = pricing.micro_batches
+        self._optimizer = pricing.optimizer
+        self._states = optimizer_spec(pricing.optimizer).state_tensors
         self.meshless = meshless or MeshInvariants(graph, analysis, machine)
         self._retention = self.meshless.retention
-        self.measure = measure or Duration(machine, mesh)
+        self.measure = pricing.measure or Duration(machine, mesh)
         self._agreements = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
         self._book = OptionBook(mesh, self.meshless.forms)
         self._options: dict[str, Options] = {}
@@ -94,8 +110,10 @@ class CostModel:
         self._workspaces: dict[Hashable, Ints] = {}
         self._exchanged: dict[Hashable, ExpertAllToAll] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
-        self.buckets = buckets or bucket_sizes(graph)
-        self._reads = Reads(graph, analysis, mesh, self.measure, micro_batches, self.buckets)
+        self.buckets = pricing.buckets or bucket_sizes(graph)
+        self._staged = pricing.staged
+        passes = Passes(self.micro_batches, self.buckets, pricing.staged)
+        self._reads = Reads(graph, analysis, mesh, self.measure, passes)
 
     def options(self, op: Op) -> Options:
         """What `op` may do; equal operators share the very same options."""
@@ -108,17 +126,10 @@ class CostModel:
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same costs where other choices are left."""
+        given = self._optimizer, self.measure, self.micro_batches, self.buckets, self._staged
+        pricing = Pricing(*given)
         return CostModel(
-            self.graph,
-            self.analysis,
-            self.machine,
-            self.mesh,
-            self._optimizer,
-            allowed,
-            self.measure,
-            self.micro_batches,
-            self.buckets,
-            self.meshless,
+            self.graph, self.analysis, self.machine, self.mesh, pricing, allowed, self.meshless
         )
 
     def with_tilings(self, tilings: Mapping[str, Tilings]) -> CostModel:
@@ -225,9 +236,10 @@ class CostModel:
         back, options = self._reads.way_back(value, op), self.options(op)
         converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        unawaited = self._unawaited(value, [op], recomputed)
+        deferrable_scalars = self._unawaited(value, [op], recomputed)
         ahead = bucketed and not recomputed
-        terms = Terms(back, pays, copies, bucketed, ahead, converted, unawaited)
+        kept = self._reads.kept(value)
+        terms = Terms(back, pays, copies, bucketed, ahead, converted, kept, deferrable_scalars)
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
@@ -257,8 +269,9 @@ class CostModel:
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
         back = max(self._reads.way_back(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        unawaited = self._unawaited(value, readers, recomputed)
-        terms = Terms(back, pays, copies, unawaited=unawaited)
+        deferrable_scalars = self._unawaited(value, readers, recomputed)
+        kept = self._reads.kept(value)
+        terms = Terms(back, pays, copies, kept=kept, deferrable_scalars=deferrable_scalars)
         layouts = _key(want.layout), _key(want.grad)
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
@@ -294,7 +307,7 @@ class CostModel:
 
     def returning(self, value: str, sources: Ints) -> Floats:
         """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
-        if (value, "") in self.meshless.unawaited:
+        if (value, "") in self.meshless.deferrable_scalars:
             return np.zeros(len(sources))
         return self._reads.returned(value, sources)
 
@@ -314,7 +327,8 @@ class CostModel:
         """
         axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
         again = again or recomputed
-        ways = ways_of(source, want, back, axes, self.micro_batches, again=again)
+        kept = self._reads.kept(value)
+        ways = ways_of(source, want, back, axes, self.micro_batches, again=again, kept=kept)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
@@ -322,13 +336,17 @@ class CostModel:
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
         whole = back == NO_GRADIENT or want[1] == WHOLE  # else its gradient is summed too
-        unawaited = whole and self._unawaited(value, [op], recomputed)
+        deferrable_scalars = whole and self._unawaited(value, [op], recomputed)
         found: list[Transfer] = []
         for way in ways:
             size = sums if way[0] is Phase.BACKWARD else item
             for one in transfers(value, op.name, [way], atoms, size, self.machine, self.mesh):
-                less = 0.0 if saved is None else float(saved.of(way[0])[0, 0])
-                if unawaited and way[0] is Phase.FORWARD:
+                less = 0.0
+                if saved is not None:
+                    each, once = one.times == self.micro_batches, one.times == 1
+                    part = saved.of(way[0], each=each, once=once)
+                    less = float(part[0, 0]) * one.times
+                if deferrable_scalars and way[0] is Phase.FORWARD:
                     less = one.seconds
                 found.append(replace(one, seconds=Seconds(one.seconds - less)))
         return found
@@ -338,7 +356,7 @@ class CostModel:
         ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         found = list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
-        if (value, "") in self.meshless.unawaited:
+        if (value, "") in self.meshless.deferrable_scalars:
             return [replace(one, seconds=Seconds(0.0)) for one in found]
         return found
 
@@ -397,7 +415,7 @@ class CostModel:
 
     def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
         """Whether `readers` read a number that is on its way while others run."""
-        late = self.meshless.unawaited
+        late = self.meshless.deferrable_scalars
         return not recomputed and all((value, op.name) in late for op in readers)
 
     def _pays(self, value: str, op: Op) -> tuple[bool, bool]:

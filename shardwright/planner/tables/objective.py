@@ -66,8 +66,8 @@ class Objective(Protocol):
         """What such a step along each mesh axis costs however small it is: (axes,)."""
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether large copies of parameters travel alone, as on CPUs (`ir/buckets.py`)."""
+    def alone_bytes(self) -> int | None:
+        """Of a copy of a parameter that is sent alone, None where none is (`ir/buckets.py`)."""
 
 
 @final
@@ -125,6 +125,6 @@ class Duration:
         return self._prices.launches(kind)
 
     @property
-    def on_cpu(self) -> bool:
-        """As the runtime tells by the backend."""
-        return self._machine.backend == "gloo"
+    def alone_bytes(self) -> int | None:
+        """That of the machine's backend."""
+        return self._machine.backend_spec.alone_bytes

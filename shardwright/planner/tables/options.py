@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.layout import Mesh
 from shardwright.planner.tables.layout_codes import BASE, Ints, digit, last_tile
-from shardwright.rules.rule import SPREAD, FactorKind, Route, Rule, Tiling, Together
+from shardwright.rules.rule import SPREAD, FactorKind, JointSplit, Route, Rule, Tiling
 
 Bools = NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ class Options:
     operands: Ints  # (operands, K)
     grads: Ints  # (operands, K), how the operands' gradients come back
     results: Ints  # (results, K)
-    agreed: Ints  # (tensors of `Rule.agreed`, K)
+    internal_reductions: Ints  # (tensors of `Rule.internal_reductions`, K)
 
     def __len__(self) -> int:
         return len(self.choices)
@@ -43,7 +43,7 @@ class Options:
     def only(self, tilings: Tilings) -> Options:
         """Those of these tilings, in the same order."""
         kept = [k for k, choice in enumerate(self.choices) if choice in tilings]
-        arrays = (self.sizes, self.operands, self.grads, self.results, self.agreed)
+        arrays = (self.sizes, self.operands, self.grads, self.results, self.internal_reductions)
         return Options(
             tuple(self.choices[k] for k in kept), *(_frozen(array[:, kept]) for array in arrays)
         )
@@ -107,11 +107,13 @@ class OptionBook:
 class _Meaning:
     """What the choices of a rule mean along one axis, whatever the mesh and the sizes."""
 
-    together: tuple[bool, ...]  # of choices, whether they are made along one axis only
+    is_joint_split: tuple[bool, ...]  # of choices, whether they are made along one axis only
     cuts: Bools  # (choices, factors)
     routes: Bools  # (choices,)
     spread: int  # the factor `SPREAD`, -1 if there is none
-    placed: tuple[Ints, Ints, Ints, Ints]  # digits of operands, gradients, results, agreed tensors
+    axis_placements: tuple[
+        Ints, Ints, Ints, Ints
+    ]  # digits of operands, gradients, results, internal reductions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +131,7 @@ class _Every:
 
     choices: list[tuple[int, ...]]
     chosen: Ints  # (N, axes)
-    codes: tuple[Ints, Ints, Ints, Ints]  # (..., N), of what `_Meaning.placed` is of
+    codes: tuple[Ints, Ints, Ints, Ints]  # (..., N), of what `_Meaning.axis_placements` is of
 
 
 @final
@@ -166,14 +168,14 @@ def _key(rule: Rule) -> Hashable:
     dims = tuple(
         [
             tuple([tuple([index[name] for name in names]) for names in port])
-            for port in (*rule.operands, *rule.results, *rule.agreed)
+            for port in (*rule.operands, *rule.results, *rule.internal_reductions)
         ]
     )
     split = tuple([factor.kind is FactorKind.PARALLEL for factor in rule.factors])
     routes = tuple([(index[rows], index[owners]) for rows, owners in rule.routes])
-    together = tuple([tuple([index[name] for name in names]) for names in rule.together])
+    joint_splits = tuple([tuple([index[name] for name in names]) for names in rule.joint_splits])
     counts = len(rule.operands), len(rule.results)
-    return counts, dims, split, rule.additive, rule.linear, routes, together
+    return counts, dims, split, rule.additive, rule.linear, routes, joint_splits
 
 
 def _meaning(rule: Rule) -> _Meaning:
@@ -182,18 +184,18 @@ def _meaning(rule: Rule) -> _Meaning:
     cuts = np.zeros((len(known), len(rule.factors)), bool)
     for number, choice in enumerate(known):
         cuts[number, [index[name] for name in rule.cuts(choice)]] = True
-    placed = [rule.placed(choice) for choice in known]
+    axis_placements = [rule.axis_placements(choice) for choice in known]
 
     def digits(field: str, ports: tuple[tuple[tuple[str, ...], ...], ...]) -> Ints:
         counts = [[len(names) for names in dims] for dims in ports]
         table = [
             [digit(p, c) for p, c in zip(getattr(one, field), counts, strict=True)]
-            for one in placed
+            for one in axis_placements
         ]
-        return np.array(table, np.int64).reshape(len(placed), len(ports))
+        return np.array(table, np.int64).reshape(len(axis_placements), len(ports))
 
     return _Meaning(
-        tuple(isinstance(choice, Together) for choice in known),
+        tuple(isinstance(choice, JointSplit) for choice in known),
         cuts,
         np.array([isinstance(choice, Route) for choice in known]),
         index[SPREAD] if rule.routes else -1,
@@ -201,13 +203,13 @@ def _meaning(rule: Rule) -> _Meaning:
             digits("operands", rule.operands),
             digits("operand_grads", rule.operands),
             digits("results", rule.results),
-            digits("agreed", rule.agreed),
+            digits("internal_reductions", rule.internal_reductions),
         ),
     )
 
 
 def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
-    count = len(meaning.together)
+    count = len(meaning.is_joint_split)
     per_axis: list[Sequence[int]] = [range(count if size > 1 else 1) for size in mesh.shape]
     if only is not None:
         per_axis = [
@@ -215,8 +217,8 @@ def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
             for choices, left, size in zip(per_axis, only, mesh.shape, strict=True)
         ]
     every = list(product(*per_axis))
-    if any(meaning.together):
-        every = [one for one in every if sum(meaning.together[choice] for choice in one) <= 1]
+    if any(meaning.is_joint_split):
+        every = [one for one in every if sum(meaning.is_joint_split[choice] for choice in one) <= 1]
     chosen = np.array(every, np.int64).reshape(len(every), len(mesh.axes))
 
     def codes(table: Ints) -> Ints:
@@ -225,8 +227,10 @@ def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
             total += table[chosen[:, axis]].T * BASE**axis
         return _frozen(total)
 
-    operands, grads, results, agreed = meaning.placed
-    return _Every(every, chosen, (codes(operands), codes(grads), codes(results), codes(agreed)))
+    operands, grads, results, internal_reductions = meaning.axis_placements
+    return _Every(
+        every, chosen, (codes(operands), codes(grads), codes(results), codes(internal_reductions))
+    )
 
 
 def _options(form: _Form, mesh: Mesh, every: _Every) -> Options:

@@ -37,7 +37,7 @@ from shardwright.simulate.costs.workload import Workload
 Floats = NDArray[np.float64]
 
 
-class Moved(NamedTuple):
+class CrossingParts(NamedTuple):
     """Parts of a tensor that cross a cut: of how it lies before, of after, of the smaller."""
 
     before: float = 0.0
@@ -45,23 +45,23 @@ class Moved(NamedTuple):
     smaller: float = 0.0
 
 
-def moved(kind: Collective, parts: int) -> Moved:
+def moved(kind: Collective, parts: int) -> CrossingParts:
     """What a conversion moves across a cut into `parts`, of the tensor as it lies in one group.
 
     >>> moved(Collective.ALL_TO_ALL, 2), sum(moved(Collective.ALL_REDUCE, 2))
-    (Moved(before=0.0, after=0.0, smaller=0.5), 2.0)
+    (CrossingParts(before=0.0, after=0.0, smaller=0.5), 2.0)
     """
     match kind:
         case Collective.ALL_GATHER:
-            return Moved(after=parts - 1)
+            return CrossingParts(after=parts - 1)
         case Collective.REDUCE_SCATTER:
-            return Moved(before=parts - 1)
+            return CrossingParts(before=parts - 1)
         case Collective.ALL_REDUCE:
-            return Moved(before=parts - 1, after=parts - 1)
+            return CrossingParts(before=parts - 1, after=parts - 1)
         case Collective.ALL_TO_ALL:
-            return Moved(smaller=(parts - 1) / parts)
+            return CrossingParts(smaller=(parts - 1) / parts)
         case Collective.SLICE | Collective.MASK | Collective.EMBED:
-            return Moved()
+            return CrossingParts()
 
 
 @final
@@ -73,7 +73,7 @@ class Communication:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         types: tuple[type[Placement], ...] = (Replicate, Partial, Shard)  # as digits cut off at 2
-        self._moved = np.zeros((len(mesh.axes), 3, 3, len(Moved._fields)))
+        self._moved = np.zeros((len(mesh.axes), 3, 3, len(CrossingParts._fields)))
         for axis, parts in enumerate(mesh.shape):
             for (src, dst), kind in KINDS.items():
                 self._moved[axis, types.index(src), types.index(dst)] = moved(kind, parts)
@@ -104,9 +104,9 @@ class Communication:
         return np.zeros(len(self._mesh.axes))
 
     @property
-    def on_cpu(self) -> bool:
+    def alone_bytes(self) -> int | None:
         """Not asked: neither launches nor copies on a device count."""
-        return False
+        return None
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Bytes that cross all cuts."""

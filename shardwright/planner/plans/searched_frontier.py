@@ -1,0 +1,124 @@
+"""A frontier of additive memory, and how the search refines what its plans really need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.ir.frontier import MOST_SETTLED, Frontier
+from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.plan import Plan
+
+OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
+
+
+@dataclass(frozen=True)
+class SearchedFrontier(Frontier):
+    """A frontier as a search finds it.
+
+    The search adds up memory and so counts tensors that are never alive at once; the memory of a
+    chosen plan is *settled*, by a simulation of the lifetimes of its tensors, and may only be
+    lower.
+
+    * `settle`: returns a plan with its settled memory; None where it is settled already;
+    * `least`: a lower bound in bytes of the settled memory of the plan at an index;
+    * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose settled memory
+      fits into `limit`, among those that the added-up memory hides from the frontier, or None.
+      `share` is the smallest ratio of settled to added-up memory seen so far.
+    """
+
+    settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
+    least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
+    off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the memory of plans is settled already."""
+        return self.settle is None
+
+    def settled(self, plan: Plan) -> Plan:
+        """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
+
+        Args:
+            plan: one of these plans, or of the baselines.
+
+        Returns:
+            The same plan with the `peak_bytes` and `memory` that it needs.
+        """
+        return self.settle(plan) if self.settle is not None else plan
+
+    def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
+        """The frontier of simulated memory.
+
+        Simulation takes a quarter of a second to a second for a plan of a large model.
+
+        Args:
+            most: plans to simulate at most; of a longer frontier they are taken evenly, with both
+                ends.
+
+        Returns:
+            Those plans that none of the others beats, and the baselines.
+        """
+        if self.settle is None:
+            return self
+        last = len(self.plans) - 1
+        indices: Sequence[int] = range(last + 1)
+        if last >= most:
+            indices = sorted({round(i * last / (most - 1)) for i in range(most)})
+        found = [self.settled(self.plans[index]) for index in indices]
+        kept: list[Plan] = []
+        for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
+            if not kept or plan.peak_bytes < kept[-1].peak_bytes:
+                kept.append(plan)
+        known = tuple(self.settled(plan) for plan in self.baselines)
+        return replace(self, plans=tuple(kept), baselines=known, settle=None, least=None)
+
+    def _fastest_fitting(self, limit: Bytes) -> Plan | None:
+        """The fastest plan found whose settled memory fits into `limit`; None if there is none.
+
+        Settling a plan takes a while, so few are settled.
+        """
+        found, share = self._fastest_listed(limit)
+        seconds = found.step_seconds if found is not None else Seconds(math.inf)
+        if self.off_frontier is None or seconds <= self.costs[0][0]:
+            return found
+        return self.off_frontier(limit, seconds, min(share, 1.0)) or found
+
+    def _fastest_listed(self, limit: Bytes) -> tuple[Plan | None, float]:
+        """The fastest of these plans that fits, and the smallest settled share of added-up memory.
+
+        Tries first the smallest of the plans that are about as fast as the fastest; then those that
+        would fit at the smallest share seen so far; and all others only if none of those fits.
+        """
+        mosts = [most for _, most in self.costs]
+        left = [i for i, m in enumerate(mosts) if min(m, self._min_bytes(i)) <= limit]
+        found, share = None, math.inf
+        good = self.good
+        first = max((i for i in left if i < good), default=-1)
+        while left:
+            likely = (i for i in left if share * mosts[i] <= limit)
+            index = next(likely, -1 if found else left[0])
+            if share == math.inf and first >= 0 and mosts[index] > limit:
+                index = first
+            if index < 0:
+                break
+            plan = self.settled(self.plans[index])
+            share = min(share, plan.peak_bytes / mosts[index])
+            if plan.peak_bytes <= limit:
+                found, left = plan, left[: left.index(index)]
+            else:
+                left.remove(index)
+        return found, share
+
+    def _min_bytes(self, index: int) -> Bytes:
+        """A lower bound of the settled memory of the plan at `index`."""
+        return self.costs[index][1] if self.least is None else Bytes(self.least(index))
+
+    def _smallest(self) -> Plan:
+        """The plan that needs the least memory."""
+        best = self.settled(self.plans[-1])
+        for index in range(len(self.plans) - 2, -1, -1):
+            if self._min_bytes(index) < best.peak_bytes:
+                best = min(self.settled(self.plans[index]), best, key=lambda plan: plan.peak_bytes)
+        return best
