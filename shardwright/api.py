@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from shardwright.ir.constraints import Constraint
-from shardwright.ir.frontier import Frontier as IrFrontier
-from shardwright.ir.frontier import parse_limit
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh
 from shardwright.ir.numerics import Numerics
-from shardwright.ir.optimizers import known_optimizer
+from shardwright.ir.plan_options import DEFAULTS, PlanOptions
 from shardwright.machine.files import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner import planner
-from shardwright.planner.arguments import check_arguments
+from shardwright.planner.arguments import asked_of
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
 from shardwright.planner.tables.memory import state_bytes
@@ -31,8 +30,7 @@ from shardwright.tracing.arguments import (
     weight_bytes,
 )
 from shardwright.tracing.discovery.discover import capture_with_rules
-
-P = ParamSpec("P")
+from shardwright.tracing.op_memory.footprints import Footprints
 
 __all__ = [
     "Frontier",
@@ -60,18 +58,32 @@ def capture(
     precision: str = "model",
     loss: str = "model",
 ) -> Graph:
-    """The serial dataflow graph of `model(*args, **kwargs)`; meta-device models are welcome.
+    """Capture the serial dataflow graph of `model(*args, **kwargs)`.
 
-    Nothing is computed and nothing is allocated. `rng="fast"` keeps torch's
-    fused kernels for dropout and attention, whose random numbers depend on the
-    plan; by default every plan draws what one device draws.
-    `batch_norm="local"` takes the statistics of each device's own part of the
-    batch, as DDP does; by default they are those of the whole batch. `precision="bf16"`
-    computes in bfloat16 on casts of parameters that stay float32. A model that takes `labels` and
-    gets none returns no loss, which is an error unless `loss="outside"` says that it is computed
-    outside of it. Raises `CaptureError`, a
-    `ValueError`, naming the user's file and line, for a model that no fixed
-    graph can express.
+    Nothing is computed and nothing is allocated: models on the meta device are welcome.
+
+    Args:
+        model: the unmodified module. A module that returns a scalar loss (alone, first in a tuple,
+            or as `loss` of its output) is captured up to that loss.
+        args: positional arguments of one call, an example of the *global* batch. Shapes and dtypes
+            become part of the graph; values do not.
+        kwargs: keyword arguments of that call.
+        rng: `"exact"`: every plan draws the random numbers that one device draws. `"fast"`: torch's
+            fused kernels for dropout and attention, whose numbers depend on the plan.
+        batch_norm: `"exact"`: statistics of the whole batch. `"local"`: those of each device's part
+            of it, as under DistributedDataParallel.
+        precision: `"model"`: the model's own dtypes. `"bf16"`: computes in bfloat16 on casts of
+            parameters that stay float32, as do sums of gradients and the optimizer.
+        loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it
+            from the tensors that it returns.
+
+    Returns:
+        The graph, for `search`.
+
+    Raises:
+        CaptureError: no fixed graph expresses the model (names the user's file and line), or it
+            takes `labels`, gets none and returns no loss.
+        BatchError: the arguments are not those of the model.
     """
     check_loss(loss)
     found = capture_with_rules(model, args, kwargs, Numerics(rng, batch_norm, precision))
@@ -80,15 +92,87 @@ def capture(
     return found.graph
 
 
-def _public(search: Callable[P, IrFrontier]) -> Callable[P, Frontier]:
-    @functools.wraps(search)
-    def found(*args: P.args, **kwargs: P.kwargs) -> Frontier:
-        return Frontier.of(search(*args, **kwargs))
+def search(
+    graph: Graph,
+    machine: Machine | str,
+    optimizer: object = "adamw",
+    *,
+    method: str = "joint",
+    exact: bool = False,
+    recompute: bool = True,
+    meshes: Sequence[Mesh] | None = None,
+    constraints: Sequence[str | Constraint] = (),
+    micro_batches: Sequence[int] | str | None = None,
+    memory_limit: str | int | None = None,
+    stages: Sequence[int] | None = (1,),
+    allow_async: bool = False,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> Frontier:
+    """Search the Pareto frontier of step time and peak memory per rank over all plans.
 
-    return found
+    Args:
+        graph: the model's graph, as `capture` returns it.
+        machine: the hardware, or the name of a preset such as `"8xH100"`.
+        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        method: `"joint"`: the frontier over all axes of a mesh at once. `"kcut"`: one plan,
+            SoyBean's: the devices are cut by one prime factor after the other, or along the axes of
+            the one mesh in `meshes`, so that the fewest bytes are communicated.
+        exact: whether the frontier of the additive costs is exact. Without, its supported points
+            are exact, and each plan has a lower bound on its time.
+        recompute: whether segments of the graph, such as layers, may be recomputed in the backward
+            pass.
+        meshes: the meshes to search; None: all of one and of two axes over all devices.
+        constraints: texts such as `"pin layers.*.mlp=tp:features"`. Plans that break one are left
+            out; baselines that break one are shown and never chosen.
+        micro_batches: numbers of micro-batches to search. None: 1, and more where `memory_limit`
+            makes plans slower or rules all out. `"all"`: 1, 2, 4 and so on while they save memory.
+        memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
+            `"unlimited"`: none. It only decides about micro-batches.
+        stages: numbers of pipeline stages to search; None: climbs over powers of two.
+        allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
+        seconds: after so many seconds the remaining meshes have only their ends and baselines, with
+            looser bounds, and the remaining pipelines are not searched.
+        progress: called with what is being done and the part of the search, 0 to 1, that is done.
+
+    Returns:
+        The plans that no other plan found beats, fastest first, and the baselines. A lower bound is
+        about the meshes, stages and micro-batches that were searched.
+
+    Raises:
+        ConstraintError: a constraint means nothing here, or no plan meets it.
+        OptimizerError: the optimizer is not known.
+        MachineError: there is no such machine.
+        OptionsError: an option has a value that it cannot have, or two contradict each other.
+        MicroBatchError: the batch cannot be taken in these numbers of micro-batches.
+        PipelineError: there is no pipeline of these numbers of stages.
+        GraphError: `graph` is no graph.
+    """
+    options = PlanOptions.of(
+        optimizer=optimizer,
+        method=method,
+        exact=exact,
+        recompute=recompute,
+        meshes=meshes,
+        constraints=constraints,
+        micro_batches=micro_batches,
+        memory_limit=memory_limit,
+        stages=stages,
+        allow_async=allow_async,
+        seconds=seconds,
+    )
+    return search_with(graph, machine_of(machine), options, progress)
 
 
-search = _public(planner.search)
+def search_with(
+    graph: Graph,
+    machine: Machine,
+    options: PlanOptions = DEFAULTS,
+    progress: Progress | None = None,
+) -> Frontier:
+    """`search` with its options as one value, as the commands call it."""
+    tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
+    return Frontier.of(planner.search(graph, machine, options, tracer, progress))
 
 
 def plan(
@@ -108,39 +192,50 @@ def plan(
     precision: str = "model",
     loss: str = "model",
 ) -> Plan:
-    """Capture, search and choose: the fastest plan whose peak memory per rank is within the limit.
+    """Capture, search and choose the fastest plan whose peak memory per rank is within the limit.
 
-    `optimizer` is a name, a class of torch.optim, or one that was made.
-    The limit is the memory of a device unless `memory_limit` says otherwise; with "unlimited" the
-    plan may exceed that, and then its notes say so.
-    The step takes the batch in one of these numbers of `micro_batches`; None
-    tries more than one where the limit makes plans slower or rules all out.
-    Pipelines of these numbers of `stages` are among the plans, None being all powers of two;
-    with `allow_async` asynchronous ones too, which change the optimisation.
-    `rng`, `batch_norm`, `precision` and `loss` as in `capture`. Raises `InfeasibleError`, naming
-    the smallest memory that would do, if there is none, and `ConstraintError` for `constraints`
-    that mean nothing here or that no plan can meet.
+    Args:
+        model: the unmodified module, also on the meta device.
+        args: positional arguments of one call, an example of the global batch.
+        kwargs: keyword arguments of that call.
+        machine: the hardware, or the name of a preset such as `"8xH100"`.
+        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
+            `"unlimited"`: the plan may exceed that, and its notes say so.
+        constraints: texts such as `"pin layers.*.mlp=tp:features"`.
+        micro_batches: numbers of micro-batches to search; None: more than one where the limit makes
+            plans slower or rules all out; `"all"`: every power of two that saves memory.
+        stages: numbers of pipeline stages to search; None: climbs over powers of two.
+        allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
+        rng: as in `capture`.
+        batch_norm: as in `capture`.
+        precision: as in `capture`.
+        loss: as in `capture`.
+
+    Returns:
+        The plan, for `parallelize`.
+
+    Raises:
+        InfeasibleError: no plan fits; `smallest_bytes` is the least memory that would do.
+        ConstraintError: a constraint means nothing here, or no plan meets it.
+        CaptureError: no fixed graph expresses the model.
+        MachineError: there is no such machine.
+        OptimizerError: the optimizer is not known.
     """
-    optimizer, machine = known_optimizer(optimizer), machine_of(machine)
-    if memory_limit is not None:
-        memory_limit = parse_limit(memory_limit)
-    check_arguments(
-        machine, constraints, stages, micro_batches=micro_batches, allow_async=allow_async
-    )
-    require_module(model)
-    check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
-    graph = capture(
-        model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
-    )
-    check_limit(machine, memory_limit, state_bytes(graph, optimizer), STATE)
-    frontier = search(
-        graph,
-        machine,
-        optimizer,
+    options = PlanOptions.of(
+        optimizer=optimizer,
         constraints=constraints,
         micro_batches=micro_batches,
         memory_limit=memory_limit,
         stages=stages,
         allow_async=allow_async,
     )
-    return frontier.fastest(memory_limit)
+    machine, limit = machine_of(machine), options.memory_limit
+    asked_of(machine, options)
+    require_module(model)
+    check_limit(machine, limit, weight_bytes(model), WEIGHTS)
+    graph = capture(
+        model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
+    )
+    check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)
+    return search_with(graph, machine, options).fastest(limit)

@@ -18,16 +18,49 @@ from shardwright.machine.presets import preset
 from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.frontier_svg import frontier_html
 from shardwright.report.text.explain import explain
 
 
 @dataclass(frozen=True, eq=False)
 class Plan(ir_plan.Plan):
-    """One way to train one graph in parallel, with its predicted cost; see `ir/plan.py`.
+    """One way to train one graph in parallel, with its predicted cost.
 
-    `step_seconds` is one optimizer step, `peak_bytes` the memory per rank of the worst rank,
-    `lower_bound_seconds` a time that no plan of the same cost model within the same memory beats.
+    `str(plan)` is one line; in a notebook it shows itself. Values of plans are not changed by hand:
+    `search`, `plan` and `load` make them.
+
+    Attributes:
+        fingerprint: hash of the graph that the plan is for.
+        machine: name of the machine that it was priced on.
+        mesh: named axes of the devices, outermost first; a pipeline has its groups as axis `pp`.
+        optimizer: name of the optimizer that was priced.
+        step_seconds: predicted seconds of one optimizer step.
+        peak_bytes: predicted peak bytes of tensors per rank, on the worst rank.
+        lower_bound_seconds: a time that no plan of the same cost model within the same memory
+            beats.
+        inputs: key, shape and dtype of each tensor of the global batch.
+        constants: arguments of the call that are no tensors, by path.
+        parameters: layout, bytes and update seconds of each parameter.
+        ops: tiling, layout, seconds and saved bytes of each operator.
+        transfers: redistributions of a step with their collectives, bytes and seconds.
+        name: `"searched"`, or the baseline that it is.
+        stages: number of pipeline stages.
+        schedule: name of the pipeline schedule, `"none"` without stages.
+        cuts: the operators that later stages begin with.
+        receive_seconds: seconds that a micro-batch's values take into each later stage, or their
+            gradients back.
+        micro_batches: number of micro-batches of a step; their gradients add up.
+        overlap: part of gradient reductions that the machine hides behind computing.
+        gather_overlap: that of gathers of sharded parameters; None: the same.
+        contention: part of a message by which it delays one along another axis.
+        expert_skew: rows of the busiest device over the mean where devices hold different experts,
+            else 0.
+        notes: sentences about the plan, such as broken constraints.
+        remarks: operators whose rule was found by experiment, and modules that were decomposed.
+        numerics: how far the graph departs from one device (`rng`, `batch_norm`, `precision`).
+        rivals: time and memory of other plans of the same search and of the baselines.
+        memory: what `peak_bytes` is made of; None where the memory was not simulated.
     """
 
     @classmethod
@@ -39,16 +72,37 @@ class Plan(ir_plan.Plan):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan file; raises `PlanError` for anything that is not a whole, valid plan."""
+        """Read a plan file.
+
+        Args:
+            path: the file that `save` or a command wrote.
+
+        Raises:
+            PlanError: the file is not a whole, valid plan.
+        """
         return cls.of(load_plan(path))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote; raises `PlanError` for anything else."""
+        """Read what `to_json` wrote.
+
+        Args:
+            text: JSON.
+
+        Raises:
+            PlanError: the text is not a whole, valid plan.
+        """
         return cls.of(plan_from_json(text))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, atomically; raises `PlanError` where that is not possible."""
+        """Write the plan as JSON, atomically.
+
+        Args:
+            path: the file, which is replaced if it is there.
+
+        Raises:
+            PlanError: it cannot be written.
+        """
         save_plan(self, path)
 
     def to_json(self) -> str:
@@ -75,11 +129,22 @@ class Plan(ir_plan.Plan):
 
 
 @dataclass(frozen=True)
-class Frontier(ir_frontier.Frontier):
-    """Plans that no other plan found beats in both time and memory; see `ir/frontier.py`.
+class Frontier(SearchedFrontier):
+    """Plans that no other plan found beats in both step time and memory per rank, fastest first.
 
-    Fastest first, so memory strictly falls: `frontier[0]`, `frontier.fastest(memory_limit)`,
-    `frontier.smallest()`. `baselines` are well-known plans priced by the same model.
+    A sequence of plans: `len(frontier)`, `frontier[0]`, iteration. In a notebook it shows itself.
+
+    Attributes:
+        plans: the plans, each written when it is first looked at.
+        baselines: well-known plans priced by the same model.
+        search_seconds: wall seconds that the search took.
+        constraints: the constraints that all `plans` meet.
+        broken: for each baseline that breaks constraints, which.
+        settle: simulates the memory of a plan; None where no search made the frontier.
+        least: for each plan, a lower bound in bytes on its memory; None as above.
+        off_frontier: finds faster plans off the frontier within a limit; None as above.
+        device_bytes: memory of a device for tensors, the limit where none is given.
+        hints: sentences about what was not searched, and why.
     """
 
     plans: Sequence[Plan]
@@ -94,16 +159,31 @@ class Frontier(ir_frontier.Frontier):
         return cls(**values)
 
     def fastest(self, memory_limit: str | int | None = None) -> Plan:
-        """The fastest plan whose peak memory per rank is within the limit.
+        """Choose the fastest plan whose peak memory per rank is within the limit.
 
-        The limit is the memory of a device unless `memory_limit` says otherwise; with "unlimited" a
-        plan may exceed it and then has a note that says so. Raises `InfeasibleError`, naming the
-        smallest memory that would do, when no plan fits.
+        Args:
+            memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
+                `"unlimited"`: the plan may exceed that and then has a note that says so.
+
+        Returns:
+            The plan, its memory simulated. It need not be one of `plans`, as within a limit others
+                are
+            tried, too.
+
+        Raises:
+            InfeasibleError: no plan fits; `smallest_bytes` is the least memory that would do.
         """
         return Plan.of(super().fastest(memory_limit))
 
     def smallest(self, memory_limit: str | int | None = None) -> Plan:
-        """The plan with the least peak memory per rank; the limit is that of `fastest`."""
+        """Choose the plan with the least peak memory per rank.
+
+        Args:
+            memory_limit: as in `fastest`.
+
+        Raises:
+            InfeasibleError: no plan fits.
+        """
         return Plan.of(super().smallest(memory_limit))
 
     def __getitem__(self, index: int) -> Plan:
@@ -119,7 +199,30 @@ class Frontier(ir_frontier.Frontier):
 
 @dataclass(frozen=True, slots=True)
 class Machine(model.Machine):
-    """The hardware a plan is made for; see `machine/model.py`."""
+    """The hardware a plan is made for: equal devices under levels of links, innermost level first.
+
+    Rank r is device r; neighbouring ranks are joined by the innermost level. Bandwidth, at every
+    level, is what one device sends in one direction while all send.
+
+    Attributes:
+        name: what plans call it.
+        device: memory, compute and efficiency of one device.
+        levels: the levels of links; their sizes multiply to the number of devices.
+        provenance: where the figures come from.
+        backend: `"nccl"` or `"gloo"`, which runs the collectives.
+        collective_launch_seconds: seconds that any collective costs before its first hop.
+        overlap: part, 0 to 1, of a gradient reduction that is hidden behind computing.
+        gather_overlap: part of what is waited for sooner, as gathers of sharded parameters; None:
+            as `overlap`.
+        contention: part of a collective by which it delays one along another axis: 1 where they
+            share all links.
+        measured: when and how well the figures were measured; None: they were not.
+        expert_skew: rows of the busiest device over the mean where devices hold different experts,
+            at least 1.
+        arrival_skew_seconds: straggler time: mean wait for the last rank after 10 ms of computing.
+        arrival_skew_power: power of the computing time by which that grows, above 0, at most 1.
+        charged_skew_seconds: of every launch, seconds of waiting; set by the cost model.
+    """
 
     @classmethod
     def of(cls, found: model.Machine) -> Machine:
@@ -128,44 +231,70 @@ class Machine(model.Machine):
 
     @classmethod
     def preset(cls, text: str) -> Machine:
-        """Known hardware by `[HOSTSx]DEVICESxKIND`, as `8xH100`, `2x8xA100` or `2xcpu`.
+        """Look up known hardware.
 
-        Raises `MachineError` for malformed text and for kinds without a preset.
+        Args:
+            text: `[HOSTSx]DEVICESxKIND`, as `"8xH100"`, `"2x8xA100"` or `"2xcpu"`.
+
+        Raises:
+            MachineError: malformed text, or a kind without a preset.
         """
         return cls.of(preset(text))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
-        """Read a machine file as `to_toml` writes it; raises `MachineError` for anything else."""
+        """Read a machine file as `to_toml` writes it.
+
+        Args:
+            path: a TOML file; docs/reference/machines.md has all keys and units.
+
+        Raises:
+            MachineError: the file cannot be read, or what a key holds is wrong.
+        """
         return cls.of(load_machine(path))
 
     @classmethod
-    def measure(cls, devices: int | None = None) -> Machine:
-        """What the devices at hand reach, measured.
+    def measure(cls, devices: int | None = None, *, tune_host: bool = False) -> Machine:
+        """Measure the devices at hand.
 
-        Under torchrun every rank calls it, and the ranks of the process group
-        are measured together. Without one, `devices` processes are started on
-        this host (by default one per GPU, or per core where there is none);
-        that result is kept in a cache of this host.
+        Under torchrun every rank calls it, and the ranks of the process group are measured
+        together. Without one, processes are started on this host, and the result is kept in a cache
+        of this host.
+
+        Args:
+            devices: processes to start; None: one per GPU, or per core where there is none.
+            tune_host: measure for runs that tune the host, as `parallelize` says; under torchrun
+                that changes the processes which measure, until they end.
         """
         from shardwright.profile.measure import measure_here
 
-        return cls.of(measure_here(devices))
+        return cls.of(measure_here(devices, tune_host=tune_host))
 
     def with_(self, **figures: object) -> Machine:
         """The same machine with other figures, named and written as in machine files.
 
-        Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are given as
-        `with_(**{"nvlink.bandwidth": "400GB/s"})`. Raises `MachineError` for other names and for
-        figures that cannot be.
+        Args:
+            figures: by name. Names with a dot, as `compute.bfloat16` or `nvlink.bandwidth`, are
+                given as `with_(**{"nvlink.bandwidth": "400GB/s"})`.
 
-        >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
-        72000000000
+        Raises:
+            MachineError: another name, or a figure that cannot be.
+
+        Examples:
+            >>> Machine.preset("8xH100").with_(memory="72GB", overlap=0.6).device.memory_bytes
+            72000000000
         """
         return Machine.of(with_figures(self, **figures))
 
     def with_devices(self, devices: int) -> Machine:
-        """The same machine with only `devices` of its devices, for planning on fewer."""
+        """The same machine with fewer devices.
+
+        Args:
+            devices: how many of its devices to plan for.
+
+        Raises:
+            MachineError: the machine does not have so many, or its levels cannot be cut so.
+        """
         return Machine.of(model.Machine.with_devices(self, devices))
 
     def to_toml(self) -> str:

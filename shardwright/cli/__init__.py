@@ -21,7 +21,7 @@ from shardwright.cli.commands import (
 )
 from shardwright.cli.errors import OneLineErrors
 
-# Wide enough for a command's first sentence on one line.
+# Fits a command's first sentence on one line.
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 

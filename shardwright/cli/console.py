@@ -23,12 +23,12 @@ from shardwright.report.tree import AXIS_STYLES, plan_tree
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object to stdout."""
     click.echo(json.dumps(content, indent=2))
 
 
 def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
-    """The table of plans: drawn on a terminal, aligned text in a pipe."""
+    """Print the table of plans: drawn on a terminal, aligned text in a pipe."""
     if sys.stdout.isatty():
         table = frontier_table(frontier, chosen)
         Console().print(table)
@@ -39,7 +39,7 @@ def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    """The plan in words: a coloured tree on a terminal, the text of `explain` in a pipe."""
+    """Print the plan: a coloured tree on a terminal, the text of `explain` in a pipe."""
     if sys.stdout.isatty():
         Console().print(plan_tree(plan))
     else:
@@ -47,7 +47,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def print_chart(marks: Sequence[Mark]) -> None:
-    """The trade-off as a scatter; on a terminal every symbol has a colour."""
+    """Print the trade-off as a scatter; on a terminal every symbol has a colour."""
     if not sys.stdout.isatty():
         click.echo(chart(marks))
         return
@@ -62,9 +62,9 @@ def print_chart(marks: Sequence[Mark]) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str, float], None]]:
-    """Say on stderr what takes its time, and for how long already; on a terminal only.
+    """A context that shows on stderr, on a terminal only, what runs and for how long.
 
-    Gives a function that takes what is being done now, and which part of all is done.
+    Yields a function that takes the present task and the completed fraction.
     """
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

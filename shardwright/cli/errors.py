@@ -11,11 +11,11 @@ MISTAKE = 2
 
 
 class UsageError(ValueError):
-    """A command that cannot be carried out as it was given."""
+    """Invalid arguments of a command."""
 
 
 class OneLineErrors(click.Group):
-    """A group whose commands say what is wrong in one line: `shardwright: …`."""
+    """A click group whose commands print user errors in one line: `shardwright: …`."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
@@ -38,12 +38,12 @@ class OneLineErrors(click.Group):
 
 
 def _is_ours(error: ValueError) -> bool:
-    """Whether this is one of the package's own classes, which only the user's input raises."""
+    """Whether it is an error class of this package that invalid input raises."""
     return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _missing(error: click.MissingParameter) -> str:
-    """What a command is not given, what it is, and where to read on."""
+    """The message for a missing argument: its name, its meaning, and where to read on."""
     option = error.param
     said = f" {option.help}" if isinstance(option, click.Option) and option.help else ""
     command = error.ctx.info_name if error.ctx else ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -15,13 +13,12 @@ from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.numerics import CHOICES
 from shardwright.ir.optimizers import OptimizerError, known_optimizer
+from shardwright.ir.plan_options import METHODS
+from shardwright.machine.figures import parse_figures
 from shardwright.machine.model import MachineError
-from shardwright.machine.toml import parse_figures
-from shardwright.train.targets.target_text import parse_target
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST_RANKS = 1024  # processes that one host may be asked for
-METHODS = ("joint", "kcut")  # those of `search`, which is not imported for --help
+_MOST_RANKS = 1024  # the most processes on one host
 
 
 def memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -33,31 +30,41 @@ def memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int
 
 
 def _limit(ctx: click.Context, option: click.Parameter, text: str | None) -> int | str | None:
-    """A number of bytes, or the word for none."""
+    """Parse a number of bytes, or the word for no limit."""
     return text if text == UNLIMITED else memory(ctx, option, text)
 
 
 def _number(ctx: click.Context, option: click.Parameter, figure: float) -> float:
-    """Callback of options that are a number; ranges let nan pass."""
+    """Callback of numeric options that rejects NaN, which ranges accept."""
     if math.isnan(figure):
         raise click.BadParameter("nan is no number", ctx, option)
     return figure
 
 
 def finite(ctx: click.Context, option: click.Parameter, figure: float | None) -> float | None:
-    """Callback of options that are a number, and not without end."""
+    """Callback of numeric options that rejects NaN and infinity."""
     if figure is not None and not math.isfinite(figure):
         raise click.BadParameter(f"{figure} is no number of seconds", ctx, option)
     return figure
 
 
 def ranks(least: int) -> click.IntRange:
-    """A number of processes of this host."""
+    """The type of a number of processes of this host, at least `least`."""
     return click.IntRange(min=least, max=_MOST_RANKS)
 
 
+def tune_host(command: F) -> F:
+    """Decorator: the option that lets ranks on CPUs change how the host runs them."""
+    return click.option(
+        "--tune-host",
+        is_flag=True,
+        help="Have ranks on CPUs keep freed memory, schedule Gloo's threads as a batch, and stay"
+        " awake in short waits; by default they run as the host runs any process.",
+    )(command)
+
+
 def given(*names: str) -> list[str]:
-    """The options of the running command among these parameters that the user has given."""
+    """Those of these options of the running command that the user has given."""
     context = click.get_current_context()
     changed = context.meta.get(_OF_MACHINE) if "machine" in names else None
     found = [f"--set {_OF_MACHINE}{changed}"] if changed else []
@@ -84,34 +91,8 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
     return tuple(sorted({int(part) for part in parts}))
 
 
-def habits(function: F) -> F:
-    """`--rng`, `--batch-norm`, `--precision`, as one parameter `habits`: those given, by name."""
-
-    @functools.wraps(function)
-    def collected(*args: Any, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in CHOICES}
-        chosen = {name: word for name, word in given.items() if word is not None}
-        return function(*args, habits=chosen, **kwargs)
-
-    collected = click.option(
-        "--precision",
-        type=click.Choice(CHOICES["precision"]),
-        help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
-    )(collected)
-    collected = click.option(
-        "--batch-norm",
-        type=click.Choice(CHOICES["batch_norm"]),
-        help="Statistics of the whole batch or of each rank's part; by default the target's.",
-    )(collected)
-    return click.option(
-        "--rng",
-        type=click.Choice(CHOICES["rng"]),
-        help="Random numbers of one device, or of torch's fused kernels; by default the target's.",
-    )(collected)  # type: ignore[return-value]
-
-
 def _settings(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """`machine=…` is not the target's: it goes before `--machine`, which is read later."""
+    """Callback of `--set`: moves `machine=…` to `--machine`, which is read later."""
     names = {parameter.name for parameter in ctx.command.params}
     mine = [text for text in texts if text.startswith(_OF_MACHINE) and "machine" in names]
     if mine:
@@ -119,8 +100,23 @@ def _settings(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...
     return tuple(text for text in texts if text not in mine)
 
 
-def chosen_machine(ctx: click.Context, option: click.Parameter, text: str | None) -> str:
-    """Callback of `--machine`: the machine that `--set machine=…` names goes before it."""
+def machine(default: str | None = None) -> Callable[[F], F]:
+    """Decorator: `--machine`, with a default or required."""
+    if default is not None:
+        return click.option(
+            "--machine",
+            default=default,
+            show_default=True,
+            callback=_machine,
+            help="Machine to plan for.",
+        )
+    return click.option(
+        "--machine", callback=_machine, help="Preset such as 8xH100, TOML file, or `here`."
+    )
+
+
+def _machine(ctx: click.Context, option: click.Parameter, text: str | None) -> str:
+    """Callback of `--machine`; a machine given by `--set machine=…` takes precedence."""
     chosen: str | None = ctx.meta.get(_OF_MACHINE, text)
     if not chosen:
         raise click.MissingParameter(ctx=ctx, param=option)
@@ -133,63 +129,11 @@ _OF_MACHINE = "machine="
 def _figures(
     ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, object]:
-    """Callback of `--set-machine`: figures by name; those that are numbers as numbers."""
+    """Callback of `--set-machine`: figures by name, numbers converted."""
     try:
         return parse_figures(",".join(texts)) if texts else {}
     except MachineError as e:
         raise click.BadParameter(str(e), ctx, option) from e
-
-
-def target(function: F) -> F:
-    """TARGET with the sizes that a config.json needs, and changes to try.
-
-    Its text is checked before the command begins.
-    """
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        parse_target(*(kwargs[name] for name in ("target", "batch", "seq", "settings")))
-        return function(*args, **kwargs)
-
-    decorated: Any = click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        is_eager=True,
-        callback=_settings,
-        metavar="NAME=VALUE",
-        help="What if: a field of the config.json, an argument of the function, as layers=4, or"
-        " another machine, as machine=4xV100.",
-    )(checked)
-    decorated = click.option(
-        "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
-    )(decorated)
-    decorated = click.option(
-        "--batch", type=click.IntRange(min=1), help="Global batch size, for a config.json."
-    )(decorated)
-    return click.argument("target")(decorated)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOfTarget:
-    """TARGET with its sizes and settings, and the file of a plan for it."""
-
-    target: str
-    batch: int | None
-    seq: int | None
-    settings: tuple[str, ...]
-    plan: str
-
-
-def target_and_plan(function: F) -> F:
-    """TARGET, its options, and PLAN, as one parameter `given`, a `PlanOfTarget`."""
-
-    @functools.wraps(function)
-    def collected(*args: Any, **kwargs: Any) -> Any:
-        given = {field.name: kwargs.pop(field.name) for field in fields(PlanOfTarget)}
-        return function(*args, given=PlanOfTarget(**given), **kwargs)
-
-    return target(click.argument("plan", type=click.Path(dir_okay=False))(collected))  # type: ignore[return-value]
 
 
 def _constraint(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> None:
@@ -198,7 +142,7 @@ def _constraint(ctx: click.Context, option: click.Parameter, texts: tuple[str, .
 
 
 def constraints(function: F) -> F:
-    """What plans must or must not do, as one argument `constraints`."""
+    """Decorator: the constraints on plans as one argument `constraints`."""
     for name, metavar, text in _CONSTRAINTS:
         function = click.option(
             f"--{name}",
@@ -244,9 +188,6 @@ time_operators = click.option(
     help="With --machine here: time operators that dominate and are not remembered yet; 0: go"
     " without timings.",
 )
-machine = click.option(
-    "--machine", callback=chosen_machine, help="Preset such as 8xH100, TOML file, or `here`."
-)
 set_machine = click.option(
     "--set-machine",
     "figures",
@@ -275,7 +216,7 @@ allow_async = click.option(
     "--async",
     "allow_async",
     is_flag=True,
-    help="Allow asynchronous pipelines, which train otherwise than one device: docs/async.md.",
+    help="Allow asynchronous pipelines, which do not train as one device: docs/how-to/async.md.",
 )
 optimizer = click.option(
     "--optimizer",
@@ -299,3 +240,45 @@ method = click.option(
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else."
 )
+batch = click.option(
+    "--batch", type=click.IntRange(min=1), help="Global batch size, for a config.json."
+)
+seq = click.option(
+    "--seq", type=click.IntRange(min=2), help="Tokens per sequence, for a config.json."
+)
+settings = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    is_eager=True,
+    callback=_settings,
+    metavar="NAME=VALUE",
+    help="What if: a field of the config.json, an argument of the function, as layers=4, or"
+    " another machine, as machine=4xV100.",
+)
+numerics = (
+    click.option(
+        "--rng",
+        type=click.Choice(CHOICES["rng"]),
+        help="Random numbers of one device, or of torch's fused kernels; by default the target's.",
+    ),
+    click.option(
+        "--batch-norm",
+        type=click.Choice(CHOICES["batch_norm"]),
+        help="Statistics of the whole batch or of each rank's part; by default the target's.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(CHOICES["precision"]),
+        help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
+    ),
+)
+search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
+    "method": method,
+    "constraints": constraints,
+    "micro_batches": micro_batches,
+    "memory_limit": memory_limit,
+    "stages": stages,
+    "allow_async": allow_async,
+    "seconds": seconds,
+}

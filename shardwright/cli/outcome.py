@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def content(plan: Plan, training: Training) -> dict[str, object]:
-    """What `run --json` prints, without the comparison with one device."""
+    """The output of `run --json`, without the comparison with one device."""
     return {
         "devices": plan.devices,
         "mesh": str(plan.mesh),
@@ -30,7 +30,7 @@ def content(plan: Plan, training: Training) -> dict[str, object]:
 
 
 def _skew_content(plan: Plan, training: Training) -> dict[str, float] | None:
-    """Rows of the busiest device over the mean: stated, and measured where experts are apart."""
+    """Rows of the busiest device over the mean: predicted, and measured where experts are split."""
     if training.routing is None:
         return None
     found = training.routing

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
+from shardwright.planner.memory_limits import limit_on
 
-_VERSION = 2  # plans of the first one store parameters in layouts that are refused now
+_VERSION = 2  # version 1 stored parameters in layouts that are rejected now
 
 
 def cache_key(
-    captured: planning.Captured, machine: Machine, limit: int | None, wishes: object
+    captured: planning.Captured, machine: Machine, options: PlanOptions, timing_seconds: float
 ) -> str:
-    """A name for the search: graph, optimizer, machine, memory limit and wishes."""
-    asked = (_VERSION, captured.graph.fingerprint, captured.optimizer, to_toml(machine), limit)
-    return hashlib.sha256(repr((*asked, wishes)).encode()).hexdigest()[:16]
+    """The key of a search: a digest of graph, optimizer, machine, options, timing seconds."""
+    limit = limit_on(machine, options.memory_limit)
+    options = replace(options, memory_limit=None, optimizer=captured.optimizer)
+    graph = captured.graph.fingerprint
+    asked = (_VERSION, graph, to_toml(machine), limit, options, timing_seconds)
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class PlanCache:
         return self.folder / f"{key}.json"
 
     def find(self, key: str) -> Plan | None:
-        """The plan of this key; one that cannot be read is as good as none."""
+        """The plan of this key; None if there is none or it cannot be read."""
         try:
             return load_plan(self.file(key)) if self.file(key).exists() else None
         except PlanError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,22 +15,23 @@ import click
 
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
-from shardwright.cli.options import PlanOfTarget
-from shardwright.cli.timings import by_timings
+from shardwright.cli.groups import MachineOptions, PlanOfTarget
+from shardwright.cli.timings import choose_with_timings
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.plan_options import ALL, DEFAULTS, PlanOptions
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.files import load_machine, with_figures
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
-from shardwright.planner.micro_batch_counts import ALL
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import size
+from shardwright.train.targets.target_text import Target
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -39,28 +39,16 @@ if TYPE_CHECKING:
 OBJECTIVES = ("time", "memory", "devices")
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user asks of a search beside its target and machine."""
-
-    constraints: tuple[str, ...] = ()
-    seconds: float = math.inf
-    method: str = "joint"
-    micro_batches: tuple[int, ...] = ()
-    stages: tuple[int, ...] = ()
-    allow_async: bool = False
-    timing_seconds: float = 0.0  # for single operators of this host, if it is planned for
-
-    def shares(self, searches: int) -> Iterator[Wishes]:
-        """The same for each of several searches, which share the time that is left."""
-        end = time.monotonic() + self.seconds
-        for left in range(searches, 0, -1):
-            yield replace(self, seconds=max(0.0, end - time.monotonic()) / left)
+def time_shares(options: PlanOptions, searches: int) -> Iterator[PlanOptions]:
+    """The options of each of several searches that share one time limit."""
+    end = time.monotonic() + options.seconds
+    for left in range(searches, 0, -1):
+        yield replace(options, seconds=max(0.0, end - time.monotonic()) / left)
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The serial graph of a target, and what planning needs beside it."""
+    """The serial graph of a target, and further inputs of a search."""
 
     job: Job
     graph: Graph
@@ -69,29 +57,26 @@ class Captured:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer state: some rank holds its even share."""
+        """Bytes of weights, gradients and optimizer state; some rank holds an even share."""
         from shardwright.planner.tables.memory import state_bytes
 
         return state_bytes(self.graph, self.optimizer)
 
 
 def capture(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: Sequence[str] = (),
+    target: Target,
     optimizer: str | None = None,
     *,
-    habits: Mapping[str, str] = MappingProxyType({}),
+    numerics: Mapping[str, str] = MappingProxyType({}),
     machine: Machine | None = None,
     memory_limit: int | str | None = None,
 ) -> Captured:
-    """Load TARGET and capture its model, on the meta device where it can be built there.
+    """Load TARGET and capture its model, on the meta device if it can be built there.
 
-    `habits` go before those of the job. Where `machine` is given, weights that its devices cannot
-    hold within `memory_limit` are refused before the capture.
+    `numerics` override those of the job. With `machine`, weights that its devices cannot hold
+    within `memory_limit` are rejected before the capture.
     """
-    with working(f"capturing {target}"):
+    with working(f"capturing {target.text}"):
         from shardwright import api
         from shardwright.tracing.arguments import weight_bytes
         from shardwright.tracing.export.opaque import WeightsNeededError
@@ -102,10 +87,10 @@ def capture(
             optimizer_name,
         )
 
-        job = load_job(target, batch, seq, settings)
-        named = half_precision(target) if "precision" not in habits else None
+        job = load_job(target.text, target.batch, target.seq, target.settings)
+        named = half_precision(target.text) if "precision" not in numerics else None
         args, kwargs = job.call()
-        chosen = {**asdict(job.habits), **habits}
+        chosen = {**asdict(job.numerics), **numerics}
         start = time.perf_counter()
         model = build_model(job, meta=True)
         name = optimizer if optimizer is not None else optimizer_name(job, model)
@@ -113,12 +98,12 @@ def capture(
             check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
         try:
             graph = api.capture(model, args, kwargs, **chosen)
-        except WeightsNeededError:  # a sub-module has to be run to know what it returns
+        except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
             graph = api.capture(build_model(job), args, kwargs, **chosen)
         seconds = time.perf_counter() - start
     if named is not None:
         words = (
-            f"note: {target} names {named}; this is about training in float32, as the model is"
+            f"note: {target.text} names {named}; this is about training in float32, as the model is"
             " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
         )
         click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
@@ -126,36 +111,40 @@ def capture(
 
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:
-    """TARGET as the plan wants it captured, and the plan, which must be one for it."""
-    habits = asdict(load_plan(given.plan).habits)
-    captured = capture(given.target, given.batch, given.seq, given.settings, habits=habits)
+    """TARGET captured with the plan's numerics, and the plan, checked against it."""
+    numerics = asdict(load_plan(given.plan).numerics)
+    captured = capture(given.target, numerics=numerics)
     return captured, plan_in_file(given.plan, captured, devices)
 
 
 def machine_of(
-    text: str, devices: int | None = None, figures: Mapping[str, object] = MappingProxyType({})
+    given: MachineOptions, devices: int | None = None, *, tune_host: bool = False
 ) -> Machine:
-    """The machine that MACHINE names, reduced to `devices`, with other `figures` of these names."""
-    return with_figures(_named(text, devices), **figures)
+    """The named machine with changed figures, reduced to `devices`.
+
+    This host is measured with or without tuning, as the ranks will run.
+    """
+    return with_figures(_named(given.text, devices, tune_host), **given.figures)
 
 
-def _named(text: str, devices: int | None) -> Machine:
+def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
     if text == "here":
         with working("measuring this host") as tell:
             from shardwright.profile.measure import measure_host
 
-            found = measure_host(devices or devices_here(), tell=tell)
+            found = measure_host(devices or devices_here(), tell=tell, tune_host=tune_host)
         if found.measured is not None:
-            words = _since(found, found.measured)
+            words = _measurement_age(found, found.measured)
             click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
         return found
     machine = load_machine(text) if _is_file(text) else preset(text)
     return machine if devices is None else machine.with_devices(devices)
 
 
-def _since(machine: Machine, measured: Measured) -> str:
-    """From when the figures of this host are, whether to believe them, and how to renew them."""
-    renew = f"`shardwright profile --devices {machine.devices}`"
+def _measurement_age(machine: Machine, measured: Measured) -> str:
+    """When the figures of this host were measured, doubts about them, and how to renew them."""
+    tuned = " --tune-host" if measured.tuned_host else ""
+    renew = f"`shardwright profile --devices {machine.devices}{tuned}`"
     if doubts := measured.doubts:
         return (
             f"warning: the figures of this host are doubtful: {'; '.join(doubts)}; they are"
@@ -164,25 +153,17 @@ def _since(machine: Machine, measured: Measured) -> str:
     return f"{machine}: measured {measured.age()}; {renew} measures again"
 
 
-def check(machines: Sequence[Machine], wishes: Wishes, batch: int | None = None) -> None:
-    """Raise the mistakes that show before a model is captured, if no machine is without one.
+def check(machines: Sequence[Machine], options: PlanOptions, batch: int | None = None) -> None:
+    """Raise errors of options that show before the capture, if every machine has one.
 
-    `batch` is the size of the batch where it is known.
+    `batch` is the number of samples, if known.
     """
-    from shardwright.planner.arguments import check_arguments
+    from shardwright.planner.arguments import asked_of
 
     last: ValueError | None = None
     for machine in machines:
         try:
-            check_arguments(
-                machine,
-                wishes.constraints,
-                wishes.stages or (1,),
-                method=wishes.method,
-                micro_batches=wishes.micro_batches or None,
-                allow_async=wishes.allow_async,
-                batch=batch,
-            )
+            asked_of(machine, options, batch)
             return
         except (ConstraintError, PipelineError) as e:
             last = e
@@ -190,48 +171,25 @@ def check(machines: Sequence[Machine], wishes: Wishes, batch: int | None = None)
         raise last
 
 
-def search(
-    captured: Captured,
-    machine: Machine,
-    wishes: Wishes,
-    memory_limit: int | str | None = None,
-    *,
-    smallest: bool = False,
-) -> Frontier:
-    """The frontier of one graph on one machine, with the micro-batches that `wishes` name.
-
-    Without any more than one are tried where the limit makes plans slower or rules all out, or, if
-    the `smallest` plan is asked for, for as long as they save memory.
-    """
-    counts: Sequence[int] | str | None = wishes.micro_batches or (ALL if smallest else None)
+def search(captured: Captured, machine: Machine, options: PlanOptions = DEFAULTS) -> Frontier:
+    """The frontier of one graph on one machine, with the optimizer of the target."""
+    options = replace(options, optimizer=captured.optimizer)
     with working(f"searching plans for {machine}") as progress:
         from shardwright import api
 
-        return api.search(
-            captured.graph,
-            machine,
-            captured.optimizer,
-            method=wishes.method,
-            constraints=wishes.constraints,
-            seconds=wishes.seconds,
-            micro_batches=counts if wishes.method == "joint" else wishes.micro_batches or (1,),
-            memory_limit=memory_limit,
-            stages=wishes.stages or (1,),
-            allow_async=wishes.allow_async,
-            progress=progress,
-        )
+        return api.search_with(captured.graph, machine, options, progress)
 
 
-def surface(
-    captured: Captured, machines: Sequence[Machine], wishes: Wishes
+def frontiers(
+    captured: Captured, machines: Sequence[Machine], options: PlanOptions
 ) -> tuple[list[tuple[Machine, Frontier]], dict[int, str]]:
-    """A frontier for each machine, and why the constraints leave some, by devices, without one.
+    """The frontier of each machine, and by device count why constraints leave some without plans.
 
-    Raises `ConstraintError` if they leave none.
+    Raises `ConstraintError` if they leave all without plans.
     """
     found: list[tuple[Machine, Frontier]] = []
     reasons: dict[int, str] = {}
-    for share, machine in zip(wishes.shares(len(machines)), machines, strict=True):
+    for share, machine in zip(time_shares(options, len(machines)), machines, strict=True):
         try:
             found.append((machine, search(captured, machine, share)))
         except (ConstraintError, PipelineError) as e:
@@ -245,53 +203,51 @@ def choose(
     captured: Captured,
     machine: Machine,
     objective: str,
-    memory_limit: int | str | None,
-    wishes: Wishes,
+    options: PlanOptions,
+    timing_seconds: float = 0.0,
 ) -> tuple[Plan, Frontier]:
-    """The plan that the objective asks for, and the frontier it comes from.
+    """The plan that the objective selects, and the frontier that it is from.
 
-    The memory limit is that of `Frontier.fastest`: by default the memory of a device. Raises
-    `InfeasibleError`, naming the smallest memory that would do, when nothing fits.
+    Operators of this host are timed for `timing_seconds` if it is the machine. The memory limit is
+    that of `Frontier.fastest`: by default the memory of a device. Raises `InfeasibleError`, naming
+    the smallest sufficient memory, when nothing fits.
     """
-    check_limit(machine, memory_limit, captured.state_bytes, STATE)
+    check_limit(machine, options.memory_limit, captured.state_bytes, STATE)
     if objective == "devices":
-        return _on_fewest_devices(captured, machine, memory_limit, wishes)
+        return _on_fewest_devices(captured, machine, options)
 
     def chosen(machine: Machine) -> tuple[Plan, Frontier]:
-        return _choose(captured, machine, objective, memory_limit, wishes)
+        return _choose(captured, machine, objective, options)
 
-    if wishes.timing_seconds and machine.measured is not None:
-        return by_timings(captured.graph, machine, wishes.timing_seconds, chosen)
+    if timing_seconds and machine.measured is not None:
+        return choose_with_timings(captured.graph, machine, timing_seconds, chosen)
     return chosen(machine)
 
 
 def _choose(
-    captured: Captured,
-    machine: Machine,
-    objective: str,
-    memory_limit: int | str | None,
-    wishes: Wishes,
+    captured: Captured, machine: Machine, objective: str, options: PlanOptions
 ) -> tuple[Plan, Frontier]:
-    smallest = objective == "memory"
-    frontier = search(captured, machine, wishes, memory_limit, smallest=smallest)
-    if smallest:
-        return frontier.smallest(memory_limit), frontier
-    return frontier.fastest(memory_limit), frontier
+    if objective == "memory":  # more micro-batches are tried while they save memory
+        every = replace(options, micro_batches=options.micro_batches or ALL)
+        frontier = search(captured, machine, every)
+        return frontier.smallest(options.memory_limit), frontier
+    frontier = search(captured, machine, options)
+    return frontier.fastest(options.memory_limit), frontier
 
 
 def _on_fewest_devices(
-    captured: Captured, machine: Machine, memory_limit: int | str | None, wishes: Wishes
+    captured: Captured, machine: Machine, options: PlanOptions
 ) -> tuple[Plan, Frontier]:
-    limit = limit_on(machine, memory_limit)
-    parts = list(machine_parts(machine))
+    limit = limit_on(machine, options.memory_limit)
+    parts = list(smaller_machines(machine))
     enough = [p for p in parts if limit is None or captured.state_bytes <= limit * p.devices]
     least: InfeasibleError | None = None
     refused: ConstraintError | None = None
-    tried = enough or parts[-1:]  # where no number will do, the largest says what would
-    for share, part in zip(wishes.shares(len(tried)), tried, strict=True):
+    tried = enough or parts[-1:]  # if none suffices, the error of the largest number is raised
+    for share, part in zip(time_shares(options, len(tried)), tried, strict=True):
         try:
-            frontier = search(captured, part, share, memory_limit)
-            return frontier.fastest(memory_limit), frontier
+            frontier = search(captured, part, share)
+            return frontier.fastest(options.memory_limit), frontier
         except ConstraintError as e:
             refused = e
         except InfeasibleError as e:
@@ -300,7 +256,7 @@ def _on_fewest_devices(
     if least is None:
         assert refused is not None  # a machine has at least one device
         raise refused
-    assert limit is not None  # or the first would fit
+    assert limit is not None  # a larger machine fits; else the first would
     raise InfeasibleError(
         f"no plan on 1 to {machine.devices} devices of {machine} fits {size(limit)} per"
         f" rank; the smallest needs {size(least.smallest_bytes)}: raise the limit or take more"
@@ -309,15 +265,15 @@ def _on_fewest_devices(
     )
 
 
-def machine_parts(machine: Machine) -> Iterator[Machine]:
-    """The machine with one device, with two and so on, where they split evenly over the hosts."""
+def smaller_machines(machine: Machine) -> Iterator[Machine]:
+    """Machines with one, two, ... devices, as far as they split evenly over the hosts."""
     for devices in range(1, machine.devices + 1):
         with contextlib.suppress(MachineError):
             yield machine.with_devices(devices)
 
 
 def plan_in_file(file: str, captured: Captured, devices: int | None) -> Plan:
-    """The plan in `file`, which must be one for this graph and this number of devices."""
+    """The plan in `file`, checked against this graph and number of devices."""
     plan = load_plan(file)
     if devices is not None and plan.devices != devices:
         raise UsageError(
@@ -358,7 +314,7 @@ def _is_file(text: str) -> bool:
 
 
 def devices_here() -> int:
-    """GPUs of this host; without any, its cores."""
+    """The number of GPUs of this host, or of its cores if it has none."""
     import os
 
     import torch

@@ -13,28 +13,28 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 
-_ROUNDS = 2  # a plan that timings favour may have operators of other sizes
+_ROUNDS = 2  # the plan chosen with timings may have operators of other sizes
 Choice = tuple[Plan, Frontier]
 
 
-def by_timings(
+def choose_with_timings(
     graph: Graph, machine: Machine, seconds: float, choose: Callable[[Machine], Choice]
 ) -> Choice:
-    """What is chosen when the operators that dominate plans cost what they were timed at.
+    """The choice when the dominating operators of plans cost their measured times.
 
-    Those that are not remembered are timed, all in all for about `seconds`.
+    Operators without cached timings are measured, for about `seconds` in total.
     """
     from shardwright.machine.calls import by_target
-    from shardwright.planner.tables.hot_ops import dominating
-    from shardwright.profile.op_timings import database, with_remembered, with_timings
+    from shardwright.planner.tables.hot_ops import hot_calls
+    from shardwright.profile.op_timings import user_timing_cache, with_cached_timings, with_timings
     from shardwright.rules.analysis import analyze
 
-    known = database(lambda text: click.echo(f"warning: {text}", err=True))
-    machine = with_remembered(machine, known)
+    known = user_timing_cache(lambda text: click.echo(f"warning: {text}", err=True))
+    machine = with_cached_timings(machine, known)
     chosen, frontier = choose(machine)
     analysis, end = analyze(graph), time.monotonic() + seconds
     for _ in range(_ROUNDS):
-        calls = dominating(graph, analysis, (chosen, *frontier.baselines, *frontier))
+        calls = hot_calls(graph, analysis, (chosen, *frontier.baselines, *frontier))
         before, left = machine, end - time.monotonic()
         if left <= 0:
             break

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import Plan
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.report.profiled import profiled
 from shardwright.report.trace import chrome_trace
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
@@ -19,7 +19,7 @@ OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 
 
 def simulated_step(plan: Plan) -> Timeline:
-    """The timeline of the plan's step; raises `UsageError` for a schedule that has none."""
+    """The simulated timeline of the plan's step; raises `UsageError` for a schedule without one."""
     try:
         return timeline(plan) if plan.pipeline is None else pipeline_timeline(plan)
     except PipelineError as e:
@@ -27,7 +27,7 @@ def simulated_step(plan: Plan) -> Timeline:
 
 
 def check_steps(steps: int) -> None:
-    """Raise `UsageError` where a run of `steps` has none that is traced."""
+    """Raise `UsageError` if a run of `steps` is too short to trace a step."""
     from shardwright.train.traced_step import NTH
 
     if steps < NTH:
@@ -35,7 +35,7 @@ def check_steps(steps: int) -> None:
 
 
 def check_traceable(plan: Plan) -> None:
-    """Raise `UsageError` where a step of the plan cannot be traced."""
+    """Raise `UsageError` if a step of the plan cannot be traced."""
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         raise UsageError(
             "--trace shows one step, and steps of an asynchronous plan overlap; leave it out, or"
@@ -45,7 +45,7 @@ def check_traceable(plan: Plan) -> None:
 
 
 def write_steps(output: str, plan: Plan, traces: Mapping[int, str]) -> str | None:
-    """Write the simulated step and what ranks recorded; None if none of them did."""
+    """Write the simulated step and the recorded steps; None if no rank recorded one."""
     if not traces:
         return None
     steps = [profiled(text, f"measured, rank {rank}") for rank, text in sorted(traces.items())]

@@ -10,7 +10,7 @@ import click
 
 
 def version() -> str:
-    """The version that is installed; of a source tree what its pyproject.toml says."""
+    """The installed version; in a source tree that of its pyproject.toml."""
     try:
         return metadata.version("shardwright")
     except metadata.PackageNotFoundError:
@@ -23,7 +23,7 @@ def version() -> str:
 
 
 def show(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    """Callback of `--version`: print it and end."""
+    """Callback of `--version`: print it and exit."""
     if asked and not ctx.resilient_parsing:
         click.echo(f"shardwright {version()}")
         ctx.exit()

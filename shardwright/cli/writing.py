@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, final
 
 import click
 
 from shardwright.cli.errors import UsageError
-from shardwright.ir.atomic_io import check_file, check_folder, write_whole
+from shardwright.ir.atomic_io import check_file, check_folder, write_atomically
 
 
 def write_text(path: str, text: str) -> None:
-    """Write the whole file or nothing; raises `UsageError` where that is not possible."""
+    """Write the file atomically; raises `UsageError` where that is impossible."""
     try:
-        write_whole(path, text)
+        write_atomically(path, text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
 
 
-class _Output(click.Path):
-    """A path that the command writes to; it is checked while options are read."""
+class _Output(click.Path, ABC):
+    """The type of an output path, checked while options are parsed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = str(super().convert(value, param, ctx))
@@ -32,14 +33,14 @@ class _Output(click.Path):
             self.fail(f"cannot write {path}: {why}; choose another path", param, ctx)
         return path
 
+    @abstractmethod
     def check(self, path: str) -> None:
-        """Raise `OSError` where nothing can be written to `path`."""
-        raise NotImplementedError
+        """Raise `OSError` if nothing can be written to `path`."""
 
 
 @final
 class OutputFile(_Output):
-    """A file in a folder that is there."""
+    """The type of a file in an existing folder."""
 
     name = "file"
 
@@ -49,7 +50,7 @@ class OutputFile(_Output):
 
 @final
 class OutputFolder(_Output):
-    """A folder, which is made with those it is in."""
+    """The type of a folder, which is created with its parents."""
 
     name = "directory"
 
@@ -59,9 +60,9 @@ class OutputFolder(_Output):
 
 @final
 class OutputFileOrFolder(_Output):
-    """A file if its name ends in one of `suffixes`, else a folder.
+    """The type of a path that is a file if its name ends in one of `suffixes`, else a folder.
 
-    With `make_folder` the folder of the file is made, too.
+    With `make_folder` the folder of the file is created.
     """
 
     name = "path"

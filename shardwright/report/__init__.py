@@ -1,1 +1,1 @@
-"""Report: plans and frontiers as text. Pure functions of what floor 1 holds; no torch, no files."""
+"""Renders plans and frontiers as text, HTML, SVG and traces: pure functions, without torch."""

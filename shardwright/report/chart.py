@@ -1,4 +1,4 @@
-"""The trade-off as a scatter of characters: memory to the right, step time upwards."""
+"""Draws the trade-off as a scatter of characters: memory to the right, step time upwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.report.units import milliseconds, size
 
 
 class Mark(NamedTuple):
-    """A point of the chart; of points that fall together the last one is seen."""
+    """A point of the chart; of points in one cell the last one is shown."""
 
     seconds: float
     bytes: int
@@ -17,7 +17,7 @@ class Mark(NamedTuple):
 
 
 def chart(marks: Sequence[Mark], width: int = 72, height: int = 16) -> str:
-    """Lines of text with the marks between their least and greatest costs.
+    """Lines of text with the marks between their smallest and largest costs.
 
     >>> print(chart([Mark(0.1, 2**20, "o"), Mark(0.05, 2**21, "*")], width=30, height=3))
      100 ms |o
@@ -46,5 +46,5 @@ def chart(marks: Sequence[Mark], width: int = 72, height: int = 16) -> str:
 
 
 def _position(value: float, first: float, last: float, cells: int) -> int:
-    """The cell in which `value` lies when `first` is in cell 0 and `last` in the last one."""
+    """The cell of `value` when `first` is in cell 0 and `last` in the last one."""
     return round((value - first) / (last - first) * (cells - 1)) if last != first else 0

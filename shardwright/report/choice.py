@@ -15,19 +15,19 @@ from shardwright.report.summary import shares_nothing
 from shardwright.report.text.module_rows import module_tree
 from shardwright.report.units import milliseconds, size
 
-_EQUAL = 1e-3  # relative difference of step times that is not worth a sentence
-_REASONS = 2  # transfers named per baseline
+_EQUAL = 1e-3  # relative difference of step times that is not mentioned
+_REASONS = 2  # the most transfers named per baseline
 
 
-class Parts(NamedTuple):
-    """Where one optimizer step of a plan goes, in seconds per rank."""
+class StepParts(NamedTuple):
+    """The seconds of one optimizer step of a plan per rank, by purpose."""
 
     compute: float
     communication: float
     update: float
 
     @classmethod
-    def of(cls, plan: Plan) -> Parts:
+    def of(cls, plan: Plan) -> StepParts:
         return cls(
             sum(op.seconds for op in plan.ops),
             sum(t.seconds for t in plan.transfers),
@@ -35,21 +35,21 @@ class Parts(NamedTuple):
         )
 
 
-class Held(NamedTuple):
-    """What the memory of a plan's worst rank holds at its peak, in bytes that add up to it."""
+class PeakParts(NamedTuple):
+    """The peak memory of a plan's worst rank in bytes, by purpose."""
 
     state: int  # weights, gradients and optimizer state
     saved_for_backward: int
     other: int  # workspace, the batch, buffers of collectives
 
     @classmethod
-    def of(cls, plan: Plan) -> Held:
+    def of(cls, plan: Plan) -> PeakParts:
         costs = module_tree(plan).costs
         return cls(costs.state_bytes, costs.saved_bytes, costs.other_bytes)
 
 
 def fit(plan: Plan, memory_limit: int | None) -> str:
-    """On how many devices the plan runs, how long a step takes, and whether it fits.
+    """A sentence: the number of devices, the step time, and whether the plan fits.
 
     `memory_limit` is in bytes per rank; None is no limit.
     """
@@ -63,7 +63,7 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
 
 
 def none_fits(frontier: Frontier) -> str:
-    """That no plan of a settled frontier fits the devices, and what is to be done; else empty."""
+    """A sentence if no plan of the frontier fits the devices, with advice; else empty."""
     least, has = frontier[-1], frontier.device_bytes
     if has is None or least.peak_bytes <= has:
         return ""
@@ -80,9 +80,9 @@ def none_fits(frontier: Frontier) -> str:
 def why(
     chosen: Plan, frontier: Frontier, memory_limit: int | None = None, objective: str = "time"
 ) -> list[str]:
-    """Sentences that say why `chosen` is the answer: its place, then the best of the baselines.
+    """Sentences that explain why `chosen` is the answer: its rank, then the best of the baselines.
 
-    That is the fastest, or for `memory` the smallest, that fits and keeps the constraints.
+    That baseline is the fastest, or for `memory` the smallest, that fits and keeps the constraints.
     """
     place = _place(chosen, frontier, memory_limit, objective)
     permitted = [b for b in frontier.baselines if b.name not in frontier.broken]
@@ -101,7 +101,7 @@ def why(
 
 
 def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) -> str:
-    """What the objective asked for and which other plans it ruled out."""
+    """A sentence: what the objective required and which other plans it ruled out."""
     count = f"of {len(frontier)} plans on the frontier" if len(frontier) > 1 else "plan there is"
     if objective == "memory":
         text = f"the smallest {count}"
@@ -124,7 +124,7 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
 
 
 def _against(chosen: Plan, other: Plan) -> str:
-    """One plan compared with a baseline, part by part, and the transfers that differ most."""
+    """A comparison with a baseline by parts, with the transfers that differ most."""
     if chosen.name == other.name:
         return f"it is the plan known as {other.name}, the best of the baselines"
     gain = other.step_seconds - chosen.step_seconds
@@ -141,7 +141,9 @@ def _against(chosen: Plan, other: Plan) -> str:
     noticeable = _EQUAL * other.step_seconds
     parts = [
         f"{name} {milliseconds(mine)} instead of {milliseconds(theirs)}"
-        for name, mine, theirs in zip(Parts._fields, Parts.of(chosen), Parts.of(other), strict=True)
+        for name, mine, theirs in zip(
+            StepParts._fields, StepParts.of(chosen), StepParts.of(other), strict=True
+        )
         if abs(mine - theirs) > noticeable
     ]
     if abs(memory) > _EQUAL * other.peak_bytes:
@@ -151,7 +153,7 @@ def _against(chosen: Plan, other: Plan) -> str:
 
 
 def _decisive_transfers(chosen: Plan, other: Plan, noticeable: float) -> list[str]:
-    """The communication that one of the two plans has and the other has not."""
+    """The transfers that only one of the two plans has."""
     mine, theirs = _by_name(chosen), _by_name(other)
     differences = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {**theirs, **mine}}
     largest = sorted(differences, key=lambda name: (-abs(differences[name]), name))[:_REASONS]
@@ -165,7 +167,7 @@ def _decisive_transfers(chosen: Plan, other: Plan, noticeable: float) -> list[st
 
 
 def _by_name(plan: Plan) -> dict[str, float]:
-    """Seconds of communication by what is moved, repeated modules together."""
+    """Seconds of communication by the value that is moved, with repeated modules combined."""
     modules = {op.name: op.source.module for op in plan.ops}
     parameters = {p.name for p in plan.parameters}
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -176,7 +178,7 @@ def _by_name(plan: Plan) -> dict[str, float]:
 
 _OF = {
     Phase.FORWARD: "",
-    Phase.AGAIN: "the backward pass: ",
+    Phase.RECOMPUTE: "the backward pass: ",
     Phase.BACKWARD: "gradients of ",
 }
 
@@ -191,7 +193,7 @@ def _name(transfer: Transfer, modules: dict[str, str], parameters: set[str]) -> 
 
 
 def _folded(path: str) -> str:
-    """The path with the numbers of repeated modules left open.
+    """The path with the numbers of repeated modules replaced by a wildcard.
 
     >>> _folded("h.3.attn.weight")
     'h.*.attn.weight'

@@ -1,4 +1,4 @@
-"""Timelines of steps as bars, simulated or read from a Chrome trace."""
+"""Converts timelines of steps, simulated or read from a Chrome trace, to bars."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from shardwright.report.page import Timeline
 from shardwright.simulate.time import timeline
 
-SIMULATED = "simulated, "  # how the names of processes begin that nobody measured
-_SHOWN = 4_000  # events; more do not get any clearer on a page
+SIMULATED = "simulated, "  # prefix of the names of simulated processes
+_SHOWN = 4_000  # the most events shown on a page
 
 
 class TraceError(ValueError):
-    """A file that is no Chrome trace, or shows nothing."""
+    """The file is no Chrome trace, or has no events."""
 
 
 def read_trace(text: str, label: str) -> Timeline:
-    """The complete events of what a trace has measured, the longest if there are very many.
+    """The complete events of the measured processes in a trace, the longest if there are many.
 
-    Raises `TraceError` for anything that is not in the Trace Event Format.
+    Raises `TraceError` for a text that is not in the Trace Event Format.
     """
     try:
         data = json.loads(text)
@@ -45,7 +45,7 @@ def read_trace(text: str, label: str) -> Timeline:
 
 
 def simulated(found: timeline.Timeline) -> Timeline:
-    """A simulated step, its longest tasks if there are very many."""
+    """The bars of a simulated step, the longest if there are many."""
     tracks = list(dict.fromkeys(task.track for task in found.tasks))
     both = [
         (start, task)

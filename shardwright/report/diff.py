@@ -1,7 +1,7 @@
 """Compares two plans module by module.
 
-Differences are "second minus first". The modules of both plans form one tree;
-those in which nothing changed are left out, repeats are folded.
+Differences are "second minus first". The modules of both plans form one tree; unchanged modules are
+left out, repeats are folded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.ir.plan import Plan
-from shardwright.report.choice import Held, Parts
+from shardwright.report.choice import PeakParts, StepParts
 from shardwright.report.text.explain import SMALL_SHARE
 from shardwright.report.text.module_rows import (
     Costs,
@@ -24,9 +24,9 @@ from shardwright.report.text.module_rows import (
     stored,
     tiling_words,
 )
-from shardwright.report.text.module_transfers import Moves
+from shardwright.report.text.module_transfers import TransferReader
 
-_NOTICED = 1e-3  # share of the first plan's step or memory that is worth a row
+_NOTICED = 1e-3  # share of the first plan's step or memory from which on a row is shown
 
 
 class Total(NamedTuple):
@@ -41,7 +41,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changed in a module itself, and what it and all below it cost more.
+    """The changes in a module itself, and the difference of costs of its whole subtree.
 
     `costs` are differences; `texts` such as `weight: R -> dp:S(0)`.
     """
@@ -52,7 +52,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`settings` are fields of the plans that differ; `modules` is None if no module does."""
+    """The difference of two plans; `settings` are their fields that differ.
+
+    `modules` is the tree of changed modules, None if no module differs.
+    """
 
     settings: tuple[tuple[str, str, str], ...]
     totals: tuple[Total, ...]
@@ -65,7 +68,7 @@ class Difference:
 
 
 def difference(first: Plan, second: Plan) -> Difference:
-    """What `second` does otherwise than `first`, and what it costs."""
+    """The differences of `second` from `first`, and their costs."""
     trees = module_tree(first), module_tree(second)
     joint = Module()
     for tree in trees:
@@ -76,7 +79,7 @@ def difference(first: Plan, second: Plan) -> Difference:
 
 
 def _outline(tree: Module, joint: Module) -> None:
-    """Make `joint` have the modules of `tree`; what is theirs tells fold that they are no lists."""
+    """Add the modules of `tree` to `joint`, so that fold takes no single child for a list."""
     joint.parameters += tree.parameters
     joint.ops += tree.ops
     joint.transfers += tree.transfers
@@ -89,7 +92,7 @@ def _outline(tree: Module, joint: Module) -> None:
 def _describe(
     first: Plan, second: Plan, before: Module, after: Module
 ) -> Callable[[str, Module], Change]:
-    moves = Moves(first), Moves(second)
+    moves = TransferReader(first), TransferReader(second)
 
     def describe(path: str, joint: Module) -> Change:
         one, other = before.at(path), after.at(path)
@@ -108,7 +111,7 @@ def _describe(
 
 
 def _part(model: Module, parts: Iterable[str]) -> Module:
-    """Only some parts of what belongs to no module."""
+    """Some parts of the costs outside of modules."""
     return Module(rest=Counter({part: model.rest[part] for part in parts}))
 
 
@@ -117,16 +120,16 @@ def _stores(module: Module) -> dict[str, str]:
 
 
 def _splits(module: Module, kinds: Iterable[str]) -> dict[str, str]:
-    """What the operators of each of these kinds split and whether they are recomputed, in order."""
+    """The splits of all operators of these kinds, and whether they are recomputed, in order."""
     found: dict[str, list[str]] = {name: [] for name in kinds}
     for op in module.ops:
         if kind(op) in found:
-            found[kind(op)].append(tiling_words(op) + " recomputed" * bool(op.piece))
+            found[kind(op)].append(tiling_words(op) + " recomputed" * bool(op.segment))
     return {name: ", ".join(_counted(texts)) for name, texts in found.items()}
 
 
 def _big(*modules: Module) -> dict[str, None]:
-    """Kinds of operators that take a noticeable part of one of these modules' own time."""
+    """Kinds of operators that take a noticeable part of the own time of one of these modules."""
     found: dict[str, None] = {}
     for module in modules:
         total = sum(op.seconds for op in module.ops)
@@ -143,18 +146,20 @@ def _counted(texts: list[str]) -> Iterator[str]:
 
 
 def _changed(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
-    """Names whose value differs, those that change alike in one line."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    """Names whose value differs; those with equal changes share a line."""
+    by_change: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name, "none"), after.get(name, "none")
         if was != now:
-            alike.setdefault((was, now), []).append(name)
-    for (was, now), names in alike.items():
+            by_change.setdefault((was, now), []).append(name)
+    for (was, now), names in by_change.items():
         yield f"{' '.join(names)}: {was} -> {now}"
 
 
-def _moved(path: str, one: Module, other: Module, was: Moves, now: Moves) -> Iterator[str]:
-    """Collectives that only one of the plans runs here, with the time that they take."""
+def _moved(
+    path: str, one: Module, other: Module, was: TransferReader, now: TransferReader
+) -> Iterator[str]:
+    """Collectives that only one of the plans runs here, with their time."""
     seconds: list[Counter[str]] = []
     for module, moves in ((one, was), (other, now)):
         found: Counter[str] = Counter()
@@ -171,13 +176,13 @@ def _moved(path: str, one: Module, other: Module, was: Moves, now: Moves) -> Ite
 
 
 def _noticed(plan: Plan) -> Costs:
-    """The least differences of a module's costs that are worth a row of their own."""
+    """The smallest differences of costs for which a module gets a row."""
     memory, seconds = int(_NOTICED * plan.peak_bytes), _NOTICED * plan.step_seconds
     return Costs(memory, memory, memory, seconds, seconds)
 
 
 def _kept(node: Node[Change], worth: Costs) -> Node[Change] | None:
-    """The node with the children in which something changed, None if nothing did."""
+    """The node with its changed children; None if nothing changed."""
     children = tuple(kept for child in node.children if (kept := _kept(child, worth)))
     costs = zip(node.content.costs, worth, strict=True)
     if not children and not node.content.texts and not any(abs(c) > w for c, w in costs):
@@ -186,7 +191,7 @@ def _kept(node: Node[Change], worth: Costs) -> Node[Change] | None:
 
 
 def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
-    """What is not a cost and differs, as (name, first, second)."""
+    """The fields that differ and are not costs, as (name, first, second)."""
     both = (
         ("machine", first.machine, second.machine),
         ("mesh", str(first.mesh), str(second.mesh)),
@@ -195,9 +200,9 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("schedule", first.schedule, second.schedule),
         ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
         ("inputs", _inputs(first), _inputs(second)),
-        ("rng", first.habits.rng, second.habits.rng),
-        ("batch norm", first.habits.batch_norm, second.habits.batch_norm),
-        ("precision", first.habits.precision, second.habits.precision),
+        ("rng", first.numerics.rng, second.numerics.rng),
+        ("batch norm", first.numerics.batch_norm, second.numerics.batch_norm),
+        ("precision", first.numerics.precision, second.numerics.precision),
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])
@@ -209,12 +214,14 @@ def _inputs(plan: Plan) -> str:
 
 def _totals(first: Plan, second: Plan) -> Iterator[Total]:
     yield Total("step time", first.step_seconds, second.step_seconds, "s")
-    one, other = Parts.of(first), Parts.of(second)
-    for name, a, b in zip(Parts._fields, one, other, strict=True):
+    one, other = StepParts.of(first), StepParts.of(second)
+    for name, a, b in zip(StepParts._fields, one, other, strict=True):
         yield Total(name, a, b, "s", part=True)
     rest = first.step_seconds - sum(one), second.step_seconds - sum(other)
     if any(abs(seconds) > 1e-9 for seconds in rest):
         yield Total("waiting or overlapped", rest[0], rest[1], "s", part=True)
     yield Total("peak memory", first.peak_bytes, second.peak_bytes, "B")
-    for name, a, b in zip(Held._fields, Held.of(first), Held.of(second), strict=True):
+    for name, a, b in zip(
+        PeakParts._fields, PeakParts.of(first), PeakParts.of(second), strict=True
+    ):
         yield Total(name.replace("_", " "), a, b, "B", part=True)

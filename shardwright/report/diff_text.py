@@ -46,7 +46,7 @@ def diff_json(found: Difference) -> dict[str, Any]:
     totals = {
         t.name.replace(" ", "_"): {"first": t.first, "second": t.second} for t in found.totals
     }
-    walked = found.modules.walk() if found.modules else ()
+    walked = found.modules.visit() if found.modules else ()
     return {
         "same": found.is_empty,
         "settings": {name: {"first": a, "second": b} for name, a, b in found.settings},
@@ -105,9 +105,9 @@ def _change(total: Total, show: Callable[[float], str], plain: bool) -> Text:
 
 
 def _modules(root: Node[Change]) -> Iterator[str]:
-    """One row per module, what changed in it below."""
+    """One row per module, with its changes below."""
     yield f"{'module':<{_NAME}}" + "".join(f"{heading:>{_NUMBER}}" for heading in _HEADINGS)
-    for depth, node in root.walk():
+    for depth, node in root.visit():
         costs = node.content.costs
         numbers = (
             _signed(costs.state_bytes, size),
@@ -129,7 +129,7 @@ def _modules(root: Node[Change]) -> Iterator[str]:
 
 
 def _signed(value: float, show: Callable[[float], str]) -> str:
-    """A difference with its sign; a dash where it is none that shows."""
+    """A difference with its sign; a dash where it rounds to zero."""
     text = show(abs(value))
     if value == 0 or not any(c in "123456789" for c in text):
         return "-"

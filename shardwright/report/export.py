@@ -1,6 +1,6 @@
 """Exports plans to the formats of torch, Hugging Face and torchtitan.
 
-Every text says what the plan does beside it; what a form cannot say raises
+Every text lists what the plan does beyond it; a plan that a format cannot express raises
 `NotExpressibleError`.
 """
 
@@ -112,7 +112,7 @@ def split_spec(plan: Plan) -> str:
 
 
 def _beginning(plan: Plan, cut: str) -> str:
-    """The outermost module that the operator `cut` is the first of; lists are never called."""
+    """The outermost module that starts with operator `cut`; never a list, which is not called."""
     tree = module_tree(plan)
     names = [op.name for op in plan.ops]
     place = names.index(cut)
@@ -139,7 +139,7 @@ def torchtitan(plan: Plan) -> str:
     for axis, how in found.data.items():
         kinds[how] *= size[axis]
     sequence = any(style.before == "S(1)" for style in found.modules.values())
-    again = [bool(op.piece) for op in plan.ops]
+    again = [bool(op.segment) for op in plan.ops]
     mode = "none" if not any(again) else "selective"
     lines = [
         *(f"# {line}" for text in (_title(plan), *found.notes) for line in _wrapped(text)),
@@ -166,14 +166,14 @@ FORMS: Mapping[str, Callable[[Plan], str]] = {
 
 
 def patterns(modules: Mapping[str, Style], plan: Plan) -> dict[str, Style]:
-    """The same by globs, where all modules of a plan that a glob matches have one style."""
+    """The same by globs, where all modules of a plan that match a glob have one style."""
     by_glob: defaultdict[str, list[str]] = defaultdict(list)
     for path in _paths(plan):
         by_glob[glob(path)].append(path)
     found: dict[str, Style] = {}
     for path, style in modules.items():
-        alike = by_glob[glob(path)]
-        if all(modules.get(other) == style for other in alike):
+        same_glob = by_glob[glob(path)]
+        if all(modules.get(other) == style for other in same_glob):
             found[glob(path)] = style
         else:
             found[path] = style
@@ -181,7 +181,7 @@ def patterns(modules: Mapping[str, Style], plan: Plan) -> dict[str, Style]:
 
 
 def _paths(plan: Plan) -> Iterator[str]:
-    """Paths of all modules that do something."""
+    """Paths of all modules that have operators."""
     waiting = [("", module_tree(plan))]
     while waiting:
         path, module = waiting.pop()

@@ -1,6 +1,6 @@
-"""A frontier as a small SVG picture for notebooks.
+"""Draws a frontier as a small SVG picture for notebooks.
 
-`report` has the large, interactive one.
+The interactive page is in `page`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ WIDTH, HEIGHT, MARGIN = 560, 260, 50
 
 
 def frontier_html(frontier: Frontier) -> str:
-    """A frontier in a notebook: time against memory as a picture, plans as a list to open."""
-    if frontier.settle is not None:
-        frontier = frontier.all_settled()
+    """A frontier in a notebook: a picture of time against memory, and a list of plans to expand."""
+    frontier = frontier.all_settled()
     rows = "".join(
         f"<tr><td>{mark}</td><td>{escape(str(plan))}</td></tr>"
         for mark, plan in [

@@ -1,7 +1,7 @@
-"""The report: plans as one self-contained HTML page.
+"""Renders plans as one self-contained HTML page.
 
-Here the plans become data; template, style and script are the files in `web`,
-the charts are drawn by plotly.js, which the page carries inside.
+This file converts the plans to data; template, style and script are the files in `web`, the charts
+are drawn by plotly.js, which the page contains.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib.resources import files
 from typing import Any
 
 from shardwright.ir.plan import Plan
-from shardwright.report.choice import Held, Parts
+from shardwright.report.choice import PeakParts, StepParts
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import head, splits
 from shardwright.report.text.module_rows import Costs, Module, Node, fold, module_tree
-from shardwright.report.text.module_transfers import Move, Moves
+from shardwright.report.text.module_transfers import ModuleTransfer, TransferReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class Timeline:
 class Shown:
     """A plan on the page.
 
-    `label` is what it is called there, such as its file's name, `step` how its
-    step is expected to go.
+    `label` is its name there, e.g. that of its file; `step` is its predicted timeline.
     """
 
     label: str
@@ -43,10 +42,10 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A run of one of the plans: what it predicted and what was seen, a step and per rank.
+class MeasuredRun:
+    """A run of one of the plans: predicted and measured figures, per step and rank.
 
-    Memory is None where nobody counted it.
+    Memory is None where it was not counted.
     """
 
     label: str
@@ -58,28 +57,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What the tree says of a module."""
+    """The texts of a module in the tree."""
 
     costs: Costs
     text: str
-    moves: tuple[Move, ...]
+    moves: tuple[ModuleTransfer, ...]
 
 
 def page(
     plans: Sequence[Shown],
     title: str,
     memory_limit: int | None = None,
-    measured: Sequence[Measured] = (),
+    measured: Sequence[MeasuredRun] = (),
     timeline: Timeline | None = None,
     chosen: int = 0,
 ) -> str:
     """The whole page as text.
 
-    `plans` are its points, of which the one at place `chosen` is shown first;
-    plans they were chosen among, which only a plan file knows, are hollow
-    points. `timeline` is a step that was measured or simulated elsewhere, shown
-    below the chosen plan's own. `memory_limit`, in bytes per rank, is drawn as a line.
-    Raises `ImportError` where the template engine or the library is not installed.
+    `plans` are its points; the plan at index `chosen` is shown first. Plans of the search that are
+    only known from a plan file are hollow points. `timeline` is a measured step, or one simulated
+    elsewhere, shown below the chosen plan's own. `memory_limit`, in bytes per rank, is drawn as a
+    line. Raises `ImportError` if the template engine or the library is not installed.
     """
     if not plans:
         raise ValueError("a report needs at least one plan")
@@ -110,10 +108,10 @@ def page(
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """JSON that may stand inside of a script element: it closes none and opens no comment.
+    r"""JSON that is safe inside of a script element: it closes none and opens no comment.
 
     >>> embedded({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
+    '{"name":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -135,8 +133,8 @@ def _plan(shown: Shown) -> dict[str, Any]:
         "seconds": plan.step_seconds,
         "bytes": plan.peak_bytes,
         "bound": plan.lower_bound_seconds,
-        "parts": Parts.of(plan)._asdict(),
-        "held": Held.of(plan)._asdict(),
+        "parts": StepParts.of(plan)._asdict(),
+        "held": PeakParts.of(plan)._asdict(),
         "head": head(plan),
         "tree": _node(_tree(plan)),
         "step": _bars(shown.step),
@@ -150,7 +148,7 @@ def _bars(timeline: Timeline | None) -> dict[str, Any] | None:
 
 
 def _tree(plan: Plan) -> Node[_Row]:
-    moves = Moves(plan)
+    moves = TransferReader(plan)
 
     def describe(path: str, module: Module) -> _Row:
         text = "; ".join(splits(module))
@@ -173,7 +171,7 @@ def _node(node: Node[_Row]) -> dict[str, Any]:
 
 
 def _rivals(plans: Sequence[Plan]) -> list[list[Any]]:
-    """Points of the frontiers the plans come from that are not among the plans themselves."""
+    """Points of the plans' frontiers that are not among the plans."""
     own = {(p.devices, p.step_seconds, p.peak_bytes) for p in plans}
     found = {
         (r.devices, r.step_seconds, r.peak_bytes): r.name for plan in plans for r in plan.rivals

@@ -1,6 +1,6 @@
-"""Reads a step that torch's profiler recorded, as one process of a Chrome trace.
+"""Reads a step recorded by torch's profiler, as one process of a Chrome trace.
 
-Its threads and streams become rows, its times begin with the step.
+Its threads and streams become rows; times are relative to the begin of the step.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from shardwright.report.chrome import TraceError
 
-STEP = "ProfilerStep#"  # how torch.profiler names the span of a step, its number behind it
+STEP = "ProfilerStep#"  # prefix of torch.profiler's name of a step's span, followed by its number
 _MICRO = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What a rank did in a step. An event is (row, name, kind, start, duration), in microseconds.
+    """A recorded step of a rank. An event is (row, name, kind, start, duration), in microseconds.
 
-    `label` names the process, `rows` its threads on the host and its streams on the device.
+    `label` names the process, `rows` its host threads and device streams.
     """
 
     label: str
@@ -32,13 +32,13 @@ class Profiled:
 def profiled(text: str, label: str) -> Profiled:
     """The last step in a trace that `torch.profiler` exported, or all of it if no step is marked.
 
-    Raises `TraceError` for what is no such trace.
+    Raises `TraceError` for other files.
     """
     try:
         data = json.loads(text)
         events = data["traceEvents"] if isinstance(data, dict) else data
         names = {_at(e): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
-        # What the profiler says of itself belongs to processes that are texts.
+        # The profiler's own events have a text as process id.
         spans = [e for e in events if e.get("ph") == "X" and isinstance(e.get("pid"), int)]
         spans.sort(key=lambda e: (float(e["ts"]), -float(e["dur"])))
         begin, end = _step(spans)
@@ -63,7 +63,7 @@ def profiled(text: str, label: str) -> Profiled:
 
 
 def _step(spans: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """When the last marked step begins and ends; without a mark, when all does."""
+    """Begin and end of the last marked step; of the whole trace without a mark."""
     on_host = [e for e in spans if not str(e.get("cat", "")).startswith("gpu")]
     marked = [e for e in on_host if str(e["name"]).startswith(STEP)]
     if marked:

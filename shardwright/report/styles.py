@@ -1,11 +1,10 @@
-"""A plan in the styles of `torch.distributed.tensor.parallel`, where they can express it.
+"""Expresses a plan in the styles of `torch.distributed.tensor.parallel`, where that is possible.
 
-Those tools split the parameters of single modules along one mesh axis and let
-all other operators run on what each rank has. So the plan's modules become
-styles, and the layouts of values are followed through the operators to see that
-nothing in between would have to be redistributed. What the tools cannot split
-although the plan does is computed whole, and said; where a value would be
-wrong, the plan is not expressible.
+Those tools split the parameters of single modules along one mesh axis and run all other operators
+on local tensors. So the plan's modules become styles, and the layouts of values are followed
+through the operators to check that nothing in between needs a redistribution. A split that the
+tools cannot express is computed whole, with a note; where a value would be wrong, the plan is not
+expressible.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PARTS = ("S(1)", "S(2)")  # of the sequence, of the heads: whole dimensions bef
 
 
 class NotExpressibleError(ValueError):
-    """A plan that the asked for form cannot say."""
+    """A plan that the requested format cannot express."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not expressible, because {reason}")
@@ -37,12 +36,12 @@ class NotExpressibleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What is done to one module.
+    """The style of one module.
 
-    `kind` is `colwise`, `rowwise` or `sequence`, or `input`, `output` and
-    `both` for a module whose activations are only redistributed. `before` and `after` are the
-    placements in which the module's activations come and go: `R`, `S(1)`, and
-    `S(-1)` for the last dimension. `sequence` is for norms, also of heads: `S(2)`.
+    `kind` is `colwise`, `rowwise` or `sequence`, or `input`, `output` and `both` for a module whose
+    activations are only redistributed. `before` and `after` are the placements of the module's
+    input and output: `R`, `S(1)`, and `S(-1)` for the last dimension. `sequence` is for norms, also
+    of heads: `S(2)`.
     """
 
     kind: str
@@ -53,9 +52,9 @@ class Style:
 
 @dataclass(frozen=True)
 class Styles:
-    """The styles of a plan by module path, along `axis`; `data` says how others hold parameters.
+    """The styles of a plan by module path, along `axis`; `data` says how others shard parameters.
 
-    `notes` are what the plan does otherwise than its styles, in words.
+    `notes` list the plan's decisions that the styles do not express.
     """
 
     axis: str | None
@@ -65,7 +64,7 @@ class Styles:
 
 
 def styles(plan: Plan) -> Styles:
-    """The plan as styles; raises `NotExpressibleError` with the first thing they cannot say."""
+    """The plan as styles; raises `NotExpressibleError` where they cannot express a decision."""
     if plan.ops and not any(op.reads for op in plan.ops):
         raise NotExpressibleError(
             "the plan file is of an earlier version, which did not say what operators read; plan"
@@ -85,10 +84,10 @@ def styles(plan: Plan) -> Styles:
             " are for one mesh axis; --forbid '*=dp:features' and the like give a plan that is"
         )
     if not tensor:
-        return Styles(None, data, {}, tuple(_asides(plan)))
-    followed = _Followed(plan, tensor[0][0])
+        return Styles(None, data, {}, tuple(_other_decisions(plan)))
+    followed = _StyledLayouts(plan, tensor[0][0])
     followed.run()
-    notes = (*followed.notes(), *_asides(plan))
+    notes = (*followed.notes(), *_other_decisions(plan))
     return Styles(tensor[0][1], data, followed.styles, notes)
 
 
@@ -101,17 +100,17 @@ def _data_style(plan: Plan, place: int) -> str:
     return "fully_shard" if sharded else "replicate"
 
 
-def _asides(plan: Plan) -> Iterator[str]:
-    """What a plan does beside its tilings."""
+def _other_decisions(plan: Plan) -> Iterator[str]:
+    """Decisions of a plan other than tilings."""
     if plan.micro_batches > 1:
         yield f"the batch is taken in {plan.micro_batches} micro-batches, whose gradients add up"
-    again = {op.source.module for op in plan.ops if op.piece}
+    again = {op.source.module for op in plan.ops if op.segment}
     if again:
         yield f"activations are recomputed in {', '.join(sorted(set(map(glob, again))))}"
 
 
 def glob(path: str) -> str:
-    """The path with the numbers of repeated modules left open.
+    """The path with the numbers of repeated modules replaced by a wildcard.
 
     >>> glob("h.3.attn")
     'h.*.attn'
@@ -120,14 +119,14 @@ def glob(path: str) -> str:
 
 
 @dataclass
-class _Followed:
-    """The layouts of values along one axis, as the user's code has them under the styles."""
+class _StyledLayouts:
+    """The layouts of values along one axis in the user's code under the styles."""
 
     plan: Plan
     place: int
     styles: dict[str, Style] = field(default_factory=dict)
     home: dict[str, str] = field(default_factory=dict)
-    whole: dict[str, str] = field(default_factory=dict)  # module -> what the plan splits in it
+    whole: dict[str, str] = field(default_factory=dict)  # module -> its split in the plan
 
     def __post_init__(self) -> None:
         self.axis = self.plan.layout_mesh.names[self.place]
@@ -183,9 +182,9 @@ class _Followed:
         return kind(op) in ("linear", "embedding") and any(v in self.stored for v in op.reads)
 
     def _norms(self) -> Iterator[tuple[str, str]]:
-        """Modules with parameters whose operators all work on one part, as `S(1)` of the sequence.
+        """Modules with parameters whose operators all run on one part, as `S(1)` of the sequence.
 
-        Or of the heads that a column-wise layer made, as norms of queries do.
+        Or of the heads that a column-wise layer produced, as norms of queries do.
         """
         by_module: defaultdict[str, list[PlannedOp]] = defaultdict(list)
         for op in self.plan.ops:
@@ -198,7 +197,7 @@ class _Followed:
                 yield path, part
 
     def _layer(self, op: PlannedOp) -> str:
-        """Style of the module of a linear layer or embedding; gives how its result comes out."""
+        """Record the style of a linear layer or embedding; returns the layout of its result."""
         path = op.source.module
         weight = next(v for v in op.reads if v in self.stored)
         name = self._split(op)
@@ -223,7 +222,7 @@ class _Followed:
         return self._planned(op.name) if after == _LAST else after
 
     def _split(self, op: PlannedOp) -> str:
-        """`colwise` or `rowwise`, or nothing where no style splits what the plan splits."""
+        """`colwise` or `rowwise`; empty where no style expresses the plan's split."""
         factor, _, atom = op.tiling[self.place].partition(".")
         if kind(op) == "embedding":
             weight = next(self.stored[v] for v in op.reads if v in self.stored)
@@ -243,7 +242,7 @@ class _Followed:
             raise NotExpressibleError(f"{self._at(op)} is called twice and split in two ways")
 
     def _wanted(self, op: PlannedOp, made: str) -> str:
-        """The layout in which the readers that are no layers take a layer's result."""
+        """The layout in which readers other than layers read a layer's result."""
         others = [r for r in self.readers[op.name] if not self._is_layer(r)]
         if made == _LAST and self._feeds_split_loss(op):
             return "R"
@@ -252,9 +251,9 @@ class _Followed:
         wants = {self._placed(r.layout) for r in others}
         if not wants:
             return "R"
-        odd = [r for r in others if not self._takes_like_it_makes(r)]
+        odd = [r for r in others if not self._keeps_layout(r)]
         if made == "R" and (len(wants) > 1 or odd):
-            return "R"  # what reads it is computed whole, or refused there
+            return "R"  # its readers are computed whole, or rejected later
         if len(wants) > 1 or wants == {"P"} or odd:
             reader = (odd or others)[0]
             raise NotExpressibleError(
@@ -263,7 +262,7 @@ class _Followed:
         return wants.pop()
 
     def _feeds_split_loss(self, op: PlannedOp) -> bool:
-        """Whether only views lie between this and a loss whose classes the plan splits."""
+        """Whether only views are between this operator and a loss whose classes the plan splits."""
         waiting, seen = [op], {op.name}
         while waiting:
             for reader in self.readers[waiting.pop().name]:
@@ -275,13 +274,13 @@ class _Followed:
                 waiting.append(reader)
         return False
 
-    def _takes_like_it_makes(self, op: PlannedOp) -> bool:
-        """Whether its operands of the result's shape lie as its result does."""
+    def _keeps_layout(self, op: PlannedOp) -> bool:
+        """Whether its operands of the result's shape have the result's layout."""
         same = kind(op) in _ELEMENTWISE or op.source.module in self.norms
         return same or self._placed(op.layout) == "R"
 
     def _between(self, op: PlannedOp) -> str:
-        """How the result of an operator lies that runs on what each rank has."""
+        """The layout of the result of an operator that runs on local tiles."""
         planned = self._placed(op.layout)
         values = [v for v in op.reads if v not in self.stored]
         homes = [self.home.get(v, "R") for v in values]

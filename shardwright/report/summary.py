@@ -7,9 +7,9 @@ from collections import defaultdict
 from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan, PlannedOp
 
-_SHOWN = 4  # names of modules in one line
-_ALL, _NONE = 0.995, 0.05  # shares of the compute time that read as all and nothing
-_KINDS = {  # of parallelism, by what is split
+_SHOWN = 4  # most module names in one line
+_ALL, _NONE = 0.995, 0.05  # shares of the compute time that are reported as all and nothing
+_KINDS = {  # kinds of parallelism by split dimension
     "batch": "data",
     "sequence": "sequence",
     "experts": "expert",
@@ -21,7 +21,7 @@ LEGEND = (
 
 
 def summary(plan: Plan) -> str:
-    """What the plan does, such as "dp=2 splits batch; wte sharded"."""
+    """A one-line summary of a plan, such as "dp=2 splits batch; wte sharded"."""
     axes = [
         f"{name}={size} splits {_compute(plan, axis)}"
         for axis, (name, size) in enumerate(plan.layout_mesh.axes)
@@ -37,18 +37,18 @@ def summary(plan: Plan) -> str:
 
 
 def shares_nothing(plan: Plan) -> bool:
-    """Whether several devices all compute everything, and hold all parameters."""
+    """Whether several devices each compute everything and hold all parameters."""
     axes = [axis for axis, (_, size) in enumerate(plan.layout_mesh.axes) if size > 1]
     whole = all(_compute(plan, axis) == "nothing" for axis in axes)
     replicated = all(parameter.layout.is_replicated for parameter in plan.parameters)
     return plan.devices > 1 and plan.stages == 1 and whole and replicated
 
 
-def ways(plan: Plan) -> str:
-    """In which of the well-known ways a plan is parallel, such as "4-way data x 2-way tensor".
+def parallelism(plan: Plan) -> str:
+    """The kinds of parallelism of a plan, such as "4-way data x 2-way tensor".
 
-    Every axis counts as what it does for most of the compute time. Data parallelism is sharded
-    where a parameter is stored in parts along its axis.
+    Every axis counts as the kind with most of its compute time. Data parallelism is called sharded
+    where a parameter is sharded along its axis.
     """
     found: dict[str, int] = {}
     for axis, (_, size) in enumerate(plan.layout_mesh.axes):
@@ -61,7 +61,7 @@ def ways(plan: Plan) -> str:
 
 
 def _kind(plan: Plan, axis: int) -> str:
-    """The kind of parallelism along one axis, by what is split for most of the compute time."""
+    """The kind of parallelism along one axis, by the split with most of the compute time."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for op in plan.ops:
         if what := _what(op, axis):
@@ -78,7 +78,7 @@ def _data_first(item: tuple[str, int]) -> tuple[bool, str]:
 
 
 def _compute(plan: Plan, axis: int) -> str:
-    """What one axis splits, by share of the compute time."""
+    """The dimensions that one axis splits, by share of the compute time."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for op in plan.ops:
         if (what := _what(op, axis)) is not None:
@@ -93,7 +93,7 @@ def _compute(plan: Plan, axis: int) -> str:
 
 
 def _what(op: PlannedOp, axis: int) -> str | None:
-    """What `op` splits along the axis, empty when nothing; None where it only passes sums on."""
+    """The dimension that `op` splits along the axis, or empty; None for passed partial sums."""
     word = op.splits[axis].removesuffix(" (sum)")
     return {"-": "", "partial sums": None}.get(word, word)
 
@@ -119,5 +119,5 @@ def _parameters(plan: Plan) -> str:
 
 
 def _recomputed(plan: Plan) -> list[str]:
-    pieces = {op.piece for op in plan.ops} - {0}
-    return [f"{len(pieces)} piece{'s' * (len(pieces) > 1)} recomputed"] if pieces else []
+    segments = {op.segment for op in plan.ops} - {0}
+    return [f"{len(segments)} segment{'s' * (len(segments) > 1)} recomputed"] if segments else []

@@ -1,7 +1,6 @@
-"""The frontier as a table, fastest first, the baselines beside it.
+"""Renders the frontier as a table, fastest first, with the baselines.
 
-On a terminal it is drawn by rich; in a pipe it is the same table as plain,
-aligned text.
+On a terminal it is drawn by rich; in a pipe it is aligned plain text.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from rich.table import Table
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
-from shardwright.report.choice import Parts
+from shardwright.report.choice import StepParts
 from shardwright.report.summary import LEGEND, summary
 from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
-_SHOWN = 12  # plans of a long frontier that are listed
+_SHOWN = 12  # the most listed plans of a long frontier
 SETTLED = "memory/rank is followed tensor by tensor; plans marked <= need at most what is listed"
 _AT_MOST = "<= "
 _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
@@ -30,9 +29,9 @@ _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
 def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: bool = False) -> Table:
     """One row per plan: frontier by index, then baselines by letter; `*` marks the chosen one.
 
-    That may be one that the frontier leaves out, which has no index.
+    The chosen plan may be one outside of the frontier, which has no index.
     """
-    loose = frontier.settle is not None
+    loose = not frontier.is_settled
     table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
     for heading in _HEADINGS:
         numeric = heading in ("step", "memory/rank", "compute", "comm")
@@ -63,15 +62,15 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
 
 
 def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
-    """The same table as aligned plain text, and what is to be known of it."""
+    """The same table as aligned plain text, with its notes."""
     text = plain_text(frontier_table(frontier, chosen, plain=True))
     return "\n".join([text, *notes(frontier, text, chosen)])
 
 
 def notes(frontier: Frontier, text: str, chosen: Plan | None = None) -> list[str]:
-    """What shares mean, where the table has some, and why the chosen plan needs less than others.
+    """The meaning of shares, if the table has some, and why the chosen plan needs less than others.
 
-    `text` is the table's own.
+    `text` is the table's text.
     """
     found = [LEGEND] if "%)" in text else []
     return [*found, SETTLED] if _AT_MOST in text else found
@@ -85,8 +84,8 @@ def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
 
 
 def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterator[str]:
-    """Cells of a row; `loose` memory that was not followed tensor by tensor is an upper bound."""
-    parts = Parts.of(plan)
+    """Cells of a row; memory that is an upper bound, because it was not simulated, is marked."""
+    parts = StepParts.of(plan)
     yield mark
     yield milliseconds(plan.step_seconds)
     settled = plan.memory is not None or plan.pipeline is not None
@@ -97,14 +96,14 @@ def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterat
 
 
 def _known(plan: Plan, frontier: Frontier) -> str:
-    """A baseline by its name, with the constraints that rule it out."""
+    """A baseline's name, with the constraints that rule it out."""
     where = f" ({plan.mesh})" if plan.mesh.size > 1 else ""
     broken = "; ".join(frontier.broken.get(plan.name, ()))
     return f"{plan.name}{where}{f', breaks {broken}' if broken else ''}"
 
 
 def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
-    """Indices of the rows: all of a short frontier, else an even choice with ends and chosen."""
+    """Indices of the rows: all of a short frontier, else evenly spaced ones, ends and chosen."""
     last = len(frontier) - 1
     if last < _SHOWN:
         return list(range(last + 1))
@@ -114,9 +113,9 @@ def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
 
 
 def _is_at(frontier: Frontier, index: int, chosen: Plan | None) -> bool:
-    """Whether the chosen plan, its memory settled or not, is the one at `index`.
+    """Whether the chosen plan, with or without simulated memory, is the one at `index`.
 
-    Plans are written when they are looked at, so those that take another time are not.
+    Plans are built when they are read, so plans with another time are skipped.
     """
     if chosen is None or frontier.costs[index][0] != chosen.step_seconds:
         return False

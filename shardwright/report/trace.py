@@ -25,7 +25,7 @@ Event = dict[str, Any]
 def chrome_trace(timeline: Timeline, plan: Plan, measured: Sequence[Profiled] = ()) -> str:
     """JSON text of the trace; one event per line, so that two traces can be compared.
 
-    What was `measured` follows what `timeline` simulates, each a process of its own.
+    The `measured` processes follow those of the simulated `timeline`.
     """
     groups = list(dict.fromkeys(task.track.ranks for task in timeline.tasks))
     events = list(_simulated(timeline, groups))

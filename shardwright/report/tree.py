@@ -19,7 +19,7 @@ AXIS_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 
 
 def plan_tree(plan: Plan) -> RenderableType:
-    """What `Plan.explain` says, in the width of the terminal."""
+    """The content of `Plan.explain`, in the width of the terminal."""
     first, *totals = head(plan)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("module", no_wrap=True)
@@ -41,7 +41,7 @@ def plan_tree(plan: Plan) -> RenderableType:
 def _guided(
     node: Node[Described], guide: str, below: str, indent: str
 ) -> Iterator[tuple[str, str, Node[Described]]]:
-    """Every node with the lines of the tree left of it, and left of what belongs to it."""
+    """Every node with the tree's lines to its left and to the left of its details."""
     yield guide, below + ("│ " if node.children else ""), node
     for child in node.children:
         last = child is node.children[-1]

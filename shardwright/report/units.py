@@ -14,7 +14,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit of which there is one at least.
+    """Bytes in the largest unit that gives at least one.
 
     >>> size(3 * 2**29), size(300 * 2**20), size(0.6 * 2**20)
     ('1.50 GiB', '300 MiB', '614 KiB')
@@ -25,5 +25,5 @@ def size(count: float) -> str:
 
 
 def _decimals(value: float) -> int:
-    """As many as leave three digits, after rounding: 9.999 is 10.0."""
+    """The number of decimals that gives three digits after rounding: 9.999 is 10.0."""
     return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2

@@ -22,11 +22,11 @@ from shardwright.runtime.sharded_ops.experts import Skew, skews
 from shardwright.train.checkpoint.state import Run
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.job import Job
-from shardwright.train.step import NonFiniteLossError, Stepped
+from shardwright.train.step import NonFiniteLossError, StepResult
 
 
 @final
-class Flowing:
+class AsyncTrainable:
     """An asynchronous pipeline as training sees it; it takes batches of the planned shape only."""
 
     def __init__(self, pipeline: AsyncPipeline, plan: Plan, others: Sequence[Any]) -> None:
@@ -69,18 +69,18 @@ class Flowing:
         """Raise `PlanError` for a model that cannot be evaluated by the graph that trains it."""
         self.pipeline.check_evaluation()
 
-    def train(self, mode: bool = True) -> Flowing:
+    def train(self, mode: bool = True) -> AsyncTrainable:
         self.pipeline.train(mode)
         return self
 
 
 @final
 class AsyncLoop:
-    """Steps of a run through a `Flowing` module; raises `JobError` for jobs that it cannot do."""
+    """Steps of a run through an `AsyncTrainable`; raises `JobError` for jobs that it cannot do."""
 
-    whole = False
+    is_synchronous = False
 
-    def __init__(self, module: Flowing, job: Job) -> None:
+    def __init__(self, module: AsyncTrainable, job: Job) -> None:
         if job.accumulate != 1:
             raise JobError(
                 f"Job.accumulate is {job.accumulate}, and stages of an asynchronous pipeline make"
@@ -91,7 +91,7 @@ class AsyncLoop:
         self.lag = module.pipeline.lag  # steps by which this stage knows of a loss later
         self.under_way: deque[int] = deque()
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; the one that this stage has finished, if any."""
         (batch,) = batches
         number = run.step + 1
@@ -115,8 +115,8 @@ class AsyncLoop:
         run.step = number
         return [] if len(self.under_way) <= self.lag else [self._finished(loss)]
 
-    def drain(self, run: Run) -> list[Stepped]:
-        """Finish all that is under way."""
+    def drain(self, run: Run) -> list[StepResult]:
+        """Finish all steps in flight."""
         losses = self.module.pipeline.drain(
             run.optimizer,
             scheduler=run.schedule,
@@ -125,5 +125,5 @@ class AsyncLoop:
         )
         return [self._finished(loss) for loss in losses]
 
-    def _finished(self, loss: torch.Tensor) -> Stepped:
-        return Stepped(loss.item(), None, self.under_way.popleft())
+    def _finished(self, loss: torch.Tensor) -> StepResult:
+        return StepResult(loss.item(), None, self.under_way.popleft())

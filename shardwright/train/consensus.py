@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.runtime.comm.spin_wait import wait_for
+from shardwright.runtime.backend.base import wait_for
 from shardwright.train.data.batch import Batch, JobError
 
 _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it
@@ -23,7 +23,7 @@ _SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all
 
 @final
 class Consensus:
-    """Small exchanges before each step, so that all ranks stop at the same one.
+    """Small collectives before each step, so that all ranks stop at the same step.
 
     SIGTERM on any rank asks all to stop. Batches that differ between ranks are
     found before they are trained on.
@@ -36,7 +36,7 @@ class Consensus:
         self.asked = False
         self.ahead = ahead
         self._calls, self._seen = 0, 0
-        self._told: tuple[dist.Work, torch.Tensor, int] | None = None
+        self._exchange: tuple[dist.Work, torch.Tensor, int] | None = None
         self._group = None  # the default one; on GPUs one that does not wait for them
         if dist.is_initialized() and (ahead or dist.get_backend() != "gloo"):
             self._group = dist.new_group(backend="gloo")
@@ -50,22 +50,22 @@ class Consensus:
         self._calls += 1
         if (self._calls - 1) % self.ahead:
             return True
-        goes_on = self._heard()
-        told = torch.tensor([int(self.asked), self._seen, -self._seen])
-        work = dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._told = work, told, self._seen
+        goes_on = self._last_exchange()
+        exchanged = torch.tensor([int(self.asked), self._seen, -self._seen])
+        work = dist.all_reduce(exchanged, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._exchange = work, exchanged, self._seen
         return goes_on
 
-    def _heard(self) -> bool:
-        """What was exchanged the last time: whether no rank was asked to stop."""
-        if self._told is None:
+    def _last_exchange(self) -> bool:
+        """The result of the last exchange: whether no rank was asked to stop."""
+        if self._exchange is None:
             return True
-        work, told, seen = self._told
-        self._told = None
+        work, exchanged, seen = self._exchange
+        self._exchange = None
         wait_for(work, "what the other ranks were asked")
-        asked, largest, smallest = told.tolist()
+        asked, largest, smallest = exchanged.tolist()
         if largest != -smallest:
-            self._blame("one of the last steps", seen)
+            self._raise_difference("one of the last steps", seen)
         return not asked
 
     def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
@@ -76,10 +76,10 @@ class Consensus:
             return
         largest, smallest = self._largest(seen, -seen)
         if largest != -smallest:
-            self._blame(f"step {step}", seen)
+            self._raise_difference(f"step {step}", seen)
 
-    def _blame(self, when: str, seen: int) -> None:
-        """Raise `JobError`, naming a rank that has seen something else than rank 0."""
+    def _raise_difference(self, when: str, seen: int) -> None:
+        """Raise `JobError`, naming a rank whose batches differ from those of rank 0."""
         every: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(every, seen, group=self._group)
         other = next(rank for rank, found in enumerate(every) if found != every[0])
@@ -93,9 +93,9 @@ class Consensus:
         """The largest of each number over all ranks."""
         if not dist.is_initialized():
             return list(mine)
-        told = torch.tensor(mine)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
-        found: list[int] = told.tolist()
+        exchanged = torch.tensor(mine)
+        dist.all_reduce(exchanged, dist.ReduceOp.MAX, group=self._group)
+        found: list[int] = exchanged.tolist()
         return found
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -121,7 +121,7 @@ def digest(value: Any) -> int:
     return zlib.crc32(repr(value).encode())
 
 
-def check_alike(plan: Plan, model: torch.nn.Module) -> None:
+def check_same_setup(plan: Plan, model: torch.nn.Module) -> None:
     """Raise `JobError`, naming a rank, unless all have the same software, plan and weights."""
     if not dist.is_initialized():
         return

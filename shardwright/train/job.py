@@ -50,31 +50,40 @@ Data = Any  # batches, a function that gives them, or a torch Dataset of samples
 class Job:
     """One training job, serial: nothing in it says how it will be made parallel.
 
-    * `model`: builds the module; what the module returns is, or holds, the loss;
-    * `batch`: an example of a *global* batch, or a function that makes one;
-    * `optimizer`: builds the optimizer from the parameters;
-    * `data`: global batches, equal on every rank, or a function that gives
-      them; started anew when they end before `steps`. Or a `Dataset` of samples,
-      which are shuffled and put together into batches of the example's size, by
-      `collate` or else torch's default; every rank reads those it needs, in `workers`
-      processes;
-    * `schedule`: builds the learning-rate schedule from the optimizer; it steps once a step;
-    * `clip_norm`: the largest norm of all gradients together; larger ones are scaled down;
-    * `discount_steps`: updates over which late stages of an asynchronous pipeline begin with
-      smaller learning rates (docs/async.md); without effect on plans that train like one device;
-    * `accumulate`: batches in one step; `tokens` says how much each counts for (by
-      default all alike), so that the step's loss is a mean over all that counts;
-    * `shapes`: examples of batches of other shapes, which are run as they are;
-    * `padding`: what smaller batches are filled up with, by keyword or position;
-    * `evaluation`: data as above, of which the mean loss is taken every
-      `evaluate_every` steps and at the end;
-    * `weights`: a safetensors file, or a Hugging Face folder of them, to start from;
-    * `compiled`: whether steps run through `torch.compile`;
-    * `seed`: of the model's weights, of its dropout and of what data draws;
-    * `rng`: "exact" draws what one device draws, "fast" keeps fused kernels;
-    * `batch_norm`: statistics of the whole batch, "exact", or of each rank's part, "local";
-    * `precision`: "model" computes in the model's own dtypes, "bf16" in bfloat16 with
-      parameters, gradients' sums and optimizer in float32.
+    Attributes:
+        model: builds the module; what the module returns is, or holds, the loss.
+        batch: an example of a *global* batch (a mapping of keyword arguments or a sequence of
+            positional ones), or a function that makes one.
+        optimizer: builds the optimizer from the parameters.
+        data: global batches, equal on every rank, or a function that gives them; started anew when
+            they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled and put
+            together into batches of the example's size; every rank reads those it needs.
+        steps: optimizer steps.
+        schedule: builds the learning-rate schedule from the optimizer; it steps once a step.
+        clip_norm: largest norm of all gradients together; larger ones are scaled down.
+        discount_steps: updates over which late stages of an asynchronous pipeline begin with
+            smaller learning rates (docs/how-to/async.md); no effect on other plans.
+        accumulate: batches in one step.
+        tokens: how much a batch counts among the batches of a step, so that the loss is a mean over
+            all that counts; by default all count alike.
+        shapes: examples of batches of other shapes, which are run as they are.
+        padding: what smaller batches are padded with, by keyword or position.
+        evaluation: data as above, of which the mean loss is taken every `evaluate_every` steps and
+            at the end.
+        evaluate_every: steps between evaluations; None: only at the end.
+        collate: puts samples of a `Dataset` together; None: torch's default.
+        shuffle: whether samples of a `Dataset` are shuffled.
+        workers: processes that read a `Dataset`, per rank.
+        weights: a safetensors file, or a Hugging Face folder of them, to start from.
+        compiled: whether steps run through `torch.compile`.
+        seed: of the model's weights, of its dropout and of what data draws.
+        name: what reports call the job.
+        rng: as in `capture`.
+        batch_norm: as in `capture`.
+        precision: as in `capture`.
+
+    Raises:
+        JobError: a field has the wrong type or range.
     """
 
     model: Callable[[], nn.Module]
@@ -133,10 +142,10 @@ class Job:
         for name, (kinds, what) in _KINDS.items():
             if not isinstance(given := getattr(self, name), kinds):
                 raise JobError(f"Job.{name} is a {type(given).__name__}; give {what}")
-        _ = self.habits  # which raises for a word that is not known
+        _ = self.numerics  # which raises for a word that is not known
 
     @property
-    def habits(self) -> Numerics:
+    def numerics(self) -> Numerics:
         """What the job gives up of being exactly one device."""
         return Numerics(self.rng, self.batch_norm, self.precision)
 

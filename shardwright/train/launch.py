@@ -16,8 +16,11 @@ from typing import TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
+from shardwright.runtime.ranks import threads_of
+from shardwright.train.launch_options import DEFAULTS, LaunchOptions
 from shardwright.train.loop import EvaluationRecord, StepRecord
 from shardwright.train.routing import RoutingRecord
+from shardwright.train.targets.target_text import Target
 from shardwright.train.traced_step import trace_file
 
 _GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
@@ -47,22 +50,6 @@ class Training:
     def peak_bytes(self) -> int | None:
         """The most bytes of tensors in a step, where one was counted."""
         return max((r.tensor_bytes for r in self.records), default=0) or None
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Where ranks keep checkpoints, every how many steps, how many, and whether steps `wait`."""
-
-    folder: str
-    every: int = 100
-    keep: int = 3
-    wait: bool = False
-
-    def options(self) -> list[str]:
-        """What the worker is told."""
-        numbers = ["--every", str(self.every), "--keep", str(self.keep)]
-        waits = ["--wait-for-saves"] if self.wait else []
-        return ["--checkpoint", str(Path(self.folder).absolute()), *numbers, *waits]
 
 
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
@@ -95,47 +82,23 @@ def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO |
 
 
 def launch(
-    target: str,
+    target: Target,
     plan: Plan,
-    steps: int,
-    sizes: tuple[int | None, int | None] = (None, None),
+    options: LaunchOptions = DEFAULTS,
     *,
-    settings: Sequence[str] = (),
-    saving: Saving | None = None,
-    max_restarts: int = 0,
-    stall_timeout: float | None = None,
-    start_timeout: float | None = None,
-    export: str | None = None,
-    options: Sequence[str] = (),
-    traced: bool = False,
     stdout: TextIO | None = None,
     run: Runner = run_process,
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
-    `sizes` are batch and sequence of a `config.json`, `settings` those of
-    `load_job`. With `saving` the ranks go on from the latest checkpoint, and
-    torchrun starts them again up to `max_restarts` times if one dies, none has done a step for
-    `stall_timeout` seconds, or a part of their start took `start_timeout`. At the end they write
-    the weights to `export`, a `.safetensors` file or a folder. `options` are further ones of the
-    worker. Where it is `traced`, one rank of each stage records a step. Their log goes to
-    `stdout`, by default ours. `run` starts the processes; tests replace it.
+    The ranks' log goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
         save_plan(plan, plan_file)
-        command = torchrun(plan.devices, max_restarts)
-        command += ["--target", target, "--plan", str(plan_file)]
-        command += ["--steps", str(steps), "--losses", str(losses)]
-        for option, size in zip(("--batch", "--seq"), sizes, strict=True):
-            command += [option, str(size)] if size is not None else []
-        command += [part for text in settings for part in ("--set", text)]
-        command += saving.options() if saving is not None else []
-        command += ["--stall-timeout", str(stall_timeout)] if stall_timeout is not None else []
-        command += ["--start-timeout", str(start_timeout)] if start_timeout is not None else []
-        command += options
-        command += ["--trace", folder] if traced else []
-        command += ["--export", str(Path(export).absolute())] if export is not None else []
+        command = torchrun(plan.devices, options.max_restarts)
+        command += [*target.arguments(), "--plan", str(plan_file), "--losses", str(losses)]
+        command += [*options.arguments(), *(["--trace", folder] if options.traced else [])]
         status = run(command, environment(plan.devices), stdout)
         lines = losses.read_text().splitlines() if losses.exists() else []
         files = {rank: trace_file(folder, rank) for rank in range(plan.devices)}
@@ -168,10 +131,8 @@ def environment(ranks: int) -> dict[str, str]:
 
     They do not repeat the warnings that building the model here has shown already.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = max(1, (cores or 1) // ranks)
     defaults = {
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads_of(ranks)),
         "TRANSFORMERS_VERBOSITY": "error",
         "KINETO_LOG_LEVEL": "5",
     }

@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable, Trainable
 from shardwright.train.consensus import Consensus
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
 from shardwright.train.data.shapes import fitted
 from shardwright.train.job import Job
-from shardwright.train.step import Stepped, Stepper, Steps
+from shardwright.train.step import Stepper, StepResult, Steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as rank 0 saw it. `bytes` is the most memory the rank has held so far."""
+    """One step as rank 0 saw it.
+
+    Attributes:
+        step: its number, from 1 on.
+        loss: the loss of the global batch.
+        seconds: wall seconds.
+        units: tokens or samples of the global batch.
+        unit: `"tokens"` or `"samples"`.
+        bytes: the most memory that the rank has held so far.
+        gradient_norm: before clipping, where gradients are clipped; else None.
+        tensor_bytes: the most that tensors took in this step, where that was counted; else 0.
+    """
 
     step: int
     loss: float
@@ -56,7 +67,12 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """The mean loss of the evaluation data after a step."""
+    """The mean loss of the evaluation data after a step.
+
+    Attributes:
+        step: the number of steps done.
+        evaluation: the mean loss.
+    """
 
     step: int
     evaluation: float
@@ -66,7 +82,12 @@ class EvaluationRecord:
 
 
 def start(module: Trainable, job: Job) -> Run:
-    """A run of the job before its first step."""
+    """Make a run of the job before its first step.
+
+    Args:
+        module: a module of `parallelize`, or a `ShapeVariants`.
+        job: whose optimizer, data and schedule the run has.
+    """
     # A stage of a pipeline may have nothing to update, which optimizers refuse.
     # Two of them, as a factory may choose by the number of dimensions.
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
@@ -92,27 +113,38 @@ def read_own_samples(run: Run, job: Job) -> None:
 def train(
     run: Run,
     job: Job,
-    steps: int,
     device: torch.device,
     report: Callable[[StepRecord | EvaluationRecord], None],
-    saving: Saving | None = None,
-    agreement: Consensus | None = None,
+    saving: PeriodicSaver | None = None,
+    consensus: Consensus | None = None,
     beat: Callable[[int], None] = lambda step: None,
     steps_of: Steps | None = None,
 ) -> bool:
-    """Go on with `run` until `steps` are done; report steps, evaluate and save when it is time.
+    """Train until the job's steps are done; report steps, evaluate and save when it is time.
 
-    Every rank calls it. `beat` hears of every step, and batch of evaluation, when it is done.
-    `steps_of` are those of a pipeline that goes on without a break (`flow.py`).
-    False if `agreement` stopped it, after a last checkpoint.
-    Raises `NonFiniteLossError`, naming step and operator, before a loss that is no
-    number changes the weights.
+    Every rank calls it.
+
+    Args:
+        run: where training is; it is moved on.
+        job: the job that the run is of.
+        device: where batches go.
+        report: called with the record of every step and evaluation.
+        saving: writes checkpoints; None: none are written.
+        consensus: lets the ranks stop together, e.g. after SIGTERM; None: they do not.
+        beat: called with the number of every step, and batch of evaluation, when it is done.
+        steps_of: the steps of a pipeline that goes on without a break; None: `Stepper`.
+
+    Returns:
+        Whether all steps were done; False if `consensus` stopped it, after a last checkpoint.
+
+    Raises:
+        NonFiniteLossError: a loss is no number; the weights are unchanged. Names step and operator.
     """
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the first step here whose optimizer has its state from the start
     given: Sequence[Batch] = ()
 
-    def finished(done: Sequence[Stepped], start: float, tensor_bytes: int = 0) -> None:
+    def finished(done: Sequence[StepResult], start: float, tensor_bytes: int = 0) -> None:
         each = (time.perf_counter() - start) / max(1, len(done))
         for one in done:
             units = [count_units(batch) for batch in given]
@@ -120,41 +152,45 @@ def train(
             peak, norm = peak_bytes(device), one.gradient_norm
             report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))
 
-    while run.step < steps:
-        if agreement is not None and not agreement.may_go_on():
+    while run.step < job.steps:
+        if consensus is not None and not consensus.may_go_on():
             start = time.perf_counter()
             finished(step.drain(run), start)
             if saving is not None:
                 saving.now(run)
             return False
         given = [next(run.batches) for _ in range(job.accumulate)]
-        if agreement is not None and not run.reads_own:
-            agreement.check_batches(run.step + 1, given)
+        if consensus is not None and not run.reads_own:
+            consensus.check_batches(run.step + 1, given)
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
         # Messages that are under way outlive a profiler, which does not survive it.
-        if run.step == counted and (step.whole or device.type == "cuda"):
+        if run.step == counted and (step.is_synchronous or device.type == "cuda"):
             done, tensor_bytes = _metered(step, run, batches, device)
         else:
             done = step(run, batches)
         finished(done, start, tensor_bytes)
-        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, steps)
-        if evaluates or run.step >= steps or (saving is not None and saving.is_due(run, steps)):
+        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, job.steps)
+        if (
+            evaluates
+            or run.step >= job.steps
+            or (saving is not None and saving.is_due(run, job.steps))
+        ):
             start = time.perf_counter()
             finished(step.drain(run), start)
         if evaluates:
             beats = partial(beat, run.step)
             report(EvaluationRecord(run.step, evaluate(run.module, job, device, beats)))
         if saving is not None:
-            saving.after_step(run, steps)
+            saving.after_step(run, job.steps)
         beat(run.step)
     return True
 
 
 def _metered(
     step: Steps, run: Run, batches: Sequence[Batch], device: torch.device
-) -> tuple[list[Stepped], int]:
+) -> tuple[list[StepResult], int]:
     """A step, and the most bytes of tensors in it, on this rank."""
     run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
     held = [*run.module.parameters(), *run.module.lasting_buffers().values()]
@@ -168,9 +204,18 @@ def _metered(
 def evaluate(
     module: Trainable, job: Job, device: torch.device, beat: Callable[[], None] = lambda: None
 ) -> float:
-    """Mean loss of the job's evaluation data, without dropout and without gradients.
+    """Compute the mean loss of the job's evaluation data, in evaluation mode and without gradients.
 
-    Batches count by `Job.tokens`, else by their samples.
+    Batches count by `Job.tokens`, else by their samples. Every rank calls it.
+
+    Args:
+        module: a module of `parallelize`, or a `ShapeVariants`.
+        job: a job with `evaluation`.
+        device: where batches go.
+        beat: called after every batch.
+
+    Raises:
+        JobError: nothing of the data counts.
     """
     batches = job.evaluation_batches()
     assert batches is not None, "only jobs with evaluation data are evaluated"

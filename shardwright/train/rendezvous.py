@@ -21,7 +21,7 @@ def join(backend: str, timeout: timedelta) -> None:
     Hosts that come and go have no count of starts in common: there torchrun has to give each
     start a store of its own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     """
-    if not meets_in_launcher():
+    if not uses_launcher_store():
         dist.init_process_group(backend, timeout=timeout)
         return
     dist.init_process_group(
@@ -33,14 +33,14 @@ def join(backend: str, timeout: timedelta) -> None:
     )
 
 
-def meets_in_launcher() -> bool:
-    """Whether ranks share torchrun's own store, and know how often they were started."""
+def uses_launcher_store() -> bool:
+    """Whether the ranks share torchrun's own store, which counts restarts."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return shared and os.environ.get("GROUP_WORLD_SIZE") == "1"
 
 
 def launcher_store(timeout: timedelta) -> Any:
-    """A connection to the table that all ranks see, wherever it is kept."""
+    """A client of the store that all ranks share."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=False, timeout=timeout, wait_for_workers=False
@@ -48,6 +48,6 @@ def launcher_store(timeout: timedelta) -> Any:
 
 
 def _start() -> str:
-    """Of all starts of all runs this one."""
+    """A unique name of this start of this run."""
     known = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     return "/".join(("shardwright", *known))

@@ -17,11 +17,11 @@ _IGNORED = -100  # the label that torch's losses leave out by default
 
 
 class NonFiniteLossError(ArithmeticError):
-    """A loss that is no number, found before it could spoil the weights."""
+    """A loss that is not finite, detected before the update of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepResult:
     """What step number `step` gave: the loss before it, the norm of its gradients if asked."""
 
     loss: float
@@ -36,22 +36,29 @@ class Steps(Protocol):
     def lag(self) -> int: ...
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing of a step is left to do when it returns."""
+    def is_synchronous(self) -> bool:
+        """Whether a step is complete when it returns."""
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; those that are finished."""
 
-    def drain(self, run: Run) -> list[Stepped]:
-        """Finish all that are under way."""
+    def drain(self, run: Run) -> list[StepResult]:
+        """Finish all steps in flight."""
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """Steps of one run, on every rank at the same time.
+    """Optimizer steps of one run, made on every rank at the same time.
 
-    A step takes several batches if gradients are accumulated; `tokens` says how
-    much a batch counts among them. `clip_norm` bounds the norm of all gradients.
+    `stepper(run, batches)` makes one step over all `batches` and returns what it gave.
+
+    Attributes:
+        module: what computes the loss.
+        clipping: computes the norm of all gradients over all ranks; None: it is not asked for.
+        clip_norm: largest norm of all gradients together.
+        tokens: how much a batch counts among the batches of a step; None: all alike.
+        lag: steps that are in flight beside the one that is made: none.
+        is_synchronous: whether a step is finished when the call returns.
     """
 
     module: Steppable
@@ -59,7 +66,7 @@ class Stepper:
     clip_norm: float = math.inf
     tokens: Callable[[Batch], float] | None = None
     lag: int = 0
-    whole: bool = True
+    is_synchronous: bool = True
 
     @classmethod
     def of(
@@ -68,12 +75,18 @@ class Stepper:
         clip_norm: float | None,
         tokens: Callable[[Batch], float] | None = None,
     ) -> Stepper:
-        """For the parameters of `module`; every rank calls it, at one time."""
+        """Make steps for the parameters of `module`; every rank calls it at the same time.
+
+        Args:
+            module: a module of `parallelize`, or a `ShapeVariants`.
+            clip_norm: largest norm of all gradients together; None: they are not clipped.
+            tokens: how much a batch counts among the batches of a step; None: all alike.
+        """
         if clip_norm is None:
             return cls(module, tokens=tokens)
         return cls(module, Clipping(dict(module.named_parameters())), clip_norm, tokens)
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
         """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
         run.optimizer.zero_grad(set_to_none=True)
         loss = accumulate(self.module, batches, weights(batches, self.tokens), run.step + 1)
@@ -87,10 +100,10 @@ class Stepper:
         if run.schedule is not None:
             run.schedule.step()
         run.step += 1
-        return [Stepped(loss, norm, run.step)]
+        return [StepResult(loss, norm, run.step)]
 
-    def drain(self, run: Run) -> list[Stepped]:
-        """Nothing is left to finish after a step."""
+    def drain(self, run: Run) -> list[StepResult]:
+        """Does nothing: steps are complete when they return."""
         return []
 
 
@@ -147,5 +160,5 @@ def weights(batches: Sequence[Batch], tokens: Callable[[Batch], float] | None) -
 
 def _left_out(batch: Batch) -> int:
     values: Iterable[Any] = batch.values() if isinstance(batch, Mapping) else batch
-    whole = (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.int64)
-    return sum(int((v == _IGNORED).sum()) for v in whole)
+    is_synchronous = (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.int64)
+    return sum(int((v == _IGNORED).sum()) for v in is_synchronous)

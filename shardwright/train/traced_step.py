@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shardwright.runtime.parameters.peak_memory import quiet
 from shardwright.train.checkpoint.state import Run
 from shardwright.train.data.batch import Batch, JobError
-from shardwright.train.step import Stepped, Steps
+from shardwright.train.step import StepResult, Steps
 
 NTH = 3  # step that is traced: the first is slow, and the memory of the second is counted
 
 
 def trace_file(folder: str, rank: int) -> Path:
-    """Where a rank writes its step."""
+    """The trace file of a rank."""
     return Path(folder, f"step-{rank}.json")
 
 
@@ -30,13 +30,13 @@ class Traced:
     """
 
     def __init__(self, steps: Steps, file: Path, device: torch.device) -> None:
-        if not steps.whole:
+        if not steps.is_synchronous:
             raise JobError("steps of an asynchronous plan overlap, so none is traced alone")
         self.steps, self.file, self.device = steps, file, device
-        self.lag, self.whole = steps.lag, steps.whole
+        self.lag, self.is_synchronous = steps.lag, steps.is_synchronous
         self.begun = 0
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[Stepped]:
+    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; those that are finished."""
         self.begun += 1
         if self.begun != NTH:
@@ -52,6 +52,6 @@ class Traced:
         profiler.export_chrome_trace(str(self.file))
         return done
 
-    def drain(self, run: Run) -> list[Stepped]:
-        """Finish all that are under way."""
+    def drain(self, run: Run) -> list[StepResult]:
+        """Finish all steps in flight."""
         return self.steps.drain(run)

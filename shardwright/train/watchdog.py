@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
+from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.comm.redistribute import Redistribution
-from shardwright.runtime.comm.spin_wait import wait_for
 
 STALLED = 75  # exit status: "try again" in sysexits.h
 _STARTING = -1  # steps done, of a rank that does not train yet
@@ -41,7 +41,7 @@ _WAITS = (
 
 
 class Store(Protocol):
-    """What of torch's stores is used: a table that all ranks see."""
+    """The part of torch's stores that is used: a key-value table shared by all ranks."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -85,35 +85,35 @@ class Watchdog:
         self._watched = threading.get_ident()
         self.starting()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._check_beats, name="watchdog", daemon=True)
         self._thread.start()
 
     def starting(self) -> None:
-        """The start goes on: a part of it is done."""
+        """Note progress during the start."""
         self._beat = _Beat(_STARTING, time.monotonic(), self.start_seconds)
 
     def beat(self, step: int) -> None:
-        """The run goes on: `step` steps are done."""
+        """Note progress: `step` steps are done."""
         self._beat = _Beat(step, time.monotonic(), self.seconds)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _check_beats(self) -> None:
         while not self._closed.wait(min(1.0, self.seconds / 4, self.start_seconds / 4)):
             beat = self._beat
             if time.monotonic() - beat.time > beat.seconds:
                 try:
-                    self._tell(beat)
+                    self._report_stall(beat)
                 finally:
                     self.end(STALLED)
                 return
 
-    def _tell(self, beat: _Beat) -> None:
+    def _report_stall(self, beat: _Beat) -> None:
         """Say where all ranks are, or of this one alone if the others cannot be asked."""
-        mine = {"step": beat.step, **place_of(sys._current_frames().get(self._watched))}
+        mine = {"step": beat.step, **location_of(sys._current_frames().get(self._watched))}
         asked: queue.Queue[dict[int, dict[str, Any]] | str] = queue.Queue()
 
         def ask() -> None:
@@ -139,7 +139,7 @@ class Watchdog:
             self.say(report(found, self.world, beat.seconds))
 
     def _answers(self, store: Store, seconds: float) -> dict[int, dict[str, Any]]:
-        """Where the ranks are that answer in time."""
+        """The positions of the ranks that answer in time."""
         until = time.monotonic() + min(_ANSWERS, seconds)
         missing = set(range(self.world))
         while missing and time.monotonic() < until:
@@ -178,8 +178,8 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
     return "; ".join(lines)
 
 
-def place_of(frame: FrameType | None) -> dict[str, Any]:
-    """Whether a thread waits for other ranks, and where it is, in words."""
+def location_of(frame: FrameType | None) -> dict[str, Any]:
+    """Whether a thread waits for other ranks, and its position, as text."""
     frames = list(_outwards(frame))
     call = next((f for f in frames if _collective(f)), None)
     what = next(filter(None, map(_operator, frames)), "")
@@ -224,7 +224,7 @@ def _operator(frame: FrameType) -> str:
 
 
 def _caller(frames: list[FrameType]) -> str:
-    """Which of our functions waits, where no operator does."""
+    """The function of this package that waits, if no operator does."""
     ours = next((f for f in frames if f.f_code.co_filename.startswith(_OURS)), None)
     if ours is None:
         return ""

@@ -1,6 +1,6 @@
 """The program of every rank of a run: join, build the parallel module, train.
 
-`python -m shardwright.train.worker --target … --plan … --steps … --losses …`
+`python -m shardwright.train.worker --target … --plan … --losses …`
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch import nn
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline.prediction import PredictionError
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
+from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.shape_variants import ShapeVariants
-from shardwright.train.async_loop import AsyncLoop, Flowing
+from shardwright.train.async_loop import AsyncLoop, AsyncTrainable
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import (
     SUFFIX,
@@ -37,9 +38,9 @@ from shardwright.train.checkpoint.export import (
     export_safetensors,
 )
 from shardwright.train.checkpoint.reading import CheckpointError
-from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable
-from shardwright.train.consensus import Consensus, check_alike
+from shardwright.train.consensus import Consensus, check_same_setup
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -89,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> None:
     job = load_job(options.target, options.batch, options.seq, options.set)
     job = replace(job, weights=options.weights or job.weights)
-    job = replace(job, compiled=options.compile or job.compiled)
+    job = replace(job, compiled=options.compile or job.compiled, steps=options.steps or job.steps)
     plan = plan_for(options.plan, int(os.environ.get("WORLD_SIZE", "1")))
     device = _device()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backend_for(device.type)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     watchdog = Watchdog(
         partial(launcher_store, timedelta(seconds=10)),  # the group's own may be waiting
@@ -100,11 +101,13 @@ def _run(options: argparse.Namespace) -> None:
         world,
         options.stall_timeout,
         options.start_timeout,
-        _complain,
+        _print_error,
     )
     try:
         longest = max(options.stall_timeout, options.start_timeout)
-        join(backend, timeout_of(longest))
+        join(backend.spec.name, timeout_of(longest))
+        if options.tune_host:
+            backend.tune_host()
         watchdog.starting()
         _train(job, plan, device, options, watchdog)
     finally:
@@ -117,7 +120,7 @@ def _train(
     job: Job, plan: Plan, device: torch.device, options: argparse.Namespace, watchdog: Watchdog
 ) -> None:
     model = build_model(job)
-    check_alike(plan, model)
+    check_same_setup(plan, model)
     if options.export:
         check_export(model, options.export)
     watchdog.starting()
@@ -127,40 +130,38 @@ def _train(
     seed_all(job.seed)
     run = start(module, job)
     read_own_samples(run, job)
-    saving = _resumed(run, plan, options) if options.checkpoint else None
+    saving = _resumed(run, plan, job.steps, options) if options.checkpoint else None
     watchdog.beat(run.step)
     with ExitStack() as stack:
         if saving is not None:
             stack.callback(saving.checkpoints.close)
-        report: Report = _silent
+        report: Report = _report_nothing
         if dist.get_rank() == 0:
             losses = stack.enter_context(open(options.losses, "a"))
-            report = stack.enter_context(reporter(options.steps, losses, Console()))
+            report = stack.enter_context(reporter(job.steps, losses, Console()))
             if options.tensorboard:
                 board = stack.enter_context(MetricWriter(options.tensorboard))
-                report = _both(report, board.add)
+                report = _report_both(report, board.add)
         if options.trace:
             steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
             if dist.get_rank() % plan.layout_mesh.size == 0:  # one rank of each stage
                 steps = Traced(steps, trace_file(options.trace, dist.get_rank()), device)
         beat = watchdog.beat
-        if not train(
-            run, job, options.steps, device, report, saving, Consensus(ahead), beat, steps
-        ):
-            _say(f"stopped by SIGTERM after step {run.step} of {options.steps}")
+        if not train(run, job, device, report, saving, Consensus(ahead), beat, steps):
+            _print_from_rank_0(f"stopped by SIGTERM after step {run.step} of {job.steps}")
         elif options.export:
             write = export_safetensors if options.export.endswith(SUFFIX) else export_pretrained
             write(module, model, options.export)
-            _say(f"weights written to {options.export}")
+            _print_from_rank_0(f"weights written to {options.export}")
         if plan.expert_skew and (found := measured_routing(module.skews(), device)) is not None:
-            _say(f"rows of the busiest device over the mean: {found}")
+            _print_from_rank_0(f"rows of the busiest device over the mean: {found}")
             if dist.get_rank() == 0:
                 losses.write(found.line() + "\n")
 
 
 def _module(
     job: Job, model: nn.Module, plan: Plan, device: torch.device
-) -> tuple[ShapeVariants | Flowing, AsyncLoop | None, int]:
+) -> tuple[ShapeVariants | AsyncTrainable, AsyncLoop | None, int]:
     """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
     others, evaluated = job.other_calls(), job.evaluation is not None
     if plan.pipeline is None or plan.pipeline.weights is None:
@@ -181,40 +182,40 @@ def _module(
         )
     pipeline = parallelize(model, plan, seed=job.seed, device=device)
     assert isinstance(pipeline, AsyncPipeline), "the plan is asynchronous"
-    module = Flowing(pipeline, plan, others)
+    module = AsyncTrainable(pipeline, plan, others)
     if evaluated:
         module.check_evaluation()
     return module, AsyncLoop(module, job), 4 * plan.stages
 
 
-def _resumed(run: Run, plan: Plan, options: argparse.Namespace) -> Saving:
+def _resumed(run: Run, plan: Plan, steps: int, options: argparse.Namespace) -> PeriodicSaver:
     """How to save the run, which is at the latest checkpoint from here on if there is one."""
     checkpoints = Checkpoints(options.checkpoint, plan, options.keep)
     saved, wrong = checkpoints.resume(run)
     for text in wrong:
-        _say(f"passed over: {text}")
+        _print_from_rank_0(f"passed over: {text}")
     if saved is not None:
-        _say(f"resumed after step {saved.step} from {saved.folder}")
-    if run.step >= options.steps:
-        _say(f"nothing left to do: {run.step} of {options.steps} steps are done")
+        _print_from_rank_0(f"resumed after step {saved.step} from {saved.folder}")
+    if run.step >= steps:
+        _print_from_rank_0(f"nothing left to do: {run.step} of {steps} steps are done")
 
     def say(error: CheckpointError) -> None:
-        _say(str(error))
+        _print_from_rank_0(str(error))
 
-    return Saving(checkpoints, options.every, say, background=not options.wait_for_saves)
+    return PeriodicSaver(checkpoints, options.every, say, background=not options.wait_for_saves)
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """On any rank, as rank 0 may be the one that is stuck."""
     print(f"shardwright: {text}", file=sys.stderr, flush=True)
 
 
-def _say(text: str) -> None:
+def _print_from_rank_0(text: str) -> None:
     if dist.get_rank() == 0:
         print(f"shardwright: {text}", flush=True)
 
 
-def _both(one: Report, other: Report) -> Report:
+def _report_both(one: Report, other: Report) -> Report:
     def report(record: StepRecord | EvaluationRecord) -> None:
         one(record)
         other(record)
@@ -222,7 +223,7 @@ def _both(one: Report, other: Report) -> Report:
     return report
 
 
-def _silent(record: StepRecord | EvaluationRecord) -> None:
+def _report_nothing(record: StepRecord | EvaluationRecord) -> None:
     """What ranks other than 0 report."""
 
 
@@ -248,7 +249,7 @@ def parser() -> argparse.ArgumentParser:
     known = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
     known.add_argument("--target", required=True)
     known.add_argument("--plan", required=True, help="file, or folder of one per device count")
-    known.add_argument("--steps", type=int, required=True)
+    known.add_argument("--steps", type=int, help="instead of the job's")
     known.add_argument("--losses", required=True, help="file for rank 0's JSON lines")
     known.add_argument("--batch", type=int)
     known.add_argument("--seq", type=int)
@@ -257,6 +258,9 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     known.add_argument("--weights", help="safetensors file or folder to start from")
     known.add_argument("--compile", action="store_true", help="run through torch.compile")
+    known.add_argument(
+        "--tune-host", action="store_true", help="change how the host runs ranks on CPUs"
+    )
     known.add_argument("--tensorboard", help="folder for event files of rank 0")
     known.add_argument("--trace", help="folder for a profile of the third step")
     known.add_argument("--stall-timeout", type=_seconds, default=600.0, help="without a step")

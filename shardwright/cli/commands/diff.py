@@ -1,4 +1,4 @@
-"""`shardwright diff`: what changes between two plans, and what it costs."""
+"""`shardwright diff`: the differences between two plans and of their costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardwright doctor`: what this host has, what fails and how to get what is missing."""
+"""`shardwright doctor`: checks this host and says how to get what is missing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def command(ranks: int | None, as_json: bool) -> None:
     Exit status 1 says that something fails which training needs.
     """
     with working("looking around"):
-        from shardwright.profile.doctor_checks import State, checkup
+        from shardwright.profile.doctor_checks import CheckState, run_checks
 
-        findings = list(checkup(ranks))
-    failed = [finding for finding in findings if finding.state is State.FAILED]
+        findings = list(run_checks(ranks))
+    failed = [finding for finding in findings if finding.state is CheckState.FAILED]
     if as_json:
         checks = [
             {"name": f.name, "state": f.state.value, "text": f.text, "remedy": f.remedy}

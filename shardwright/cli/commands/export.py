@@ -1,4 +1,4 @@
-"""`shardwright export`: a plan in the shape that another tool reads."""
+"""`shardwright export`: writes a plan in the format of another tool."""
 
 from __future__ import annotations
 

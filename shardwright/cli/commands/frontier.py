@@ -1,4 +1,4 @@
-"""`shardwright frontier`: the whole trade-off of time and memory, over device counts too."""
+"""`shardwright frontier`: the Pareto frontier of time and memory, also over device counts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from string import ascii_lowercase, ascii_uppercase
 
 import click
 
-from shardwright.cli import options, planning
+from shardwright.cli import groups, options, planning
 from shardwright.cli.commands.report import PAGES, write_page
 from shardwright.cli.console import print_chart, print_frontier, print_json, working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
@@ -24,21 +26,18 @@ from shardwright.report.choice import none_fits
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
+from shardwright.train.targets.target_text import Target
 
 
 @click.command("frontier")
-@options.target
-@options.machine
-@options.set_machine
+@groups.target
+@groups.machine()
 @options.device_counts
-@options.constraints
-@options.seconds
-@options.method
-@options.micro_batches
-@options.stages
-@options.allow_async
+@groups.plan_options(
+    *("constraints", "seconds", "method", "micro_batches", "stages", "allow_async")
+)
 @options.optimizer
-@options.habits
+@groups.numerics
 @click.option(
     "-o",
     "--output",
@@ -48,36 +47,26 @@ from shardwright.report.text.explain import WIDTH
 @options.as_json
 @paused_to_the_end()
 def command(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: tuple[str, ...],
-    machine: str,
-    figures: Mapping[str, object],
+    target: Target,
+    machine: MachineOptions,
     devices: tuple[int, ...],
-    constraints: tuple[str, ...],
-    seconds: float,
-    method: str,
-    micro_batches: tuple[int, ...],
-    stages: tuple[int, ...],
-    allow_async: bool,
+    wanted: PlanOptions,
     optimizer: str | None,
-    habits: Mapping[str, str],
+    numerics: Mapping[str, str],
     output: str | None,
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine, figures=figures)
+    known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    wishes = planning.Wishes(constraints, seconds, method, micro_batches, stages, allow_async)
-    planning.check(parts, wishes, batch)
-    captured = planning.capture(target, batch, seq, settings, optimizer, habits=habits)
-    searched, left_out = planning.surface(captured, parts, wishes)
+    planning.check(parts, wanted, target.batch)
+    captured = planning.capture(target, optimizer, numerics=numerics)
+    searched, left_out = planning.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
         found = [(part, frontier.all_settled()) for part, frontier in searched]
     frontiers = [frontier for _, frontier in found]
     if output:
-        _write(output, target, found)
+        _write(output, target.text, found)
     if as_json:
         print_json(
             {
@@ -87,7 +76,7 @@ def command(
                 "points": [_point(plan, part) for part, f in found for plan in f],
                 "baselines": [_point(plan, part) for part, f in found for plan in f.baselines],
                 "none_fits": {str(p.devices): words for p, f in found if (words := none_fits(f))},
-                "constraints": list(constraints),
+                "constraints": list(map(str, wanted.constraints)),
                 "left_out": {str(devices): reason for devices, reason in left_out.items()},
             }
         )
@@ -95,7 +84,7 @@ def command(
     for part, frontier in found:
         if words := none_fits(frontier):
             click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "))
-        click.echo(f"{target} on {part}")
+        click.echo(f"{target.text} on {part}")
         print_frontier(frontier)
         click.echo()
     for count, reason in left_out.items():
@@ -107,7 +96,7 @@ def command(
 
 
 def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) -> None:
-    """All plans as a page, or as files of a folder, named by devices and place."""
+    """Write all plans as a page, or as files of a folder, named by devices and index."""
     with working("writing plans"):
         shown = [
             Shown(f"{part.devices}-{label}", plan)
@@ -130,7 +119,7 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
 
 
 def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:
-    """The plans by their index in the table, and the baselines that are not among them by name."""
+    """The plans by their index in the table, and the baselines outside of the frontier by name."""
     for index, plan in enumerate(frontier):
         yield f"{index:03}", plan
     names = {plan.name for plan in frontier}
@@ -154,7 +143,7 @@ def _point(plan: Plan, machine: Machine) -> dict[str, object]:
 
 
 def _marks(frontiers: list[Frontier]) -> list[Mark]:
-    """Plans as `o` beside the baselines' letters; of several device counts, own marks."""
+    """Plans as `o` beside the baselines' letters; with several device counts, a symbol for each."""
     marks = []
     for place, found in enumerate(frontiers):
         if len(frontiers) == 1:
@@ -166,7 +155,7 @@ def _marks(frontiers: list[Frontier]) -> list[Mark]:
 
 
 def _symbol(frontier: Frontier, place: int) -> str:
-    """The number of devices where it is one digit, else a letter for the place in the list."""
+    """The number of devices where it has one digit, else a letter for the index in the list."""
     devices = frontier[0].devices
     return str(devices) if devices < 10 else ascii_uppercase[place % 26]
 

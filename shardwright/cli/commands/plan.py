@@ -1,4 +1,4 @@
-"""`shardwright plan`: the best plan under a limit, written to a file."""
+"""`shardwright plan`: writes the best plan under a memory limit to a file."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import options, planning
+from shardwright.cli import groups, options, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit, why
-from shardwright.report.summary import summary, ways
+from shardwright.report.summary import parallelism, summary
 from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
+from shardwright.train.targets.target_text import Target
 
 
 @click.command("plan")
-@options.target
-@options.machine
-@options.set_machine
-@options.time_operators
-@options.memory_limit
-@options.constraints
-@options.seconds
+@groups.target
+@groups.machine(timed=True)
+@groups.plan_options(
+    *("memory_limit", "constraints", "seconds", "method", "micro_batches", "stages", "allow_async")
+)
 @click.option(
     "--objective",
     type=click.Choice(planning.OBJECTIVES),
@@ -39,62 +40,36 @@ from shardwright.report.text.explain import WIDTH
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
-@options.method
-@options.micro_batches
-@options.stages
-@options.allow_async
 @options.optimizer
-@options.habits
+@groups.numerics
 @click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
 @options.as_json
 @paused_to_the_end()
 def command(
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    settings: tuple[str, ...],
-    machine: str,
-    figures: Mapping[str, object],
-    time_operators: float,
-    memory_limit: int | str | None,
-    constraints: tuple[str, ...],
-    seconds: float,
+    target: Target,
+    machine: MachineOptions,
+    wanted: PlanOptions,
     objective: str,
-    method: str,
-    micro_batches: tuple[int, ...],
-    stages: tuple[int, ...],
-    allow_async: bool,
     optimizer: str | None,
-    habits: Mapping[str, str],
+    numerics: Mapping[str, str],
     output: str | None,
     as_json: bool,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
-    known = planning.machine_of(machine, figures=figures)
-    limit = limit_on(known, memory_limit)
-    timing = time_operators if machine == "here" else 0.0
-    wishes = planning.Wishes(
-        constraints, seconds, method, micro_batches, stages, allow_async, timing
-    )
-    fewest = objective == "devices"
-    planning.check(list(planning.machine_parts(known)) if fewest else [known], wishes, batch)
+    known = planning.machine_of(machine)
+    limit = limit_on(known, wanted.memory_limit)
+    parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
+    planning.check(parts, wanted, target.batch)
     captured = planning.capture(
-        target,
-        batch,
-        seq,
-        settings,
-        optimizer,
-        habits=habits,
-        machine=known,
-        memory_limit=memory_limit,
+        target, optimizer, numerics=numerics, machine=known, memory_limit=wanted.memory_limit
     )
-    plan, frontier = planning.choose(captured, known, objective, memory_limit, wishes)
+    plan, frontier = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
     if output:
         save_plan(frontier.with_rivals(plan), output)
     if as_json:
         print_json(content(plan, frontier, captured.seconds, output))
         return
-    print_choice(plan, frontier, limit, objective, pipelines=bool(stages))
+    print_choice(plan, frontier, limit, objective, pipelines=wanted.pipelines)
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
 
@@ -102,7 +77,7 @@ def command(
 def content(
     plan: Plan, frontier: Frontier, capture_seconds: float, output: str | None
 ) -> dict[str, object]:
-    """What `plan --json` prints; `plan` is what the plan file holds."""
+    """The output of `plan --json`; `plan` is the content of the plan file."""
     return {
         "capture_seconds": capture_seconds,
         "search_seconds": frontier.search_seconds,
@@ -124,12 +99,12 @@ def content(
 def print_choice(
     plan: Plan, frontier: Frontier, limit: int | None, objective: str, *, pipelines: bool
 ) -> None:
-    """Whether it fits and in which ways it is parallel, the frontier with the baselines, and why.
+    """Print whether the plan fits, its kinds of parallelism, the frontier, and the reasons.
 
-    `pipelines` says whether they were searched, too.
+    `pipelines` says whether pipelines were searched.
     """
     click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
-    text = ways(plan)
+    text = parallelism(plan)
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
         text += f", no pipeline{unsearched}"

@@ -1,4 +1,4 @@
-"""`shardwright profile`: measure the devices and links at hand, as a machine file."""
+"""`shardwright profile`: measures the devices and links of this host and writes a machine file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ from shardwright.report.units import milliseconds, size
     show_default=True,
     help="Measure for about so long, and the start of the processes.",
 )
+@options.tune_host
 @options.as_json
-def command(output: str | None, devices: int | None, seconds: float, as_json: bool) -> None:
+def command(
+    output: str | None, devices: int | None, seconds: float, tune_host: bool, as_json: bool
+) -> None:
     """Measure matmul, convolution, attention, memory and collectives; write a machine file.
 
     Alone it starts a process per device of this host; under torchrun it
@@ -48,16 +51,16 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
     if output is None and launched:
         raise UsageError("ranks of torchrun write a machine file: say where with -o machine.toml")
     if not launched:
-        machine: Machine | None = _this_host(devices, seconds)
+        machine: Machine | None = _this_host(devices, seconds, tune_host)
     elif devices is not None:
         raise UsageError(
             f"--devices {devices} under torchrun, which has started {os.environ['WORLD_SIZE']}"
             " ranks; leave it out"
         )
     else:
-        machine = _these_ranks(seconds)
+        machine = _these_ranks(seconds, tune_host)
     if machine is None:
-        return  # another rank writes and tells
+        return  # only rank 0 writes and prints
     if output is not None:
         write_text(output, to_toml(machine))
     if as_json:
@@ -70,11 +73,12 @@ def command(output: str | None, devices: int | None, seconds: float, as_json: bo
     if output is not None:
         click.echo(f"wrote {output}; use it as --machine {output}")
     else:
-        click.echo(f"kept for --machine here with {machine.devices} devices")
+        kind = "`run --tune-host`" if tune_host else "--machine here"
+        click.echo(f"kept for {kind} with {machine.devices} devices")
 
 
 def content(machine: Machine, output: str | None) -> dict[str, object]:
-    """What `profile --json` prints."""
+    """The output of `profile --json`."""
     device = machine.device
     return {
         "name": machine.name,
@@ -93,12 +97,13 @@ def content(machine: Machine, output: str | None) -> dict[str, object]:
         ],
         "provenance": machine.provenance,
         "doubts": machine.measured.doubts if machine.measured else (),
+        "tuned_host": machine.measured is not None and machine.measured.tuned_host,
         "file": output,
     }
 
 
 def in_words(machine: Machine) -> list[str]:
-    """The machine, a line for the device, one for each level, and where it comes from."""
+    """A text of the machine: a line for the device, one per level, and the figures' origin."""
     device = machine.device
     peaks = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in device.flop_per_s)
     lines = [
@@ -128,7 +133,7 @@ def in_words(machine: Machine) -> list[str]:
 
 
 def _origin(machine: Machine) -> list[str]:
-    """Where the figures come from, and how well they fit."""
+    """The origin of the figures, and the error of the fit."""
     if machine.measured is None:
         return [machine.provenance]
     fits = [
@@ -136,22 +141,25 @@ def _origin(machine: Machine) -> list[str]:
         for kind, middle, most in machine.measured.errors
     ]
     busy = f"others took {machine.measured.busy:.0%} of the cores"
-    return [f"{machine.provenance}; {busy}; median error of the fit: {', '.join(fits)}"]
+    tuned = "; the host is tuned" if machine.measured.tuned_host else ""
+    return [f"{machine.provenance}{tuned}; {busy}; median error of the fit: {', '.join(fits)}"]
 
 
-def _this_host(devices: int | None, seconds: float) -> Machine:
+def _this_host(devices: int | None, seconds: float, tune_host: bool) -> Machine:
     with working("measuring this host") as tell:
         from shardwright.cli.planning import devices_here
         from shardwright.profile.measure import measure_host
 
-        return measure_host(devices or devices_here(), seconds, tell=tell, anew=True)
+        count = devices or devices_here()
+        return measure_host(count, seconds, tell=tell, anew=True, tune_host=tune_host)
 
 
-def _these_ranks(seconds: float) -> Machine | None:
-    """The machine on rank 0, nothing on the others."""
+def _these_ranks(seconds: float, tune_host: bool) -> Machine | None:
+    """The machine on rank 0, None on the other ranks."""
     import torch
     import torch.distributed as dist
 
+    from shardwright.machine.backends import backend_on
     from shardwright.profile.local_ranks import silent
     from shardwright.profile.measure import measure_ranks
     from shardwright.runtime.comm.shutdown import leave
@@ -161,12 +169,12 @@ def _these_ranks(seconds: float) -> Machine | None:
     )
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    dist.init_process_group(backend_on("cuda" if gpu else "cpu").name)
     try:
         if dist.get_rank():
-            measure_ranks(seconds, silent)
+            measure_ranks(seconds, silent, tune_host=tune_host)
             return None
         with working("measuring these ranks") as tell:
-            return measure_ranks(seconds, tell)
+            return measure_ranks(seconds, tell, tune_host=tune_host)
     finally:
         leave()

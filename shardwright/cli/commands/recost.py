@@ -1,14 +1,14 @@
-"""`shardwright recost`: a plan that was edited by hand, checked and costed again."""
+"""`shardwright recost`: checks and prices a plan that was edited by hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import options, planning
+from shardwright.cli import groups, options, planning
 from shardwright.cli.console import print_json, working
+from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
@@ -21,17 +21,15 @@ from shardwright.report.summary import summary
 
 
 @click.command("recost")
-@options.target_and_plan
-@options.machine
-@options.set_machine
+@groups.target_and_plan
+@groups.machine()
 @options.optimizer
 @click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
 @options.as_json
 @paused_to_the_end()
 def command(
-    given: options.PlanOfTarget,
-    machine: str,
-    figures: Mapping[str, object],
+    given: PlanOfTarget,
+    machine: MachineOptions,
     optimizer: str | None,
     output: str | None,
     as_json: bool,
@@ -39,12 +37,12 @@ def command(
     """Check PLAN, edited by hand, and cost it again, also on another machine.
 
     What the file decides is read: mesh, tilings, layouts of parameters and
-    whether they are regathered, recomputed pieces, micro-batches. All else in
+    whether they are regathered, recomputed segments, micro-batches. All else in
     it (layouts of values, seconds, bytes, collectives) is made anew.
     """
-    known = planning.machine_of(machine, figures=figures)
+    known = planning.machine_of(machine)
     captured, before = planning.planned(given)
-    frontier = planning.search(captured, known, planning.Wishes())
+    frontier = planning.search(captured, known)
     with working(f"costing {given.plan}"):
         from shardwright.planner.recost import recosted
 
@@ -63,7 +61,7 @@ def command(
 
 
 def content(plan: Plan, output: str | None) -> dict[str, object]:
-    """What `recost --json` prints."""
+    """The output of `recost --json`."""
     return {
         "step_seconds": plan.step_seconds,
         "peak_bytes": plan.peak_bytes,

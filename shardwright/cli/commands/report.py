@@ -1,4 +1,4 @@
-"""`shardwright report`: plan files as one HTML page."""
+"""`shardwright report`: renders plan files as one HTML page."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.machine.figures import machine_named
 from shardwright.machine.model import MachineError
-from shardwright.machine.toml import named
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chrome import read_trace, simulated
-from shardwright.report.page import Measured, Shown, Timeline, page
+from shardwright.report.page import MeasuredRun, Shown, Timeline, page
 from shardwright.simulate.time.step import timeline as step_of
 
-PAGES = (".html", ".htm")  # names of files that are pages
-_TIMELINES = 8  # plans on a page whose steps are drawn; each adds some hundred kilobytes
+PAGES = (".html", ".htm")  # suffixes of HTML files
+_TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kilobytes
 
 
 @click.command("report")
@@ -82,7 +82,7 @@ def write_page(
     trace: str | None = None,
     chosen: int = 0,
 ) -> int:
-    """Write the page of these plans; gives its length in bytes."""
+    """Write the page of these plans and return its length in bytes."""
     if memory_limit is None:
         memory_limit = _memory_of(shown[0].plan.machine)
     try:
@@ -100,9 +100,9 @@ def write_page(
 
 
 def _memory_of(machine: str) -> int | None:
-    """Memory of a device of this preset, changed or not; None for a machine that is none."""
+    """Memory of a device of this preset, also with changed figures; None for other machines."""
     with contextlib.suppress(MachineError):
-        return named(machine).device.usable_bytes
+        return machine_named(machine).device.usable_bytes
     return None
 
 
@@ -114,10 +114,10 @@ def _timeline(file: str) -> Timeline:
         raise UsageError(f"cannot read {file}: {reason}") from e
 
 
-def _measured(file: str) -> Measured:
+def _measured(file: str) -> MeasuredRun:
     try:
         data = json.loads(Path(file).read_text())
-        return Measured(
+        return MeasuredRun(
             Path(file).stem,
             _positive(data["predicted_step_seconds"]),
             _positive(data["measured_step_seconds"]),

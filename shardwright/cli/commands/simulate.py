@@ -1,4 +1,4 @@
-"""`shardwright simulate`: the timeline of a planned step, as a trace for Perfetto."""
+"""`shardwright simulate`: writes the timeline of a planned step as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _read(file: str) -> Profiled:
 
 
 def content(found: Timeline, output: str | None) -> dict[str, object]:
-    """What `simulate --json` prints; seconds are of one step, or of `mini_batches`."""
+    """The output of `simulate --json`; seconds are of one step, or of `mini_batches`."""
     return {
         "step_seconds": found.seconds,
         "tracks": [
@@ -78,7 +78,7 @@ def content(found: Timeline, output: str | None) -> dict[str, object]:
 
 
 def _tracks(found: Timeline) -> list[tuple[str, str, Seconds, Seconds]]:
-    """Every track: how long it is busy, and how long while its ranks' other stream is not."""
+    """For every track its busy time, and the part in which its ranks' other stream is idle."""
     rows = []
     tracks = list(dict.fromkeys(task.track for task in found.tasks))
     for track in tracks:

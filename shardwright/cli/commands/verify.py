@@ -1,4 +1,4 @@
-"""`shardwright verify`: a plan against one device, on local processes."""
+"""`shardwright verify`: compares a plan with one device, on local processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli import options, planning
+from shardwright.cli import groups, options, planning
 from shardwright.cli.console import print_json, working
+from shardwright.cli.groups import PlanOfTarget
 from shardwright.ir.plan import Plan
 from shardwright.report.text.explain import WIDTH
 
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from shardwright.api import Report
     from shardwright.train.job import Job
 
-NOT_EQUAL = 1  # exit status of a plan that runs and gives something else
+NOT_EQUAL = 1  # exit status of a plan that runs with other results
 
 
 @click.command("verify")
-@options.target_and_plan
+@groups.target_and_plan
 @options.as_json
-def command(given: options.PlanOfTarget, as_json: bool) -> None:
+def command(given: PlanOfTarget, as_json: bool) -> None:
     """Compare PLAN with the module itself: outputs, every gradient and buffer, one step."""
     captured, chosen = planning.planned(given)
     report = verified(captured.job, chosen)
@@ -46,7 +47,7 @@ def verified(job: Job, plan: Plan) -> Report:
 
 
 def content(report: Report) -> dict[str, object]:
-    """What `verify --json` prints."""
+    """The output of `verify --json`."""
     return {
         "ok": report.ok,
         "loss_error": report.loss_error,

@@ -1,1 +1,1 @@
-"""A plan as text for people: its modules, costs and notes."""
+"""Renders a plan as text for people: modules, costs and notes."""

@@ -26,12 +26,12 @@ from shardwright.report.text.module_rows import (
     stored,
     tiling_words,
 )
-from shardwright.report.text.module_transfers import Moves
+from shardwright.report.text.module_transfers import TransferReader
 
 WIDTH = 100
 _NAME = 26
 _NUMBER = 9
-SMALL_SHARE = 0.1  # of a module's time; operators below it are not named
+SMALL_SHARE = 0.1  # fraction of a module's time; operators below it are not named
 LEGEND = (
     "Rows include their submodules, a row of n modules shows one of them. Memory is what one rank"
     " holds at the peak, and that of the first row is all of it: state is weights, gradients and"
@@ -77,7 +77,7 @@ def _columns(texts: Iterable[str]) -> str:
 
 
 def head(plan: Plan) -> list[str]:
-    """Totals of the plan and what is to be known of it, one item a line."""
+    """Totals of the plan and general remarks, one item per line."""
     compute = sum(op.seconds for op in plan.ops)
     moved = sum(t.seconds for t in plan.transfers)
     update = sum(p.seconds for p in plan.parameters)
@@ -108,13 +108,13 @@ def head(plan: Plan) -> list[str]:
         lines.append(_item("micro-batches", often))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
-    if pieces := {op.piece for op in plan.ops} - {0}:
-        again = sum(op.piece > 0 for op in plan.ops)
-        lines.append(_item("recomputed", f"{again} operators in {len(pieces)} pieces"))
+    if segments := {op.segment for op in plan.ops} - {0}:
+        again = sum(op.segment > 0 for op in plan.ops)
+        lines.append(_item("recomputed", f"{again} operators in {len(segments)} segments"))
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
-    for name, text in plan.habits.lines():
+    for name, text in plan.numerics.lines():
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
         )
@@ -128,7 +128,7 @@ def head(plan: Plan) -> list[str]:
 
 
 def _memory(memory: Memory) -> Iterator[str]:
-    """What the peak is made of, where it is, and what comes beside."""
+    """The parts of the peak, where it occurs, and memory outside of it."""
     yield from _sum_of({PARTS[name]: size for name, size in memory.parts().items()})
     at = f", at {memory.at}" if memory.at else ", as the tables of the search add up"
     for line in textwrap.wrap(f"on rank {memory.rank}{at}", WIDTH - 16):
@@ -144,7 +144,7 @@ def _sum_of(parts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _stages(plan: Plan) -> list[str]:
-    """Of every stage where it begins, what it computes, and the group of devices that has it."""
+    """For every stage its first operator, its part of the computation, and its group of devices."""
     if plan.pipeline is None:
         return []
     groups = f"{plan.pipeline.groups} groups of {plan.layout_mesh.size} devices"
@@ -186,7 +186,7 @@ def _gap(plan: Plan) -> str:
 
 
 def _collectives(plan: Plan) -> dict[str, tuple[int, float]]:
-    """Per collective and axis, how many a step runs and the time of the transfers they end."""
+    """Per collective and axis, the count per step and the time of transfers that end with it."""
     counts: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
     for transfer in plan.transfers:
@@ -199,7 +199,7 @@ def _collectives(plan: Plan) -> dict[str, tuple[int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a row of the tree says of its module, in the units of the heading."""
+    """The texts of a module in a row of the tree, in the units of the heading."""
 
     numbers: tuple[float, ...]
     text: str
@@ -207,8 +207,8 @@ class Described:
 
 
 def tree(plan: Plan) -> Node[Described]:
-    """The plan's modules, repeats folded, with what is said of each."""
-    moves = Moves(plan)
+    """The plan's modules with their texts, repeats folded."""
+    moves = TransferReader(plan)
 
     def describe(path: str, module: Module) -> Described:
         details = tuple(map(str, moves.of(module.transfers, path)))
@@ -218,7 +218,7 @@ def tree(plan: Plan) -> Node[Described]:
 
 
 def _rows(plan: Plan) -> Iterator[_Row]:
-    for depth, node in tree(plan).walk():
+    for depth, node in tree(plan).visit():
         yield _Row(depth, node.name, node.content.numbers, node.content.text)
         for text in node.content.details:
             yield _Row(depth, "", (), text)
@@ -236,7 +236,7 @@ def _numbers(module: Module) -> tuple[float, ...]:
 
 
 def splits(module: Module) -> Iterator[str]:
-    """In words, what the module's big operators split, then how its parameters lie."""
+    """In words, the split of the module's big operators, then the layouts of its parameters."""
     total = sum(op.seconds for op in module.ops)
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in module.ops:
@@ -247,7 +247,7 @@ def splits(module: Module) -> Iterator[str]:
             named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
-    if module.ops and all(op.piece for op in module.ops):
+    if module.ops and all(op.segment for op in module.ops):
         yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
@@ -257,7 +257,7 @@ def splits(module: Module) -> Iterator[str]:
 
 
 def _lines(row: _Row) -> list[str]:
-    """A row in `WIDTH` columns; what does not fit goes on below itself."""
+    """A row in `WIDTH` columns, wrapped."""
     indent = "  " * row.depth
     if not row.numbers:
         start = indent + "    "

@@ -1,6 +1,6 @@
-"""The modules of a plan as a tree, in which equal neighbours become one row.
+"""The modules of a plan as a tree in which equal neighbours become one row.
 
-What a row says is the caller's matter: `explain` describes one plan, `diff` two.
+The caller provides the text of a row: `explain` describes one plan, `diff` two.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Generic, NamedTuple, TypeVar
 from shardwright.ir.layout import Bytes, Layout
 from shardwright.ir.memory import PARTS, STATE, Share
 from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.redistribution import LOCAL, communication_named
 
 T = TypeVar("T")
 
-# Parts of memory that was not settled, beside `PARTS`.
+# Parts of memory that was not simulated, beside `PARTS`.
 _TABLES = {"state": "state", "mixed": "not attributed", "unknown": "not known by module"}
 _STATE = (*STATE, "state")
-_FREE = ("slice", "mask", "embed")  # steps of a redistribution that move no data
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Module:
     children: dict[str, Module] = field(default_factory=dict)
 
     def at(self, path: str) -> Module:
-        """The module of this path, made if it is not there."""
+        """The module of this path, created if it does not exist."""
         found = self
         for name in path.split(".") if path else ():
             found = found.children.setdefault(name, Module())
         return found
 
     def inclusive(self) -> Iterator[Module]:
-        """The module and all below it."""
+        """The module and all modules below it."""
         yield self
         for child in self.children.values():
             yield from child.inclusive()
@@ -57,14 +57,14 @@ class Module:
 
     @property
     def is_rest(self) -> bool:
-        """Whether it is no module, but what belongs to none."""
+        """Whether it stands for costs outside of all modules."""
         return bool(self.rest) and not (
             self.ops or self.parameters or self.transfers or self.held or self.children
         )
 
     @property
     def costs(self) -> Costs:
-        """Of the module and all below it, on one rank."""
+        """Costs of the module and all modules below it, on one rank."""
         every = list(self.inclusive())
         held: Counter[str] = Counter()
         for module in every:
@@ -81,7 +81,7 @@ class Module:
 
 
 class Costs(NamedTuple):
-    """What a module takes of one rank; bytes are those of the peak, and add up to it."""
+    """Costs of a module on one rank; bytes are those at the peak, and add up to it."""
 
     state_bytes: int  # weights, gradients and optimizer state
     saved_bytes: int  # for the backward pass
@@ -90,7 +90,7 @@ class Costs(NamedTuple):
     comm_seconds: float
 
     def minus(self, other: Costs) -> Costs:
-        """What this is more than `other`."""
+        """The difference of these costs and `other`."""
         return Costs(
             self.state_bytes - other.state_bytes,
             self.saved_bytes - other.saved_bytes,
@@ -120,11 +120,11 @@ def module_tree(plan: Plan) -> Module:
 
 
 def shares(plan: Plan) -> tuple[Share, ...]:
-    """What belongs to which module of the plan's memory; it adds up to `peak_bytes`.
+    """The bytes of the plan's memory by module; they add up to `peak_bytes`.
 
-    Where the memory was not settled, that is what tables have for parameters and operators, and
-    the rest of the peak is not attributed: the batch, workspace, and saved tensors that tables have
-    on edges. Where only its parts are known, or tables have more, no module has any of it.
+    Where the memory was not simulated, they are the tables' figures of parameters and operators,
+    and the rest of the peak is not attributed: the batch, workspace, and saved tensors that tables
+    have on edges. Where only the parts are known, or the tables have more, no module has any.
     """
     if plan.memory is not None:
         parts = plan.memory.parts().items()
@@ -151,18 +151,18 @@ class Node(Generic[T]):
     content: T
     children: tuple[Node[T], ...]
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Node[T]]]:
+    def visit(self, depth: int = 0) -> Iterator[tuple[int, Node[T]]]:
         """The node and all below it with their depths, parents first."""
         yield depth, self
         for child in self.children:
-            yield from child.walk(depth + 1)
+            yield from child.visit(depth + 1)
 
 
 def fold(root: Module, describe: Callable[[str, Module], T]) -> Node[T]:
-    """The tree below `root` with what `describe` says of each path and module.
+    """The tree below `root` with the texts that `describe` gives for each path and module.
 
-    Numbered neighbours whose whole subtrees read the same become one node, and
-    a module that holds nothing but one other is named together with it.
+    Numbered neighbours with equal texts in their whole subtrees become one node, and a module that
+    only contains one other is combined with it.
     """
     return _fold(root, "(model)", "", describe)
 
@@ -177,14 +177,14 @@ def _fold(module: Module, name: str, path: str, describe: Callable[[str, Module]
 
 
 def _rest(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:
-    """What belongs to no module, each part as a row of its own: `(communication)`."""
+    """Costs outside of modules, each part as a row of its own: `(communication)`."""
     for part, size in module.rest.items():
         only = Module(rest=Counter({part: size}))
         yield Node(f"({part_name(part)})", path, 1, describe(path, only), ())
 
 
 def part_name(part: str) -> str:
-    """What a part of the memory is called."""
+    """The printed name of a part of memory."""
     return PARTS.get(part) or _TABLES[part]
 
 
@@ -207,7 +207,7 @@ def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -
 
 
 def _reads(node: Node[T]) -> tuple[object, ...]:
-    """All that is shown of a node, which says nothing of where it is."""
+    """All that is shown of a node except its path."""
     return node.name, node.count, node.content, tuple(_reads(child) for child in node.children)
 
 
@@ -234,8 +234,8 @@ def _join(path: str, name: str) -> str:
 
 
 def moves_data(collective: str) -> bool:
-    """Whether this step of a redistribution sends anything."""
-    return collective.partition(" ")[0] not in _FREE
+    """Whether this step of a redistribution sends data."""
+    return communication_named(collective.partition(" ")[0]) not in LOCAL
 
 
 def kind(op: PlannedOp) -> str:
@@ -247,17 +247,17 @@ def kind(op: PlannedOp) -> str:
 
 
 def tiling_words(op: PlannedOp) -> str:
-    """What the operator splits, such as `dp:batch tp:features`; `whole` where nothing."""
+    """The split of the operator, such as `dp:batch tp:features`; `whole` for none."""
     return _without(op.splits, "-", op.layout, nothing="whole")
 
 
 def stored(parameter: PlannedParameter) -> str:
-    """How the parameter lies, such as `dp:S(0) regathered`; `R` where every device has it."""
+    """The layout of the parameter, such as `dp:S(0) regathered`; `R` where every device has it."""
     lies = _without(parameter.layout.placements, "R", parameter.layout)
     return lies + " regathered" * parameter.regathered
 
 
 def _without(per_axis: Iterable[object], plain: str, layout: Layout, nothing: str = "R") -> str:
-    """`axis:choice` of the axes whose choice is not the plain one."""
+    """`axis:choice` of the axes with another choice than `plain`."""
     named = zip(layout.mesh.names, map(str, per_axis), strict=True)
     return " ".join(f"{axis}:{text}" for axis, text in named if text != plain) or nothing

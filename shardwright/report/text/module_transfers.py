@@ -1,7 +1,7 @@
-"""The redistributions of a module, grouped for readers.
+"""Groups the redistributions of a module for readers.
 
-Transfers of one phase that run the same collectives for the same source line
-are one move, which names all values that it takes along.
+Transfers of one phase that run the same collectives for the same source line are combined into one
+row, which names all their values.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import PurePath
 from shardwright.ir.plan import Phase, Plan, Transfer
 from shardwright.report.text.module_rows import kind, moves_data
 
-_OF = {Phase.FORWARD: "", Phase.AGAIN: "again ", Phase.BACKWARD: "gradient of "}
+_OF = {Phase.FORWARD: "", Phase.RECOMPUTE: "again ", Phase.BACKWARD: "gradient of "}
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ModuleTransfer:
     """`collectives` that run `times` a step; `bytes` of the largest tiles, `seconds` of all times.
 
     `where` is the operator that needs them, with the user's file and line where
@@ -34,7 +34,7 @@ class Move:
 
     @property
     def kind(self) -> str:
-        """What is done to what, such as `all_reduce tp: linear`."""
+        """The collective, its axis and its reader: `all_reduce tp: linear`."""
         often = f"{self.times} x " if self.times > 1 else ""
         return f"{often}{' + '.join(self.collectives)}: {self.what}"
 
@@ -44,15 +44,15 @@ class Move:
         return f"{self.kind}, {size}, {self.seconds * 1e3:.2f} ms, {self.where}"
 
 
-class Moves:
+class TransferReader:
     """Reads the transfers of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._ops = {op.name: op for op in plan.ops}
         self._parameters = {p.name for p in plan.parameters}
 
-    def of(self, transfers: Iterable[Transfer], path: str) -> Iterator[Move]:
-        """The moves of the module at `path`; the same in every repeat of it."""
+    def of(self, transfers: Iterable[Transfer], path: str) -> Iterator[ModuleTransfer]:
+        """The transfers of the module at `path`; equal in every repeat of it."""
         grouped: dict[tuple[Phase, tuple[str, ...], int, str, str], list[Transfer]] = {}
         for t in transfers:
             moving = tuple(c for c in t.collectives if moves_data(c))
@@ -62,10 +62,10 @@ class Moves:
         for (phase, moving, times, where, source), found in grouped.items():
             what = " ".join(dict.fromkeys(self._moved(t, path) for t in found))
             size, seconds = sum(t.bytes for t in found), sum(t.seconds for t in found)
-            yield Move(moving, times, _OF[phase] + what, where, source, size, seconds)
+            yield ModuleTransfer(moving, times, _OF[phase] + what, where, source, size, seconds)
 
     def _moved(self, transfer: Transfer, path: str) -> str:
-        """The value that is moved, as the user knows it."""
+        """The name that the user knows the moved value by."""
         if transfer.value in self._parameters:
             return transfer.value.removeprefix(f"{path}.")
         op = self._ops.get(transfer.value.partition(".")[0]) or self._ops.get(transfer.value)

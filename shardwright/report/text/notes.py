@@ -18,7 +18,7 @@ _MEANING = {
 
 
 def costs(plan: Plan, remark: Remark) -> Mapping[str, float]:
-    """Seconds of a step, their share of it, and bytes kept for the backward pass, on one rank."""
+    """Seconds of a step, their share of it, and bytes saved for the backward pass, on one rank."""
     names = set(remark.ops)
     own = [op for op in plan.ops if op.name in names]
     seconds = sum(op.seconds for op in own)

@@ -27,9 +27,9 @@ class AsyncSaver:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
     def write(
-        self, tensors: Mapping[str, torch.Tensor], aside: Path, finish: Callable[[], None]
+        self, tensors: Mapping[str, torch.Tensor], staging: Path, finish: Callable[[], None]
     ) -> Future[None]:
-        """Copy `tensors` and begin to write them to `aside`; `finish` follows on this rank.
+        """Copy `tensors` and begin to write them to `staging`; `finish` follows on this rank.
 
         The future has the error of either. Errors of any rank's writing are those of all.
         """
@@ -37,7 +37,7 @@ class AsyncSaver:
             "Future[object]",
             async_save(
                 {name: _copied(tensor) for name, tensor in tensors.items()},
-                storage_writer=FileSystemWriter(aside, single_file_per_rank=True),
+                storage_writer=FileSystemWriter(staging, single_file_per_rank=True),
                 planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=self._group,
                 no_dist=self._group is None,

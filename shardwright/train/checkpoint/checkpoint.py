@@ -34,7 +34,10 @@ T = TypeVar("T")
 class Checkpoints:
     """Checkpoints of a run under `plan`; every rank calls its methods at the same steps.
 
-    `folder` is one that all ranks see: on several hosts, a shared file system.
+    Args:
+        folder: a folder that all ranks see: on several hosts, on a shared file system.
+        plan: written into each checkpoint for the record.
+        keep: the number of latest checkpoints that stay.
     """
 
     def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
@@ -45,19 +48,30 @@ class Checkpoints:
         _on_rank_0(self.folder.open)
 
     def save(self, run: Run) -> None:
-        """Write the run as it is; raises `CheckpointError` on every rank if any could not."""
+        """Write the run as it is, and wait for it.
+
+        Args:
+            run: what to write.
+
+        Raises:
+            CheckpointError: on every rank, if any could not.
+        """
         self.begin(run)
         self.settle()
 
     def begin(self, run: Run) -> None:
-        """Begin to write the run as it is now; steps may go on. `settle` the one before first.
+        """Begin to write the run as it is now, from a copy; steps may go on meanwhile.
 
-        Raises `CheckpointError` on every rank if it cannot be begun.
+        Args:
+            run: what to write. Call `settle` for the checkpoint before first.
+
+        Raises:
+            CheckpointError: on every rank, if it cannot be begun.
         """
         assert self._begun is None, "one checkpoint at a time"
         step, record = run.step, run.record()
         try:
-            aside = _on_rank_0(lambda: self.folder.begin(step))
+            staging = _on_rank_0(lambda: self.folder.begin(step))
         except OSError as e:
             raise self._failed(step, e) from e
 
@@ -65,7 +79,7 @@ class Checkpoints:
             if _rank() == 0:
                 self._finish(step, record)
 
-        self._begun = step, self._background.write(run.tensors(), aside, finish)
+        self._begun = step, self._background.write(run.tensors(), staging, finish)
 
     def settle(self) -> None:
         """Wait for what was begun; raises `CheckpointError` on every rank if any failed.
@@ -85,9 +99,11 @@ class Checkpoints:
         self.last = step
 
     def close(self, seconds: float = 60) -> None:
-        """Wait for what was begun, for so long at most, and say nothing of it; on any rank alone.
+        """Wait for what was begun, without raising: for a run that ends with an error, on any rank
+        alone.
 
-        For a run that ends with an error, before its process group goes.
+        Args:
+            seconds: how long to wait at most.
         """
         if self._begun is not None:
             with suppress(TimeoutError):
@@ -102,10 +118,17 @@ class Checkpoints:
         )
 
     def resume(self, run: Run) -> tuple[Saved | None, list[str]]:
-        """Put `run` where the latest whole checkpoint is; None if there is none.
+        """Restore the latest complete checkpoint into `run`.
 
-        Beside it, what is wrong with later ones that were passed over. Raises
-        `CheckpointError` if it is one of another model, optimizer or schedule.
+        Args:
+            run: a run before its first step, under any plan.
+
+        Returns:
+            The checkpoint, None if there is none, and what is wrong with later ones that were
+                passed over.
+
+        Raises:
+            CheckpointError: it is one of another model, optimizer or schedule.
         """
         saved, wrong = _on_rank_0(self.folder.latest)
         if saved is None:
@@ -114,24 +137,24 @@ class Checkpoints:
             index = read_index(saved.folder, saved.sizes)
             with _quiet():
                 load(
-                    _agreed(lambda: run.prepare(saved.record, index)),
+                    _raise_on_all_ranks(lambda: run.prepare(saved.record, index)),
                     storage_reader=SafeReader(saved.folder, saved.sizes),
                     planner=DefaultLoadPlanner(
                         flatten_state_dict=False, flatten_sharded_tensors=False
                     ),
                 )
-            _agreed(lambda: run.restore(saved.record, saved.step))
+            _raise_on_all_ranks(lambda: run.restore(saved.record, saved.step))
         except (CheckpointException, ValueError, KeyError, TypeError) as e:
             raise CheckpointError(f"cannot go on from {saved.folder}: {_reason(e)}") from e
         self.last = saved.step
         return saved, wrong
 
     def _finish(self, step: int, record: dict[str, Any]) -> None:
-        aside = self.folder.aside(step)
-        save_plan(self.plan, aside / PLAN)
-        sizes = {file.name: file.stat().st_size for file in aside.iterdir()}
+        staging = self.folder.staging(step)
+        save_plan(self.plan, staging / PLAN)
+        sizes = {file.name: file.stat().st_size for file in staging.iterdir()}
         try:
-            read_index(aside, sizes)
+            read_index(staging, sizes)
         except CheckpointError as e:
             raise CheckpointError(f"{e}; do all hosts see the same {self.folder.path}?") from e
         self.folder.finish(step, record)
@@ -141,19 +164,19 @@ def _on_rank_0(do: Callable[[], Any]) -> Any:
     """What `do` returns on rank 0, on every rank; what it raises there is raised everywhere."""
     if not dist.is_initialized():
         return do()
-    told: list[Any] = [None, None]
+    answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            told = [do(), None]
+            answer = [do(), None]
         except (OSError, ValueError) as e:
-            told = [None, e]
-    dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]
+            answer = [None, e]
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
 
 
-def _agreed(do: Callable[[], T]) -> T:
+def _raise_on_all_ranks(do: Callable[[], T]) -> T:
     """What `do` returns on each rank; what it raises on one is raised on all."""
     error: Exception | None = None
     try:

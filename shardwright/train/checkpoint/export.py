@@ -28,24 +28,24 @@ _INDEX = f"{WEIGHTS}.index.json"
 _LARGEST_INDEX = 2**28  # bytes
 
 
-def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
+def full_state_dict(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
     """The state dict of `model` with the values that `module` has trained, on the host of rank 0.
 
     `model` may be on the meta device; it tells names and shapes. Every rank calls it;
     on other ranks it is empty.
     """
     is_first = not dist.is_initialized() or dist.get_rank() == 0
-    held: dict[str, torch.Tensor] = {
+    local: dict[str, torch.Tensor] = {
         **dict(module.named_parameters()),
         **module.lasting_buffers(),
     }
-    homes, first = _homes(held), _first_names(model)
+    owners, first = _owners(local), _first_names(model)
     found: dict[str, torch.Tensor] = {}
     for key in model.state_dict():
         name = first.get(key, key)
-        if name not in homes:
+        if name not in owners:
             raise CheckpointError(f"the parallel module has no {key}; was it made of this model?")
-        whole = _brought(held.get(name), *homes[name])
+        whole = _gathered(local.get(name), *owners[name])
         if is_first:
             found[key] = whole.cpu().contiguous()
     return found
@@ -54,10 +54,10 @@ def whole_state(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
 Home = tuple[int, torch.dtype, tuple[int, ...], torch.device]  # of a tensor: its first rank
 
 
-def _homes(held: Mapping[str, torch.Tensor]) -> dict[str, Home]:
-    """Where every tensor is: stages of a pipeline hold some of them each."""
+def _owners(local: Mapping[str, torch.Tensor]) -> dict[str, Home]:
+    """The rank, dtype and shape of every tensor: stages of a pipeline have different ones."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mine = {name: (rank, t.dtype, tuple(t.shape), t.device) for name, t in held.items()}
+    mine = {name: (rank, t.dtype, tuple(t.shape), t.device) for name, t in local.items()}
     if not dist.is_initialized():
         return mine
     every: list[dict[str, Home]] = [{} for _ in range(dist.get_world_size())]
@@ -65,15 +65,15 @@ def _homes(held: Mapping[str, torch.Tensor]) -> dict[str, Home]:
     return {name: home for found in reversed(every) for name, home in found.items()}
 
 
-def _brought(
-    held: torch.Tensor | None,
+def _gathered(
+    local: torch.Tensor | None,
     home: int,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     device: torch.device,
 ) -> torch.Tensor:
-    """The whole tensor, on rank 0 at least; `held` is this rank's part, if it has one."""
-    whole = None if held is None else held.detach()
+    """The full tensor, on rank 0 at least; `local` is this rank's part, or None."""
+    whole = None if local is None else local.detach()
     whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
     if home != 0:
         here = (
@@ -88,23 +88,31 @@ def _brought(
 def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the trained weights under the model's own keys; every rank calls it.
 
-    A tensor with several keys, as a tied embedding, is written under the first;
-    `load_safetensors` and `from_pretrained` tie it again. The file is written aside and renamed.
+    A tensor with several keys, as a tied embedding, is written under the first; `load_safetensors`
+    and `from_pretrained` tie it again. The file is written aside and renamed.
+
+    Args:
+        module: what was trained.
+        model: tells names and shapes; it may be on the meta device.
+        path: the file.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
-    state = whole_state(module, model)
+    state = full_state_dict(module, model)
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     first = _first_names(model)
     kept = {key: value for key, value in state.items() if first.get(key, key) == key}
     target = Path(path)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    staging = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _safetensors()[0](kept, aside, metadata={"format": "pt"})
-        os.replace(aside, target)
+        _safetensors()[0](kept, staging, metadata={"format": "pt"})
+        os.replace(staging, target)
     except OSError as e:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {target}: {e.strerror}; choose another path") from e
 
 
@@ -120,10 +128,17 @@ def check_export(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
-    """A folder that the Hugging Face class of `model` reads by `from_pretrained`; on every rank.
+    """Write a folder for `from_pretrained` of the model's Hugging Face class; every rank calls it.
 
-    Of a model with PEFT's adapters it holds these alone, as PEFT writes them:
-    `PeftModel.from_pretrained` puts them on the base model, and `merge_and_unload` merges them.
+    Of a model with PEFT's adapters it holds these alone, as PEFT writes them.
+
+    Args:
+        module: what was trained.
+        model: the Hugging Face model, which may be on the meta device.
+        folder: the folder.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
     check_export(model, folder)
     if _has_adapters(model):
@@ -143,7 +158,7 @@ def _has_adapters(model: Any) -> bool:
 
 def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
     """What the model's own `save_pretrained` writes, of the trained weights."""
-    state = whole_state(module, model)
+    state = full_state_dict(module, model)
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     try:
@@ -161,10 +176,15 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Put the weights in a safetensors file, or in a Hugging Face folder of them, into `model`.
+    """Load weights into `model` before it is made parallel.
 
-    Such a folder holds `model.safetensors`, or several files and the index
-    `model.safetensors.index.json`. Raises `CheckpointError` as `load_safetensors` does.
+    Args:
+        model: a module with values.
+        path: a safetensors file, or a folder that `save_pretrained` wrote: `model.safetensors`, or
+            several files with `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is of another model.
     """
     if not Path(path).is_dir():
         load_safetensors(model, path)

@@ -59,34 +59,34 @@ class CheckpointFolder:
                 f"cannot use {self.path} for checkpoints: {e.strerror}; give another folder"
             ) from e
 
-    def aside(self, step: int) -> Path:
+    def staging(self, step: int) -> Path:
         """Where the checkpoint of `step` is written before it is complete."""
         return self.path / f"{_name(step)}{_PARTIAL}"
 
     def begin(self, step: int) -> Path:
         """The empty folder aside; on one rank, before any writes to it."""
-        aside = self.aside(step)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        return aside
+        staging = self.staging(step)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        return staging
 
     def abandon(self, step: int) -> None:
-        """Drop what there is of a checkpoint that could not be written."""
-        shutil.rmtree(self.aside(step), ignore_errors=True)
+        """Delete a checkpoint that could not be written completely."""
+        shutil.rmtree(self.staging(step), ignore_errors=True)
 
     def finish(self, step: int, record: Mapping[str, Any]) -> Path:
         """Give what was written aside its record and its name; drop those that are too old.
 
         Raises `OSError` if the disk does not take it.
         """
-        aside, target = self.aside(step), self.path / _name(step)
-        sizes = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
+        staging, target = self.staging(step), self.path / _name(step)
+        sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         head = {"format": FORMAT, "version": VERSION, "step": step, "files": sizes}
-        _write(aside / RECORD, json.dumps({**head, **record}))
-        _sync(aside)
+        _write(staging / RECORD, json.dumps({**head, **record}))
+        _sync(staging)
         if target.exists():  # one that is damaged, else the run had gone on from there
             self._drop(target)
-        os.rename(aside, target)
+        os.rename(staging, target)
         _sync(self.path)
         for old in self.names()[self.keep :]:
             self._drop(self.path / old)
@@ -114,11 +114,11 @@ class CheckpointFolder:
         return None, wrong
 
     def _drop(self, folder: Path) -> None:
-        """Take the name away first: what is half deleted must not look complete."""
-        aside = folder.with_name(f"{folder.name}.old{_PARTIAL}")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        """Rename the folder, then delete it: a half deleted one must not look complete."""
+        staging = folder.with_name(f"{folder.name}.old{_PARTIAL}")
+        shutil.rmtree(staging, ignore_errors=True)
+        os.rename(folder, staging)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def read_record(folder: Path) -> Saved:

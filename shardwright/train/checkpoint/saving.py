@@ -11,7 +11,7 @@ from shardwright.train.checkpoint.state import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class PeriodicSaver:
     """Saves every so many steps and at the end; `failed` hears of errors.
 
     In the `background` a checkpoint is written while steps go on; one that is
@@ -25,7 +25,7 @@ class Saving:
 
     def now(self, run: Run) -> None:
         """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
-        self._settle()
+        self._wait()
         if self.checkpoints.last != run.step:
             self.checkpoints.save(run)
 
@@ -39,7 +39,7 @@ class Saving:
             return
         try:
             if self.background and run.step < steps:
-                self._settle()
+                self._wait()
                 self.checkpoints.begin(run)
             else:
                 self.now(run)
@@ -48,7 +48,7 @@ class Saving:
             if run.step >= steps:
                 raise
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         try:
             self.checkpoints.settle()
         except CheckpointError as e:

@@ -54,7 +54,16 @@ class Steppable(Trainable, Protocol):
 
 @dataclass
 class Run:
-    """One rank's side of a training run, between two steps; `step` of them are done."""
+    """One rank's side of a training run, between two steps.
+
+    Attributes:
+        module: what computes the loss.
+        optimizer: of the module's parameters.
+        batches: the global batches, without end.
+        schedule: the learning-rate schedule; None: constant.
+        step: steps that are done.
+        reads_own: whether `batches` gives this rank's own samples only.
+    """
 
     module: Trainable
     optimizer: torch.optim.Optimizer

@@ -18,7 +18,9 @@ from torch import nn
 
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.job import Job
-from shardwright.train.targets.target_text import ConfigTarget, TargetError, whole
+from shardwright.train.targets.config_values import refused
+from shardwright.train.targets.target_error import TargetError
+from shardwright.train.targets.target_text import ConfigTarget, is_integer
 
 _STEPS = 20  # of training on made-up batches, enough to see the speed
 _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")
@@ -77,7 +79,7 @@ def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[]
     if isinstance(longest, int) and seq > longest:
         raise TargetError(f"--seq {seq} is longer than the {longest} positions of {file}")
     words: Any = getattr(config, "vocab_size", None)
-    if not whole(words, 1):
+    if not is_integer(words, 1):
         raise TargetError(
             f"{file} has vocab_size {words!r}, so no tokens can be made up; give a whole number"
         )
@@ -102,10 +104,10 @@ def _images(file: Path, config: Any, batch: int, given: Mapping[str, Any]) -> Ca
 
     channels, size = field("num_channels", "3"), field("image_size", "224")
     sides = (size, size) if isinstance(size, int) else size
-    if not whole(channels, 1):
+    if not is_integer(channels, 1):
         raise TargetError(f"{file} has num_channels {channels!r}; give a whole number, as 3")
     if not (
-        isinstance(sides, list | tuple) and len(sides) == 2 and all(whole(n, 1) for n in sides)
+        isinstance(sides, list | tuple) and len(sides) == 2 and all(is_integer(n, 1) for n in sides)
     ):
         raise TargetError(f"{file} has image_size {size!r}; give pixels, as 224 or [224, 224]")
     problem = getattr(config, "problem_type", None)
@@ -144,10 +146,6 @@ def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
     changed = {}
     for name, value in given.items():
         if hasattr(config, name):
-            least = 1 if name.endswith("_size") else 0
-            below = isinstance(value, int | float) and value < least
-            if whole(getattr(config, name), 1) and below and not name.endswith("_id"):
-                raise TargetError(f"--set {name}={value}: {file} needs a number of {least} or more")
             changed[name] = value
         elif not (of_images and name in ("image_size", "num_channels")):
             raise TargetError(unknown_setting(str(file), name, config.to_dict(), "field"))
@@ -155,7 +153,7 @@ def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
         try:
             config = AutoConfig.for_model(**{**data, **changed})
         except Exception as e:
-            raise TargetError(_not_taken(file, changed, e)) from e
+            raise TargetError(_refused_config(file, changed, e)) from e
     config.use_cache = False  # a training step returns no keys and values
     return config
 
@@ -168,7 +166,7 @@ def _image_types() -> frozenset[str]:
     return frozenset(config.model_type for config in known)
 
 
-def _not_taken(file: Path, given: Mapping[str, Any], error: Exception) -> str:
+def _refused_config(file: Path, given: Mapping[str, Any], error: Exception) -> str:
     """That a config with these fields is refused, and why."""
     said = " ".join(f"--set {name}={json.dumps(value)}" for name, value in given.items())
     return f"{said}: {file} does not take it: {_reason(error)}"
@@ -183,29 +181,61 @@ def _reason(error: BaseException) -> str:
 
 
 def _architecture(file: Path, config: Any) -> type[nn.Module]:
-    """The class of the config's architecture, else the language model or classifier of its type."""
+    """The class of the config's architecture, else the language model or classifier of its type.
+
+    Only classes that transformers lists for the model type are looked up: a name in a file is
+    not a way to reach other code.
+    """
     import transformers
 
     names = config.architectures or ()
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise TargetError(f'{file} has architectures {names!r}; give a list, as ["ViTModel"]')
-    named = (getattr(transformers, name, None) for name in names)
-    found = next((n for n in named if inspect.isclass(n) and issubclass(n, nn.Module)), None)
-    if found is not None:
-        return found
-    for known in (
+        refused(file, "architectures", names, 'a list of names is needed, as ["ViTModel"]')
+    listed = _listed_classes(config)
+    for name in names:
+        if name in listed:
+            return listed[name]
+    if names:
+        known = get_close_matches(names[0], list(listed), 3, 0.4) or list(listed)[:3]
+        needed = f"give a class of transformers for {config.model_type}, as {', '.join(known)}"
+        refused(file, "architectures", list(names), f"{needed}, or leave it out")
+    for table in (
         transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
         transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     ):
-        if type(config) in known:
-            classes = known[type(config)]
+        if type(config) in table:
+            classes = table[type(config)]
             first: type[nn.Module] = classes[0] if isinstance(classes, tuple) else classes
-            assert issubclass(first, nn.Module)
             return first
     raise TargetError(
         f"{file} names no architecture, and {config.model_type} is neither a language model nor a"
         ' classifier of images; name one of its classes, as in "architectures": ["T5Model"]'
     )
+
+
+def _listed_classes(config: Any) -> dict[str, type[nn.Module]]:
+    """Models that transformers has for the type of `config`, by name.
+
+    A class in none of transformers' tables, but beside one that is, counts too.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    tables = [n for n in dir(modeling_auto) if n.startswith("MODEL_") and n.endswith("_NAMES")]
+    names: list[str] = []
+    for table in tables:
+        found = getattr(modeling_auto, table).get(config.model_type, ())
+        names += [found] if isinstance(found, str) else found
+    modules = {inspect.getmodule(getattr(transformers, name)) for name in names}
+    names += [name for module in modules for name in getattr(module, "__all__", ())]
+    classes = {name: getattr(transformers, name, None) for name in names}
+    return {
+        name: made
+        for name, made in classes.items()
+        if inspect.isclass(made)
+        and issubclass(made, transformers.PreTrainedModel)
+        and issubclass(made, nn.Module)  # it is one; type checkers see no bases of the other
+    }
 
 
 def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, Any]) -> nn.Module:
@@ -215,5 +245,37 @@ def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, An
         if torch.get_default_device().type == "meta":  # `build_model` tries a real one
             raise
         if given:
-            raise JobError(_not_taken(file, given, e)) from e
+            raise JobError(_refused_config(file, given, e)) from e
+        cause = _known_cause(config)
+        if cause is not None:
+            key, value, needed = cause
+            raise JobError(f"{file}: {key} is {json.dumps(value)}; {needed}") from e
         raise JobError(f"{file}: {make.__name__} cannot be made: {_reason(e)}") from e
+
+
+def _known_cause(config: Any) -> tuple[str, Any, str] | None:
+    """The field, its value and what is needed, where one explains why no model can be made."""
+    from transformers.activations import ACT2FN
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    fields = config.to_dict()
+    for name in ("hidden_act", "hidden_activation", "activation_function", "activation"):
+        act = fields.get(name)
+        if isinstance(act, str) and act not in ACT2FN:
+            return name, act, f"give an activation, as {_nearest(act, ACT2FN)}"
+    rope = fields.get("rope_parameters")
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    if isinstance(kind, str) and kind not in ("default", *ROPE_INIT_FUNCTIONS):
+        return "rope_type", kind, f"give one of default, {', '.join(ROPE_INIT_FUNCTIONS)}"
+    words, padding = fields.get("vocab_size"), fields.get("pad_token_id")
+    if is_integer(words, 1) and isinstance(padding, int) and not -1 <= padding < words:
+        return "pad_token_id", padding, f"a token below vocab_size {words} is needed"
+    hidden = getattr(config, "hidden_size", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if isinstance(hidden, int) and isinstance(heads, int) and heads and hidden % heads:
+        return "num_attention_heads", heads, f"a divisor of hidden_size {hidden} is needed"
+    return None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return ", ".join(get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:3])

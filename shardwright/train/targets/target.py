@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,11 +21,12 @@ from shardwright.ir.optimizers import known_optimizer
 from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
+from shardwright.train.targets.config_values import read_config
 from shardwright.train.targets.hf_config import config_job, unknown_setting
+from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import (
     ConfigTarget,
     FunctionTarget,
-    TargetError,
     config_file,
     parse_target,
 )
@@ -126,7 +126,7 @@ def half_precision(target: str) -> str | None:
     file = config_file(target)
     if file is None:
         return None
-    data = json.loads(file.read_text())
+    data = read_config(file)
     named = str(data.get("dtype") or data.get("torch_dtype"))
     return named if named in ("bfloat16", "float16") else None
 

@@ -12,11 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardwright.train.targets.config_values import check_values, read_config
+from shardwright.train.targets.target_error import TargetError
+
+_MOST_TOKENS = 2**28  # of a global batch; the largest that were published have 2**26
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 
-class TargetError(ValueError):
-    """A TARGET that does not lead to a job."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """TARGET with the sizes that a config.json needs, and changes to try."""
+
+    text: str
+    batch: int | None = None
+    seq: int | None = None
+    settings: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """What the worker is told."""
+        found = ["--target", self.text]
+        for option, size in (("--batch", self.batch), ("--seq", self.seq)):
+            found += [option, str(size)] if size is not None else []
+        return [*found, *(part for text in self.settings for part in ("--set", text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,10 @@ def parse_target(
         given[name] = value
     if (config := config_file(target)) is not None:
         batch, seq = _sizes(config, given.pop("batch", batch), given.pop("seq", seq))
-        return ConfigTarget(config, _read(config), batch, seq, given)
+        content = read_config(config)
+        check_values(None, given)
+        check_values(config, {**content, **given})
+        return ConfigTarget(config, content, batch, seq, given)
     _check_form(target)
     if batch is not None or seq is not None:
         raise TargetError(
@@ -78,19 +98,9 @@ def config_file(target: str) -> Path | None:
     return path if target.endswith(".json") else None
 
 
-def whole(number: object, least: int) -> bool:
+def is_integer(number: object, least: int) -> bool:
     """Whether it is a whole number of at least `least`."""
     return isinstance(number, int) and not isinstance(number, bool) and number >= least
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as e:
-        raise TargetError(f"cannot read {file}: {e}; give a Hugging Face config.json") from e
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
-    return data
 
 
 def _sizes(file: Path, batch: Any, seq: Any) -> tuple[int, int | None]:
@@ -99,9 +109,12 @@ def _sizes(file: Path, batch: Any, seq: Any) -> tuple[int, int | None]:
             f"{file} has no batch: give its sizes, as in --batch 8 --seq 1024, or --batch 8 for"
             " images"
         )
-    if not whole(batch, 1) or not (seq is None or whole(seq, 2)):
+    if not is_integer(batch, 1) or not (seq is None or is_integer(seq, 2)):
         sizes = f"--batch {batch}" + (f" --seq {seq}" if seq is not None else "")
         raise TargetError(f"{sizes}: at least 1 sequence of 2 tokens, or 1 image, please")
+    if batch * (seq or 1) > _MOST_TOKENS:
+        sizes = f"--batch {batch}" + (f" --seq {seq}" if seq is not None else "")
+        raise TargetError(f"{sizes}: at most {_MOST_TOKENS} tokens or images in a batch, please")
     return batch, seq
 
 

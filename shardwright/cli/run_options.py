@@ -1,0 +1,121 @@
+"""Options of `shardwright run` beside those of planning, as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from shardwright.cli import options
+from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
+from shardwright.train.launch_options import LaunchOptions, SaveOptions
+
+SAVING = ("every", "keep", "wait_for_saves")  # without effect unless checkpoints are kept
+
+_OPTIONS = (
+    click.option(
+        "--steps", type=click.IntRange(min=1), help="Steps to train, instead of the job's."
+    ),
+    click.option(
+        "--checkpoint",
+        type=OutputFolder(),
+        help="Folder to go on from if it holds a checkpoint, and to save to.",
+    ),
+    click.option(
+        "--every",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        help="Steps between.",
+    ),
+    click.option(
+        "--keep",
+        type=click.IntRange(min=1),
+        default=3,
+        show_default=True,
+        help="How many checkpoints stay.",
+    ),
+    click.option(
+        "--wait-for-saves",
+        is_flag=True,
+        help="Steps wait until a checkpoint is written, which needs no copy of the run on the"
+        " host.",
+    ),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="How often torchrun starts the ranks again when one dies.",
+    ),
+    click.option(
+        "--stall-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=options.finite,
+        help="Seconds without a step after which the rank that holds it up is named and all end;"
+        " 600.",
+    ),
+    click.option(
+        "--start-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=options.finite,
+        help="Seconds for one part of a start (joining, building, reading a checkpoint), after"
+        " which the rank that holds it up is named and all end; 1800.",
+    ),
+    click.option(
+        "--weights",
+        type=click.Path(exists=True),
+        help="Start from these: a .safetensors file, or a Hugging Face folder.",
+    ),
+    click.option("--compile", "compiled", is_flag=True, help="Run steps through torch.compile."),
+    options.tune_host,
+    click.option(
+        "--tensorboard", type=OutputFolder(), help="Folder for TensorBoard's event files."
+    ),
+    click.option(
+        "--trace",
+        type=OutputFile(),
+        help="File for the simulated step and the third one of the run, measured, side by side.",
+    ),
+    click.option(
+        "--export",
+        type=OutputFileOrFolder(".safetensors", make_folder=True),
+        help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
+    ),
+    click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards."),
+)
+_LAUNCH = (  # passed on under the same names
+    *("steps", "max_restarts", "stall_timeout", "start_timeout", "weights", "export", "compiled"),
+    *("tune_host", "tensorboard"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How ranks are started, the file of a `trace`, and whether to verify after training."""
+
+    launch: LaunchOptions
+    trace: str | None
+    verify: bool
+
+
+def run_options(function: Callable[..., Any]) -> Any:
+    """Decorator: the options of a run as one parameter `training`, a `RunOptions`."""
+
+    @functools.wraps(function)
+    def collected(*args: Any, **kwargs: Any) -> Any:
+        folder, *saving = (kwargs.pop(name) for name in ("checkpoint", *SAVING))
+        trace, verify = kwargs.pop("trace"), kwargs.pop("verify")
+        launch = LaunchOptions(
+            **{name: kwargs.pop(name) for name in _LAUNCH},
+            saving=None if folder is None else SaveOptions(folder, *saving),
+            traced=trace is not None,
+        )
+        return function(*args, training=RunOptions(launch, trace, verify), **kwargs)
+
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected

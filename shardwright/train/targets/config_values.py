@@ -1,0 +1,188 @@
+"""Reads a Hugging Face `config.json` and checks its values before a model is made from them.
+
+A config is data from outside: it may name code, ask for downloads, or give sizes that no machine
+can hold. What is refused here costs neither time nor memory; nothing here loads torch or
+transformers. Types of fields are checked by transformers' own schema afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
+from shardwright.train.targets.target_error import TargetError
+
+_LARGEST_FILE = 2**23  # bytes; configs have a few KiB, with names of labels some hundred
+_DEEPEST = 16  # levels of nested fields; configs of several towers have 4
+
+# Attention and experts that transformers computes itself; another name is looked up on the hub.
+_IMPLEMENTATIONS = {
+    "attn_implementation": ("sdpa", "eager"),
+    "experts_implementation": ("grouped_mm", "batched_mm", "eager"),
+}
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
+# Fields for which transformers would fetch weights, or load code or kernels.
+_FETCHING = ("use_pretrained_backbone", "use_kernels", "trust_remote_code")
+# Fields that name code of the config's author; they are left out.
+_CODE = ("auto_map", "custom_pipelines", "_auto_class")
+
+# Counted are modules to be made (layers, experts), names to be written (labels), or elements.
+_LAYERS = re.compile(r"(?:^|_)(layers|depths?|blocks)$|^(n|num)_(layer|block)$")
+_LABELS = re.compile(r"^num_labels$")
+_PARTS = re.compile(r"^(n|num)_(?!.*(embd|positions|ctx|inner|tokens|embeddings))")
+_SIZES = re.compile(
+    r"(?:^|_)(size|sizes|dims?|embd|inner|ctx|positions|embeddings|length|width|channels)$"
+)
+_PROBABILITY = re.compile(r"dropout(_rate|_prob|_p)?$|_pdrop$")
+_LIMITS = (
+    (_LAYERS, 4096),
+    (_LABELS, 2**20),
+    (_PARTS, 2**16),
+    (_SIZES, 2**31 - 1),
+)
+# Without these there is no model. GPT-2's and T5's names stand beside the usual ones.
+_POSITIVE = frozenset(
+    (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "n_positions",
+        "n_ctx",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_layers",
+        "num_heads",
+        "n_layers",
+        "n_heads",
+        "patch_size",
+        "image_size",
+        "num_channels",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+    )
+)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The fields of a `config.json`, without those that name code.
+
+    Raises `TargetError` for what is no regular file of a few MiB, no JSON object with a
+    `model_type`, or nested too deeply.
+    """
+    try:
+        data = json.loads(read_text_up_to(file, _LARGEST_FILE))
+    except (OSError, UnicodeDecodeError, FileSizeError, ValueError, RecursionError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise TargetError(f"cannot read {file}: {reason}; give a Hugging Face config.json") from e
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise TargetError(f"{file} names no model_type; give a Hugging Face config.json")
+    if _depth(data, _DEEPEST) > _DEEPEST:
+        raise TargetError(
+            f"{file} is nested more than {_DEEPEST} levels deep; give a Hugging Face config.json"
+        )
+    return _without_code(data)
+
+
+def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
+    """Raise `TargetError` for the first value that no model can be made with, or that names code.
+
+    `data` are fields of the file, or without a file those that `--set` changes.
+    """
+    for key, value in _fields(data):
+        name = key.rpartition(".")[2]
+        _check_named(file, key, name, value)
+        _check_size(file, key, name, value)
+    for part in (data, *(x for x in data.values() if isinstance(x, dict))):
+        _check_groups(file, part)
+
+
+def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn:
+    """Raise that the file, or `--set`, gives this value, and what is needed."""
+    text = json.dumps(value, default=str)
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    where = f"--set {key}={shown}: " if file is None else f"{file}: {key} is {shown}; "
+    raise TargetError(where + needed)
+
+
+def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
+    """Check fields that name an implementation or a type, or would fetch something."""
+    known = _IMPLEMENTATIONS.get(name.removeprefix("_").removesuffix("_internal"))
+    if known is not None and value is not None:
+        names = value.values() if isinstance(value, dict) else (value,)
+        if any(found is not None and found not in known for found in names):
+            refused(file, key, value, f"give one of {', '.join(known)}, or leave it out")
+    if name in _FETCHING and value:
+        refused(file, key, value, "nothing is fetched from a hub; give false")
+    named = isinstance(value, str) and name in ("dtype", "torch_dtype")
+    if named and value.removeprefix("torch.") not in _DTYPES:
+        refused(file, key, value, f"give one of {', '.join(_DTYPES[:4])}")
+    if isinstance(value, float) and not math.isfinite(value):
+        refused(file, key, value, "a finite number is needed")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if _PROBABILITY.search(name) and not 0 <= value <= 1:
+            refused(file, key, value, "a probability from 0 to 1 is needed")
+        if name.endswith(("_eps", "_epsilon")) and value < 0:
+            refused(file, key, value, "a number of 0 or more is needed")
+
+
+def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
+    """Check a field that counts something."""
+    most = next((limit for words, limit in _LIMITS if words.search(name)), None)
+    needed = name in _POSITIVE
+    if most is None and not needed:
+        return
+    most = most or _LIMITS[-1][1]
+    numbers = value if isinstance(value, list) else [value]
+    if needed and any(isinstance(n, bool | float | str) for n in numbers):
+        refused(file, key, value, "a whole number of 1 or more is needed")
+    # Other fields say with -1 or -2 that there is none, or count from the end.
+    for n in numbers:
+        if isinstance(n, int) and ((needed and n < 1) or n > most):
+            refused(file, key, value, f"a whole number from {int(needed)} to {most} is needed")
+
+
+def _check_groups(file: Path | None, part: Mapping[str, Any]) -> None:
+    """Check that heads of keys divide those of queries, where a config says both."""
+    heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        refused(file, "num_key_value_heads", groups, f"a divisor of the {heads} heads is needed")
+
+
+def _fields(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field with its path, as in `text_config.hidden_size`; those of sub-configs too."""
+    for name, value in data.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from _fields(value, f"{prefix}{name}.")
+
+
+def _without_code(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_code(value) if isinstance(value, dict) else value
+        for name, value in data.items()
+        if name not in _CODE
+    }
+
+
+def _depth(value: object, most: int) -> int:
+    """Levels of nesting, counted up to one more than `most`."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if most < 0:
+        return 1
+    return 1 + max((_depth(part, most - 1) for part in parts), default=0)
