@@ -7,9 +7,9 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.report.chrome import simulated
-from shardwright.report.page import Measured, Shown, Timeline, page
+from shardwright.report.page import MeasuredRun, Shown, Timeline, page
 from shardwright.simulate.time.step import timeline
-from tests import plans
+from tests.harness import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"
 
@@ -38,8 +38,8 @@ def text():
         f"Plans of {ODD}",
         200 * plans.MIB,
         [
-            Measured("run", 0.1, 0.125, 150 * plans.MIB, 200 * plans.MIB),
-            Measured("other", 0.1, 0.1),
+            MeasuredRun("run", 0.1, 0.125, 150 * plans.MIB, 200 * plans.MIB),
+            MeasuredRun("other", 0.1, 0.1),
         ],
         Timeline("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
     )

@@ -38,7 +38,7 @@ TRACE = {"traceEvents": [{"ph": "X", "name": "mm", "pid": 1, "tid": 1, "ts": 1.0
 
 
 def test_the_config_of_the_first_page_is_one_of_the_kind_that_is_tried_here():
-    block = re.search(r"```json\n(.*?)```", (DOCS / "first-plan.md").read_text(), re.S)
+    block = re.search(r"```json\n(.*?)```", (DOCS / "tutorial" / "first-plan.md").read_text(), re.S)
     shown = json.loads(block[1])
     assert shown.keys() <= CONFIG.keys()
     assert {name: shown[name] for name in ("architectures", "model_type")}.items() <= CONFIG.items()

@@ -14,7 +14,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Written by a program from a file of results; each has a test that compares the two.
 WRITTEN = {"benchmarks.md", "estimates.md", "models.md", "operators.md", "tp-plans.md"}
-PAGES = [ROOT / "README.md", *(p for p in sorted(DOCS.glob("*.md")) if p.name not in WRITTEN)]
+RECORDS = DOCS / "explanation"  # pages of what was measured when it was decided
+PAGES = [
+    ROOT / "README.md",
+    RECORDS / "concepts.md",
+    *(p for p in sorted(DOCS.rglob("*.md")) if p.name not in WRITTEN and p.parent != RECORDS),
+]
 # Blocks between fences; those that a test compares with what is printed are marked as such.
 FENCED = re.compile(r"(<!-- (?:output|stage: [\w ]+) -->\n+)?```(\w*)\n(.*?)\n```", re.S)
 QUANTITY = re.compile(r"\d[\d.,]*\s?(?:ms|µs|us|seconds|minutes|[KMG]iB(?:/rank)?)(?![\w-])")

@@ -1,15 +1,15 @@
-"""The table of figures that `--set-machine` takes, on docs/machines.md, against the code."""
+"""The table of figures that `--set-machine` takes (docs/reference/machines.md) fits the code."""
 
 import re
 from dataclasses import fields
 from pathlib import Path
 
+from shardwright.machine.figures import figures_of, parse_figures
 from shardwright.machine.files import with_figures
 from shardwright.machine.model import Efficiency
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import figures_of, parse_figures
 
-PAGE = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "machines.md").read_text()
 ROW = re.compile(r"^\| `([\w.]+)` \| [\w/]+ \| `(\S+)` \| (.+) \|$", re.MULTILINE)
 
 

@@ -8,8 +8,8 @@ import pytest
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.planner.meshes import meshes_of
-from tests.property.constrained import ROUNDING, Subject, below_bound
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.random_constraints import ROUNDING, Subject, below_bound
 from tests.zoo import ZOO
 
 MACHINE = sw.Machine.preset("4xV100")

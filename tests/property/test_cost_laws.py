@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.api import search_with as search
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.planner import search
 from shardwright.simulate.time.step import timeline
 from shardwright.simulate.time.timeline import Stream
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(3)
 
@@ -50,7 +51,7 @@ def test_more_devices_never_raise_the_memory_of_the_smallest_plan():
 
 @pytest.mark.parametrize("machine", ["1xH100", "1xcpu"])
 def test_one_device_takes_the_serial_sum_and_sends_nothing(machine):
-    (plan, *_) = search(GRAPH, preset(machine), recompute=False)
+    (plan, *_) = search(GRAPH, preset(machine), PlanOptions.of(recompute=False))
     assert plan.transfers == ()
     serial = sum(op.seconds for op in plan.ops) + sum(p.seconds for p in plan.parameters)
     assert plan.step_seconds == pytest.approx(serial, rel=1e-12)

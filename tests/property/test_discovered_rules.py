@@ -8,7 +8,7 @@ from shardwright.ir.graph import Graph
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import FactorKind, Split
 from shardwright.tracing.discovery.experiment import discover
-from tests.property.operators import CALLS
+from tests.harness.operator_calls import CALLS
 
 # The width of attention's values and of what experts return may be split, counts may be added up,
 # and windows that do not overlap may be apart: nobody gains by it.
@@ -56,5 +56,7 @@ def _carrying(graph, text):
 def _splits(graph):
     """Placements of operands and results under each split."""
     rule = analyze(graph).rules["y"]
-    placed = [rule.placed(Split(f.name)) for f in rule.factors if f.kind is FactorKind.PARALLEL]
-    return {(str(p.operands), str(p.results)) for p in placed}
+    axis_placements = [
+        rule.axis_placements(Split(f.name)) for f in rule.factors if f.kind is FactorKind.PARALLEL
+    ]
+    return {(str(p.operands), str(p.results)) for p in axis_placements}

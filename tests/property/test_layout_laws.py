@@ -28,7 +28,7 @@ from shardwright.ir.layout import (
 )
 from shardwright.ir.redistribution import Collective, steps_between
 from shardwright.program.instructions import flat, moves
-from tests.property.simulated_ranks import gather, scatter
+from tests.harness.simulated_ranks import gather, scatter
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,3}", fullmatch=True)
 meshes = st.lists(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 from tests.sweep.entries import entries
 from tests.sweep.sweep import check_all
 

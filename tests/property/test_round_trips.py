@@ -19,7 +19,7 @@ from shardwright.ir.graph import (
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.numerics import CHOICES, Numerics
-from shardwright.ir.pipeline import AXIS, NONE, SCHEDULES
+from shardwright.ir.pipeline import AXIS, NONE
 from shardwright.ir.plan import (
     InputSpec,
     Phase,
@@ -30,6 +30,7 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.plan_notes import Remark, RemarkKind
+from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from tests.property.test_layout_laws import meshes, names
 
@@ -85,7 +86,7 @@ def test_graphs_read_back_equal(graph):
 
 
 remarks = st.builds(Remark, st.sampled_from(RemarkKind), text, text, some(names), counts)
-habits = st.builds(Numerics, *(st.sampled_from(words) for words in CHOICES.values()))
+numerics = st.builds(Numerics, *(st.sampled_from(words) for words in CHOICES.values()))
 
 
 @st.composite
@@ -111,7 +112,7 @@ def plans(draw):
             stages=st.just(len(cuts) + 1),
             schedule=st.just(schedule),
             cuts=st.just(cuts),
-            ways=st.tuples(*[seconds] * len(cuts)),
+            receive_seconds=st.tuples(*[seconds] * len(cuts)),
             optimizer=text,
             step_seconds=seconds,
             peak_bytes=st.integers(),
@@ -125,7 +126,7 @@ def plans(draw):
                 st.builds(
                     PlannedOp,
                     *(text, text, sources, tilings, splits, layouts, seconds, counts),
-                    piece=counts,
+                    segment=counts,
                     backward_seconds=seconds,
                     reads=some(text),
                 )
@@ -142,7 +143,7 @@ def plans(draw):
             overlap=st.floats(0, 1),
             notes=some(text),
             remarks=some(remarks),
-            habits=habits,
+            numerics=numerics,
             rivals=some(st.builds(Rival, text, st.integers(1, 64), seconds, counts)),
         )
     )

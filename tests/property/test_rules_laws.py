@@ -19,18 +19,18 @@ from shardwright.program.instructions import Compute, Dropout, Joint, SharedAtte
 from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import table
-from shardwright.rules.placements import place, tiling_text, tilings
-from shardwright.rules.rule import FactorKind, Route, Together
+from shardwright.rules.placements import layouts_under, tiling_text, tilings
+from shardwright.rules.rule import FactorKind, JointSplit, Route
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, random_state
 from shardwright.runtime.sharded_ops.experts import HeldExperts
 from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
-from tests.property.meeting import Meeting
-from tests.property.operators import CALLS
-from tests.property.resized import free_sizes, resized
-from tests.property.simulated_ranks import gather, scatter
+from tests.harness.operator_calls import CALLS
+from tests.harness.rank_threads import Meeting
+from tests.harness.resized_calls import free_sizes, resized
+from tests.harness.simulated_ranks import gather, scatter
 
 MESHES = [Mesh.parse(text) for text in ("a=2", "a=3", "a=2 b=2")]
 CPU = torch.device("cpu")
@@ -121,14 +121,14 @@ def _describe(one):
 def _run(one, analysis, mesh, tiling):
     """Results and gradients of a call whose ranks each have their tiles."""
     op, rule = one.op, analysis.rules["y"]
-    placing = place(rule, tiling, mesh)
+    op_layouts = layouts_under(rule, tiling, mesh)
     generator = torch.Generator().manual_seed(1)
     operands = [
         [
             tile.detach().clone().requires_grad_(one.values[name].requires_grad)
             for tile in scatter(one.values[name].detach(), analysis.atoms[name], layout, generator)
         ]
-        for name, layout in zip(op.operands, placing.operands, strict=True)
+        for name, layout in zip(op.operands, op_layouts.operands, strict=True)
     ]
     meeting = Meeting(mesh)
 
@@ -136,12 +136,15 @@ def _run(one, analysis, mesh, tiling):
         tiles = [of_ranks[rank] for of_ranks in operands]
         return _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting)
 
-    agreeing = any(not all(isinstance(p, Replicate) for p in a.placements) for a in placing.agreed)
+    agreeing = any(
+        not all(isinstance(p, Replicate) for p in a.placements)
+        for a in op_layouts.internal_reductions
+    )
     agreeing |= any(isinstance(choice, Route) for choice in tiling)
-    shared = any(isinstance(choice, Together) for choice in tiling)
+    shared = any(isinstance(choice, JointSplit) for choice in tiling)
     results = meeting.run(run_rank) if agreeing or shared else list(map(run_rank, range(mesh.size)))
     found = {}
-    for k, (name, layout) in enumerate(zip(op.outputs, placing.results, strict=True)):
+    for k, (name, layout) in enumerate(zip(op.outputs, op_layouts.results, strict=True)):
         if (op.kind, k) in PER_PART:
             continue
         tiles = [result[k] for result in results]
@@ -159,7 +162,7 @@ def _run(one, analysis, mesh, tiling):
                 tiles[rank].backward(grads[rank].to(tiles[rank].dtype), retain_graph=True)
 
             meeting.run(go_back) if shared else list(map(go_back, range(mesh.size)))
-    for tiles, name, layout in zip(operands, op.operands, placing.operand_grads, strict=True):
+    for tiles, name, layout in zip(operands, op.operands, op_layouts.operand_grads, strict=True):
         if tiles[0].grad is not None:
             grad = gather([tile.grad for tile in tiles], analysis.atoms[name], layout)
             found[f"gradient of {name}"] = found.get(f"gradient of {name}", 0) + grad

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.ldp import chain_frontier
 from shardwright.solve.elimination.problem import Edge, Node, Problem, price
-from shardwright.solve.frontier.fast import fast_frontier
+from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import sweep
-from tests.oracles import (
+from tests.harness.generators import SHAPES, as_lists, layered_problem, problems, random_problem
+from tests.harness.oracles import (
     INF,
     enumerate_problem,
     integer_program,
@@ -20,13 +21,12 @@ from tests.oracles import (
     least_time,
     lower_hull,
 )
-from tests.strategies import SHAPES, as_lists, layered_problem, problems, random_problem
 
 SEARCHES = {
     "exact": lambda problem: exact_frontier(problem).points,
     "pinned": lambda problem: exact_frontier(problem, max_table=2).points,
     "fast": lambda problem: fast_frontier(problem).points,
-    "fast, pinned": lambda problem: fast_frontier(problem, max_table=2).points,
+    "fast, pinned": lambda problem: fast_frontier(problem, Effort(max_table=2)).points,
 }
 
 

@@ -13,16 +13,16 @@ from shardwright.machine.presets import preset
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.solve.frontier.fast import fast_frontier
-from tests.oracles import integer_program
-from tests.strategies import as_lists
-from tests.unit.planner.layers import residual_layers
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from tests.harness.generators import as_lists
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.oracles import integer_program
 
 
 def check(graph, machine, mesh, limits):
     model = CostModel(graph, analyze(graph), preset(machine), Mesh.parse(mesh))
     problem = make_space(model).problem
-    found = fast_frontier(problem, max_points=300)
+    found = fast_frontier(problem, Effort(max_points=300))
     most, least = found.points[0].memory, found.points[-1].memory
     for part in range(limits):
         limit = int(least + (most - least) * (part + 0.5) / limits)
@@ -58,7 +58,7 @@ def test_a_layer_of_llama_on_two_axes_is_proved_optimal_to_half_a_percent_given_
         model, batch = SHALLOW["llama-8b, 1 layer"]()
     graph = sw.capture(model, (), batch)
     costs = CostModel(graph, analyze(graph), preset("8xH100"), Mesh.parse("dp=4 tp=2"))
-    found = fast_frontier(make_space(costs).problem, max_points=300, max_sums=20_000_000)
+    found = fast_frontier(make_space(costs).problem, Effort(max_points=300, max_sums=20_000_000))
     most, least = found.points[0].memory, found.points[-1].memory
     for part in range(10):
         limit = int(least + (most - least) * (part + 0.5) / 10)

@@ -7,8 +7,8 @@ from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.export.lookup import local_index
-from tests.property.operators import call
-from tests.property.simulated_ranks import lengths
+from tests.harness.operator_calls import call
+from tests.harness.simulated_ranks import lengths
 from tests.property.test_rules_laws import _run
 
 WORDS, MESH = 50257, Mesh.parse("tp=8")

@@ -30,14 +30,14 @@ from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.pipeline.stage import Stages, capture_stages, cut_stages
 from shardwright.runtime.weight_versions import weights_named
-from tests.models import cnn, double, gpt2
-from tests.ranks.harness import run_ranks, whole
-from tests.ranks.test_random_tilings import error, some_pieces, stored_as
+from tests.harness.models import cnn, double, gpt2
+from tests.harness.ranks import run_ranks, whole
+from tests.ranks.test_random_tilings import error, some_segments, stored_as
 
 pytestmark = pytest.mark.ranks
 
-PAGE = Path(__file__).parents[2] / "docs" / "async.md"
-STEPS = 60
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "async.md"
+STEPS = 24  # the weights of a pass are at most seven updates old
 CPU = torch.device("cpu")
 OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
@@ -101,24 +101,33 @@ def simulated(subject, optimizer, how, steps, **options):
     return losses, evaluated(simulation, batches[0]), simulation.state_dict()
 
 
-def compare(subject, optimizer, how, steps, **options):
-    losses, found, weights = on_ranks(subject, optimizer, how, steps, **options)
-    expected = simulated(subject, optimizer, how, steps, **options)
-    assert len(losses) == steps
-    assert losses == expected[0], (optimizer, how)
-    assert found == expected[1]
-    batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in subject[0].modules())
-    assert (found is None) == batch_norm
-    for key, value in weights.items():
-        if isinstance(value, torch.Tensor):
-            there = expected[2][key]
-            assert torch.equal(value, there), (optimizer, how, key)
+def shared_out(compute, cases):
+    """`compute(*case)` of every case, each on one rank, sent to all."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = {i: compute(*case) for i, case in enumerate(cases) if i % world == rank}
+    every = [None] * world
+    dist.all_gather_object(every, mine)
+    return [every[i % world][i] for i in range(len(cases))]
 
 
 def all_modes(subjects):
-    for optimizer, how in MODES:
-        compare(subjects["gpt2"], optimizer, how, STEPS)
-    compare(subjects["cnn"], "momentum", "spectrain", 20, clip_norm=0.1, discount_steps=15)
+    """Losses, evaluation and weights of every mode are bit for bit those of its simulation."""
+    cases = [("gpt2", optimizer, how, STEPS, {}) for optimizer, how in MODES]
+    cases += [("cnn", "momentum", "spectrain", 20, {"clip_norm": 0.1, "discount_steps": 15})]
+    pipelines = [on_ranks(subjects[name], *case, **options) for name, *case, options in cases]
+    simulations = shared_out(
+        lambda name, *case: simulated(subjects[name], *case[:-1], **case[-1]), cases
+    )
+    for case, ours, theirs in zip(cases, pipelines, simulations, strict=True):
+        losses, found, weights = ours
+        assert len(losses) == case[3]
+        assert losses == theirs[0], case
+        assert found == theirs[1]
+        batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in subjects[case[0]][0].modules())
+        assert (found is None) == batch_norm
+        for key, value in weights.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, theirs[2][key]), (case, key)
 
 
 def drains_and_resumes(subject):
@@ -161,42 +170,54 @@ def drawn(graph, analysis, mesh, stages, draw):
             leaf.name: draw.choice(stored_as(analysis.atoms[leaf.name], mesh))
             for leaf in graph.leaves_of(LeafKind.PARAMETER)
         },
-        pieces=some_pieces(graph, draw),
+        segments=some_segments(graph, draw),
         pipeline=pipeline,
     )
 
 
-def shared_stages(subject, mesh_text, optimizer, how, steps):
+def shared_stages(subjects):
     """Stages on several devices each give what the simulation gives, but for the order of sums."""
-    model, batches, whole_stages = subject
-    captured, analysis = whole_stages.captured, whole_stages.analysis
-    mesh = Mesh.parse(mesh_text)
-    device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-    draw = random.Random(f"{mesh_text} {how}")
-    decisions = drawn(captured.graph, analysis, stage_mesh(mesh), mesh.shape[0], draw)
-    stages = Stages.planned(captured, analysis, decisions)
-    pipeline = AsyncPipeline(stages, model, weights_named(how), device=CPU, device_mesh=device_mesh)
-    of = OPTIMIZERS[optimizer](pipeline.parameters())
-    losses = [pipeline.train_step(of, batches[m % 2], clip_norm=0.5) for m in range(steps)]
-    losses = [loss for loss in losses if not loss.isnan()] + pipeline.drain(of, clip_norm=0.5)
-    alone = replace(
-        everything_whole(captured.graph), pieces=decisions.pieces, pipeline=decisions.pipeline
-    )
-    simulation = AsyncSimulation(
-        Stages.planned(captured, analysis, alone), model, how, OPTIMIZERS[optimizer], clip_norm=0.5
-    )
-    expected = [simulation.train_step(batches[m % 2]) for m in range(steps)]
-    simulation.drain()
-    case = f"{mesh_text} {how}"
-    ours, theirs = evaluated(pipeline, batches[0]), evaluated(simulation, batches[0])
-    if theirs is not None:
-        losses.append(ours)
-        expected.append(theirs)
-    # GPT-2 computes its loss in float32, whatever its weights are.
-    assert max(error(a, b) for a, b in zip(losses, expected, strict=True)) < 1e-5, case
-    finals = simulation.state_dict()
-    for key, parameter in pipeline.named_parameters():
-        assert error(finals[key], whole(parameter).view_as(finals[key])) < TOLERANCE, (case, key)
+    pipelines, decisions = [], []
+    for name, mesh_text, optimizer, how in SHARED:
+        model, batches, whole_stages = subjects[name]
+        captured, analysis = whole_stages.captured, whole_stages.analysis
+        mesh = Mesh.parse(mesh_text)
+        device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+        draw = random.Random(f"{mesh_text} {how}")
+        decisions.append(drawn(captured.graph, analysis, stage_mesh(mesh), mesh.shape[0], draw))
+        stages = Stages.planned(captured, analysis, decisions[-1])
+        pipeline = AsyncPipeline(
+            stages, model, weights_named(how), device=CPU, device_mesh=device_mesh
+        )
+        of = OPTIMIZERS[optimizer](pipeline.parameters())
+        losses = [pipeline.train_step(of, batches[m % 2], clip_norm=0.5) for m in range(12)]
+        losses = [loss for loss in losses if not loss.isnan()] + pipeline.drain(of, clip_norm=0.5)
+        found = evaluated(pipeline, batches[0])
+        weights = {key: whole(p) for key, p in pipeline.named_parameters()}
+        pipelines.append((losses if found is None else [*losses, found], weights))
+
+    def undivided(case, chosen):
+        """The same stages, each on one device, simulated."""
+        name, _, optimizer, how = case
+        model, batches, whole_stages = subjects[name]
+        alone = replace(
+            everything_whole(whole_stages.captured.graph),
+            segments=chosen.segments,
+            pipeline=chosen.pipeline,
+        )
+        stages = Stages.planned(whole_stages.captured, whole_stages.analysis, alone)
+        losses, found, weights = simulated(
+            (model, batches, stages), optimizer, how, 12, clip_norm=0.5
+        )
+        return (losses if found is None else [*losses, found]), weights
+
+    simulations = shared_out(undivided, list(zip(SHARED, decisions, strict=True)))
+    for case, ours, theirs in zip(SHARED, pipelines, simulations, strict=True):
+        # GPT-2 computes its loss in float32, whatever its weights are.
+        assert max(error(a, b) for a, b in zip(ours[0], theirs[0], strict=True)) < 1e-5, case
+        for key, weight in ours[1].items():
+            there = theirs[1][key]
+            assert error(there, weight.view_as(there)) < TOLERANCE, (case, key)
 
 
 def fail_at(call):
@@ -252,7 +273,7 @@ def a_batch_that_lacks_something(subject):
 
 
 def documented(subject):
-    """The example of docs/async.md runs, and learns."""
+    """The example of docs/how-to/async.md runs, and learns."""
     model, batches, _ = subject
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     names = {"torch": torch, "model": model, "batch": batches[0]}
@@ -275,8 +296,7 @@ def two_ranks(subjects):
 def four_ranks(subjects):
     all_modes(subjects)
     one_fails(subjects["gpt2"])
-    for name, mesh, optimizer, how in SHARED:
-        shared_stages(subjects[name], mesh, optimizer, how, 12)
+    shared_stages(subjects)
 
 
 def test_two_stages(captured):

@@ -12,7 +12,7 @@ from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 ROWS, WIDTH = 8, 16
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def ours(text):
     seed_all(JOB.seed)
     module = ShapeVariants(model(), sw.Plan.from_json(text), [], seed=JOB.seed)
     run, found = start(module, JOB), []
-    train(run, JOB, JOB.steps, CPU, found.append)
+    train(run, JOB, CPU, found.append)
     for p in module.parameters():
         assert p.dtype is torch.float32 and (p.grad is None or p.grad.dtype is torch.float32)
     assert all(s.dtype is torch.float32 for v in run.optimizer.state.values() for s in v.values())
@@ -158,7 +158,7 @@ def test_a_plan_says_what_masters_cost():
     assert sums[0]["up.weight"] == sums[1]["up.weight"]  # gradients are summed in float32
     assert "float32" in explain(named[1]) and "precision" in explain(named[1])
     again = sw.Plan.from_json(plan_to_json(named[1]))
-    assert again.habits.precision == "bf16"
+    assert again.numerics.precision == "bf16"
 
 
 @pytest.mark.ranks

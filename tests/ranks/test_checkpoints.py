@@ -10,7 +10,7 @@ from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import start
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 WORDS, WIDTH, BATCH, LENGTH = 13, 12, 6, 5
 LEG, STEPS = 3, 12

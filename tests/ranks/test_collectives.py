@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move
 from shardwright.runtime.comm.collectives import collected
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 RANKS = 3
 DTYPES = torch.float64, torch.complex128, torch.int16  # gloo knows no integers of 16 bits

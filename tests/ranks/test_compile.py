@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.shape_variants import ShapeVariants
-from tests import models
-from tests.ranks.harness import run_ranks
+from tests.harness import models
+from tests.harness.ranks import run_ranks
 
 STEPS = 4
 CASES = {  # model, plan, backend

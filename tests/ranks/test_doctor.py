@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from shardwright.cli import main
 from shardwright.profile import doctor_checks
-from shardwright.profile.doctor_checks import State
+from shardwright.profile.doctor_checks import CheckState
 from shardwright.runtime.ranks import RanksError
 
 
@@ -61,6 +61,6 @@ def test_ranks_that_do_not_meet_are_a_finding(monkeypatch):
         raise RanksError("2 ranks failed (1):\nno route to host")
 
     monkeypatch.setattr(doctor_checks, "run_ranks", broken)
-    last = list(doctor_checks.checkup(2))[-1]
-    assert (last.state, last.text) == (State.FAILED, "no route to host")
+    last = list(doctor_checks.run_checks(2))[-1]
+    assert (last.state, last.text) == (CheckState.FAILED, "no route to host")
     assert "GLOO_SOCKET_IFNAME" in last.remedy

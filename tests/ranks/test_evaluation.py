@@ -18,7 +18,7 @@ from shardwright.train.checkpoint.export import export_safetensors, load_safeten
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, evaluate, start, train
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 CPU = torch.device("cpu")
 STEPS = 3
@@ -47,7 +47,7 @@ class Net(nn.Module):
         self.stem = nn.Conv2d(2, width, 3, padding=1)
         self.block = Block(width)
         self.norm = nn.BatchNorm1d(width)
-        self.head, self.aside = nn.Linear(width, kinds), nn.Linear(width, kinds)
+        self.head, self.staging = nn.Linear(width, kinds), nn.Linear(width, kinds)
 
     def forward(self, image, label):
         x = self.block(self.stem(image))
@@ -55,7 +55,7 @@ class Net(nn.Module):
         smoothing = 0.1 if self.training else 0.0
         loss = nn.functional.cross_entropy(self.head(x), label, label_smoothing=smoothing)
         if self.training:
-            loss = loss + 0.3 * nn.functional.cross_entropy(self.aside(x), label)
+            loss = loss + 0.3 * nn.functional.cross_entropy(self.staging(x), label)
         return loss
 
 
@@ -124,7 +124,7 @@ def run(text, folder):
     module = ShapeVariants(net, plan, JOB.other_calls(), seed=JOB.seed, evaluated=True)
     assert net.training and all(m.training for m in net.modules())
     found = []
-    train(start(module, JOB), JOB, STEPS, CPU, found.append)
+    train(start(module, JOB), replace(JOB, steps=STEPS), CPU, found.append)
     buffers = {name: b.clone() for name, b in module.lasting_buffers().items()}
     # A stage of a pipeline may have no batch norm.
     assert plan.stages > 1 or any(name.endswith("running_var") for name in buffers)

@@ -15,9 +15,9 @@ from shardwright.ir.layout import Mesh
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import Route
 from shardwright.runtime.sharded_ops.experts import skews
-from tests import models
-from tests.ranks.harness import run_ranks
-from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
+from tests.harness import models
+from tests.harness.ranks import run_ranks
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segments, stored_as
 from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
 
 MESHES = {  # by their number of ranks, with the models that are tried on them
@@ -110,14 +110,14 @@ def _compare(meshes, subjects):
                     for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
                 }
                 again = frozenset(key for key in storage if draw.random() < 0.5)
-                pieces = some_pieces(one.graph, draw) if draw.random() < 0.5 else {}
-                module = one.module(mesh, chosen, storage, device_mesh, again, pieces)
+                segments = some_segments(one.graph, draw) if draw.random() < 0.5 else {}
+                module = one.module(mesh, chosen, storage, device_mesh, again, segments)
                 parallel = stepped(one, module)
                 errors = {key: error(serial[key], parallel[key]) for key in serial}
                 worst = max(errors, key=errors.get)
                 assert errors[worst] <= TOLERANCE, (
                     f"{name} on {text}, {' '.join(tiling_text(how))}: {worst} is"
-                    f" {errors[worst]:.1e} off under {pieces}, {again}"
+                    f" {errors[worst]:.1e} off under {segments}, {again}"
                 )
                 seen += skews([module])
     assert all(1.0 <= skew.total / skew.calls <= skew.most for skew in seen)

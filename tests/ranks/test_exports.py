@@ -18,7 +18,7 @@ import shardwright as sw
 from shardwright.report.export import hf_tp_plan, split_spec
 from shardwright.report.export import parallelize_module as export
 from shardwright.report.styles import NotExpressibleError
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -9,7 +9,7 @@ import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.report.text.explain import explain
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 
@@ -106,6 +106,6 @@ def test_a_plan_runs_as_it_was_captured():
     simple = [sw.capture(Dropped(), (), {"x": torch.ones(2, 3)}, rng=r) for r in ("fast", "exact")]
     assert simple[0].ops == simple[1].ops and simple[0].fingerprint != simple[1].fingerprint
     plan = sw.Plan.from_json(planned(model, batch, "data parallel"))
-    assert plan.habits.rng == "fast" and "rng           fast: " in explain(plan)
+    assert plan.numerics.rng == "fast" and "rng           fast: " in explain(plan)
     with pytest.raises(ValueError, match="rng='quick' is not known; write rng='exact' or"):
         sw.capture(model, (), batch, rng="quick")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.checkpoint.folder import CheckpointFolder
-from shardwright.train.consensus import Consensus, check_alike, digest
+from shardwright.train.consensus import Consensus, check_same_setup, digest
 from shardwright.train.data.batch import JobError
-from shardwright.train.launch import Saving, launch
-from tests.ranks.harness import run_ranks
+from shardwright.train.launch import launch
+from shardwright.train.launch_options import LaunchOptions, SaveOptions
+from shardwright.train.targets.target_text import Target
+from tests.harness.ranks import run_ranks
 
 JOB = """
 import os, time, torch
@@ -69,22 +72,22 @@ def faults(text):
     said = [origin(module, batch, (0, 0))]
     again = module(**batch)
     assert again.isnan()  # it runs as before
-    agreement = Consensus()
-    agreement.check_batches(3, [batch])
+    consensus = Consensus()
+    consensus.check_batches(3, [batch])
     with pytest.raises(JobError) as data:
-        agreement.check_batches(4, [{"x": torch.full((2,), float(rank))}])
-    check_alike(sw.Plan.from_json(text), Net() if torch.manual_seed(1) else None)
+        consensus.check_batches(4, [{"x": torch.full((2,), float(rank))}])
+    check_same_setup(sw.Plan.from_json(text), Net() if torch.manual_seed(1) else None)
     torch.manual_seed(rank)
     with pytest.raises(JobError) as weights:
-        check_alike(sw.Plan.from_json(text), Net())
+        check_same_setup(sw.Plan.from_json(text), Net())
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as software:
         patch.setattr(torch, "__version__", f"2.{rank}")
-        check_alike(sw.Plan.from_json(text), Net())
-    assert agreement.may_go_on()
+        check_same_setup(sw.Plan.from_json(text), Net())
+    assert consensus.may_go_on()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    stopped = [not agreement.may_go_on() for _ in range(3)][-1]
+    stopped = [not consensus.may_go_on() for _ in range(3)][-1]
     return [*said, str(data.value), str(weights.value), str(software.value), stopped]
 
 
@@ -136,17 +139,21 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
 
     A hundred kills at random moments: benchmarks/kills.
     """
-    target, plan = job
-    undisturbed = losses(launch(target, plan, 24, stdout=(tmp_path / "0.log").open("w")))
+    text, plan = job
+    target = Target(text)
+    with (tmp_path / "0.log").open("w") as first_log:
+        undisturbed = losses(launch(target, plan, LaunchOptions(24), stdout=first_log))
     assert sorted(undisturbed) == list(range(1, 25))
-    saving = Saving(str(tmp_path / "runs"), every=2)
+    saving = SaveOptions(str(tmp_path / "runs"), every=2)
     folder = CheckpointFolder(tmp_path / "runs")
 
     def disturbed(command, env, stdout):
         process = subprocess.Popen(command, env=env, stdout=stdout, stderr=stdout)
         _until(lambda: folder.names()[:1] >= ["step-00000006"], process)
-        ranks, aside = _ranks_of(process.pid), list(folder.path.glob("*.partial"))
-        _until(lambda: set(folder.path.glob("step-*.partial")) - set(aside), process, pause=0.0005)
+        ranks, staging = _ranks_of(process.pid), list(folder.path.glob("*.partial"))
+        _until(
+            lambda: set(folder.path.glob("step-*.partial")) - set(staging), process, pause=0.0005
+        )
         os.kill(ranks[1], signal.SIGKILL)
         _until(lambda: folder.names()[:1] >= ["step-00000012"], process)
         process.send_signal(signal.SIGTERM)
@@ -154,16 +161,15 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
 
     log = tmp_path / "1.log"
     with log.open("w") as out:
-        first = launch(
-            target, plan, 24, settings=("pause=0.1",), saving=saving, max_restarts=6,
-            stdout=out, run=disturbed,
-        )  # fmt: skip
+        slow = replace(target, settings=("pause=0.1",))
+        first = launch(slow, plan, LaunchOptions(24, saving, 6), stdout=out, run=disturbed)
     said = log.read_text()
     assert "resumed after step" in said and "stopped by SIGTERM after step" in said, said
     stopped = int(said.split("stopped by SIGTERM after step ")[1].split()[0])
     assert folder.names()[0] == f"step-{stopped:08}"
     assert not list((tmp_path / "runs").glob("*.partial"))
-    second = launch(target, plan, 24, saving=saving, stdout=(tmp_path / "2.log").open("w"))
+    with (tmp_path / "2.log").open("w") as last:
+        second = launch(target, plan, LaunchOptions(24, saving), stdout=last)
     assert min(losses(second)) == stopped + 1
     found = losses(first) | losses(second)
     assert found == undisturbed

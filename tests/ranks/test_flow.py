@@ -13,17 +13,17 @@ from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
-from shardwright.train.async_loop import AsyncLoop, Flowing
+from shardwright.train.async_loop import AsyncLoop, AsyncTrainable
 from shardwright.train.checkpoint.checkpoint import Checkpoints
-from shardwright.train.checkpoint.export import whole_state
-from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.export import full_state_dict
+from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.consensus import Consensus
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import EvaluationRecord, StepRecord, start, train
 from shardwright.train.step import NonFiniteLossError
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -86,7 +86,7 @@ def planned():
 def begin(plan):
     seed_all(JOB.seed)
     pipeline = sw.parallelize(JOB.model(), plan, seed=JOB.seed)
-    module = Flowing(pipeline, plan, ())
+    module = AsyncTrainable(pipeline, plan, ())
     return start(module, JOB), AsyncLoop(module, JOB)
 
 
@@ -96,14 +96,16 @@ def one_leg(plan, folder, steps):
     checkpoints = Checkpoints(folder, plan)
     checkpoints.resume(run)
     records = []
-    saving = Saving(checkpoints, EVERY, lambda error: records.append(error))
-    assert train(run, JOB, steps, CPU, records.append, saving, Consensus(8), steps_of=flow)
+    saving = PeriodicSaver(checkpoints, EVERY, lambda error: records.append(error))
+    assert train(
+        run, replace(JOB, steps=steps), CPU, records.append, saving, Consensus(8), steps_of=flow
+    )
     checkpoints.close()
     losses = [(r.step, r.loss) for r in records if isinstance(r, StepRecord)]
     evaluations = [(r.step, r.evaluation) for r in records if isinstance(r, EvaluationRecord)]
     assert len(losses) + len(evaluations) == len(records)
     assert run.schedule.last_epoch == steps
-    return losses, evaluations, whole_state(run.module, JOB.model())
+    return losses, evaluations, full_state_dict(run.module, JOB.model())
 
 
 def stops_at_what_is_no_number(plan):
@@ -113,7 +115,7 @@ def stops_at_what_is_no_number(plan):
         for parameter in run.module.parameters():
             parameter.mul_(math.inf)
     with pytest.raises((NonFiniteLossError, StageFailed), match=r"the loss of step 1 is nan"):
-        train(run, JOB, STEPS, CPU, lambda record: None, steps_of=flow)
+        train(run, replace(JOB, steps=STEPS), CPU, lambda record: None, steps_of=flow)
     with pytest.raises(JobError, match=r"Job\.accumulate is 2, and stages of an asynchronous"):
         AsyncLoop(run.module, replace(JOB, accumulate=2))
 
@@ -169,17 +171,17 @@ def test_agreement_ahead_waits_for_nobody_and_finds_other_batches():
 
 
 def agreed_ahead():
-    agreement, rank = Consensus(4), torch.distributed.get_rank()
+    consensus, rank = Consensus(4), torch.distributed.get_rank()
     same = {"x": torch.zeros(3)}
     for step in range(8):
-        assert agreement.may_go_on()
-        agreement.check_batches(step, [same])
+        assert consensus.may_go_on()
+        consensus.check_batches(step, [same])
     for step in range(4):
-        assert agreement.may_go_on()
-        agreement.check_batches(step, [{"x": torch.full((2,), float(rank))}])
+        assert consensus.may_go_on()
+        consensus.check_batches(step, [{"x": torch.full((2,), float(rank))}])
     with pytest.raises(JobError, match="the batches of one of the last steps are not the same on"):
         for _ in range(8):
-            agreement.may_go_on()
-    agreement = Consensus(4)
-    agreement.asked = rank == 1
-    assert [agreement.may_go_on() for _ in range(5)] == [True, True, True, True, False]
+            consensus.may_go_on()
+    consensus = Consensus(4)
+    consensus.asked = rank == 1
+    assert [consensus.may_go_on() for _ in range(5)] == [True, True, True, True, False]

@@ -9,7 +9,7 @@ from torch.profiler import profile
 
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 WIDTH, LAYERS = 363, 4  # a layer is more than the 1 MiB of a bucket in float64, and odd

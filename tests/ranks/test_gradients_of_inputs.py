@@ -20,10 +20,10 @@ import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.rules.micro_batches import micro_batches
-from shardwright.rules.placements import feasible, place, tiling_text, tilings
-from tests.ranks.harness import run_ranks, whole
-from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
-from tests.training_scripts import difference_of, gan
+from shardwright.rules.placements import feasible, layouts_under, tiling_text, tilings
+from tests.harness.ranks import run_ranks, whole
+from tests.harness.training_scripts import difference_of, gan
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segments, stored_as
 
 BATCH, LENGTH, WIDTH, HEADS = 5, 4, 8, 2
 ASSIGNMENTS = 4
@@ -102,8 +102,8 @@ def _assignments(one, text):
             chosen = {key: draw.choice(found) for key, found in options.items()}
             storage = {key: draw.choice(found) for key, found in layouts.items()}
             again = frozenset(key for key in storage if draw.random() < 0.5)
-            pieces = some_pieces(one.graph, draw)
-            module = one.module(mesh, chosen, storage, device_mesh, again, pieces, count)
+            segments = some_segments(one.graph, draw)
+            module = one.module(mesh, chosen, storage, device_mesh, again, segments, count)
             for twice, serial in expected.items():
                 parallel = _run(one, module, twice=twice)
                 errors = {key: error(serial[key], parallel[key]) for key in serial}
@@ -111,7 +111,7 @@ def _assignments(one, text):
                 tiled = {key: " ".join(tiling_text(tiling)) for key, tiling in chosen.items()}
                 assert errors[worst] <= TOLERANCE, (
                     f"{count} micro-batches on {text}, assignment {number}, {twice=}: {worst} is"
-                    f" {errors[worst]:.1e} off under {tiled}, {storage}, {again} and {pieces}"
+                    f" {errors[worst]:.1e} off under {tiled}, {storage}, {again} and {segments}"
                 )
 
 
@@ -120,7 +120,7 @@ def _options(one, micro, op, mesh):
     return [
         tiling
         for tiling, _ in tilings(rule, mesh)
-        if feasible(rule, place(rule, (micro.choices[op.name], *tiling), wide))
+        if feasible(rule, layouts_under(rule, (micro.choices[op.name], *tiling), wide))
     ]
 
 

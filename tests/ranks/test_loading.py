@@ -16,7 +16,7 @@ from shardwright.program import passes
 from shardwright.program.lower.buckets import bucketed
 from shardwright.program.lower.inplace import in_place
 from shardwright.runtime.parameters.dtensor_spec import Placed
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 WORDS, WIDTH = 11, 6
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 

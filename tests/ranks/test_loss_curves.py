@@ -6,8 +6,8 @@ import torch
 import shardwright as sw
 from benchmarks.curves import run as one_curve
 from shardwright.plan_io.plan_text import plan_to_json
-from tests import models
-from tests.ranks.harness import run_ranks
+from tests.harness import models
+from tests.harness.ranks import run_ranks
 
 STEPS, RATE = 50, 3e-3
 PURE, MIXED = ["data parallel", "tensor parallel"], ["data x tensor parallel"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.atomic_io import write_whole
+from shardwright.ir.atomic_io import write_atomically
 from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import MachineError
@@ -43,6 +43,7 @@ def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     # What is told is read now and then, so that a busy host may miss some of it.
     assert {what.split()[0] for what, _ in told} & {*errors, "host", "round"}
     assert not multiprocessing.active_children()
+    assert not machine.measured.tuned_host
 
     (file,) = (tmp_path / "shardwright").iterdir()
     assert load_machine(file) == machine
@@ -74,7 +75,7 @@ def test_processes_that_hang_are_ended_in_time(tmp_path, monkeypatch):
 
 def test_a_remembered_machine_is_read_and_a_damaged_one_measured_again(tmp_path, monkeypatch):
     found = iter([_measured("2xcpu"), _measured("2x2xcpu")])
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: next(found))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell, tuned: next(found))
     first = measure_host(2, cache_dir=tmp_path)
     assert measure_host(2, cache_dir=tmp_path) == first
     (file,) = tmp_path.iterdir()
@@ -93,7 +94,7 @@ def test_figures_that_are_doubtful_are_measured_again_the_next_time(
     doubtful, tmp_path, monkeypatch
 ):
     found = iter([_measured("2xcpu", **doubtful), _measured("2x2xcpu")])
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: next(found))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell, tuned: next(found))
     assert measure_host(2, cache_dir=tmp_path).measured.doubts
     assert measure_host(2, cache_dir=tmp_path).name == "2x2xcpu"
     assert measure_host(2, cache_dir=tmp_path).name == "2x2xcpu"
@@ -101,7 +102,7 @@ def test_figures_that_are_doubtful_are_measured_again_the_next_time(
 
 def test_figures_that_say_nothing_of_their_measurement_are_measured_again(tmp_path, monkeypatch):
     found = iter([preset("2xcpu"), _measured("2x2xcpu")])
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: next(found))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell, tuned: next(found))
     measure_host(2, cache_dir=tmp_path)
     assert measure_host(2, cache_dir=tmp_path).name == "2x2xcpu"
 
@@ -117,7 +118,7 @@ def test_processes_that_are_slow_but_go_on_are_waited_for(tmp_path, monkeypatch)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell: preset("2xcpu"))
+    monkeypatch.setattr(measure, "_measure", lambda devices, budget, tell, tuned: preset("2xcpu"))
     (tmp_path / "file").touch()
     assert measure_host(2, cache_dir=tmp_path / "file" / "folder").name == "2xcpu"
 
@@ -139,20 +140,20 @@ def _measured(name, busy=0.0, errors=()):
     return replace(preset(name), measured=Measured(AT, busy, errors))
 
 
-def _slow(rank, devices, folder, seconds_budget):
+def _slow(rank, devices, folder, seconds_budget, tune_host):
     for number in range(3):
-        write_whole(Path(folder) / "progress.txt", f"{number / 3}\nround {number}")
+        write_atomically(Path(folder) / "progress.txt", f"{number / 3}\nround {number}")
         time.sleep(0.2)
-    write_whole(Path(folder) / "result", to_toml(preset("1xcpu")))
+    write_atomically(Path(folder) / "result", to_toml(preset("1xcpu")))
 
 
-def _fail(rank, devices, folder, seconds_budget):
+def _fail(rank, devices, folder, seconds_budget, tune_host):
     with open(f"{folder}/error.txt", "w") as file:
         file.write("no luck")
     raise SystemExit(1)
 
 
-def _hang(rank, devices, folder, seconds_budget):
+def _hang(rank, devices, folder, seconds_budget, tune_host):
     time.sleep(600)
 
 

@@ -18,12 +18,13 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.rules.micro_batches import micro_batches
-from shardwright.rules.placements import feasible, place, tiling_text, tilings
+from shardwright.rules.placements import feasible, layouts_under, tiling_text, tilings
 from shardwright.runtime.batch import BatchError
-from tests import models
-from tests.ranks.harness import run_ranks
-from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_pieces, stored_as
+from tests.harness import models
+from tests.harness.ranks import run_ranks
+from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segments, stored_as
 
+_LOCAL = {"slice", "mask", "embed"}
 ASSIGNMENTS = {2: 2}  # per number of ranks, else one
 MESHES = {1: ["a=1"], 2: ["a=2"], 4: ["a=2 b=2"]}
 COUNTS = (2, 3)
@@ -72,8 +73,8 @@ def _compare(name, one, serial, mesh, device_mesh, count):
         chosen = {key: draw.choice(found) for key, found in options.items()}
         storage = {key: draw.choice(found) for key, found in layouts.items()}
         again = frozenset(key for key in storage if draw.random() < 0.5)
-        pieces = some_pieces(one.graph, draw)
-        module = one.module(mesh, chosen, storage, device_mesh, again, pieces, count)
+        segments = some_segments(one.graph, draw)
+        module = one.module(mesh, chosen, storage, device_mesh, again, segments, count)
         parallel = one.run(module)
         assert serial.keys() == parallel.keys()
         errors = {key: error(serial[key], parallel[key]) for key in serial}
@@ -82,7 +83,7 @@ def _compare(name, one, serial, mesh, device_mesh, count):
         stored = {key: str(layout) for key, layout in storage.items()}
         assert errors[worst] <= TOLERANCE, (
             f"{name} in {count} micro-batches on {mesh}, assignment {number}: {worst} is"
-            f" {errors[worst]:.1e} off under {tiled}, {stored}, {again} and {pieces}"
+            f" {errors[worst]:.1e} off under {tiled}, {stored}, {again} and {segments}"
         )
 
 
@@ -92,7 +93,7 @@ def _options(one, micro, op, mesh):
     return [
         tiling
         for tiling, _ in tilings(rule, mesh)
-        if feasible(rule, place(rule, (micro.choices[op.name], *tiling), wide))
+        if feasible(rule, layouts_under(rule, (micro.choices[op.name], *tiling), wide))
     ]
 
 
@@ -142,7 +143,7 @@ def _trains(*texts):
 
 
 def _moves_what_the_plan_says(plan, module, batch):
-    """Collectives of one step, counted, are those that the plan counts and pays for."""
+    """A step runs its program's collectives, of as many bytes as the plan counts and pays for."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         module(**batch).backward()
     names = {  # as the process group is asked, whether through DTensor or not
@@ -155,14 +156,19 @@ def _moves_what_the_plan_says(plan, module, batch):
         room, _, kind = event.key.partition("::")
         if room == "c10d" and kind in names:
             moved[names[kind]] += event.count
+    listed, sizes = Counter(), Counter()
+    for transfer in module._sw_program.program.transfers():
+        kind = transfer.collective.value
+        # Gloo scatters a sum by summing the whole.
+        listed["all_reduce" if kind == "reduce_scatter" else kind] += 1
+        sizes[kind] += transfer.bytes
+    assert moved == listed, f"{plan.name}: {moved} instead of {listed}"
     said = Counter()
     for transfer in plan.transfers:
-        for collective in transfer.collectives:
-            kind = collective.split()[0]
-            if kind not in ("slice", "mask", "embed"):
-                # Gloo scatters a sum by summing the whole.
-                said["all_reduce" if kind == "reduce_scatter" else kind] += transfer.times
-    assert moved == said, f"{plan.name}: {moved} instead of {said}"
+        for kind in {text.split()[0] for text in transfer.collectives} - _LOCAL:
+            said[kind] += transfer.bytes * transfer.times
+    assert sizes == said, f"{plan.name}: {sizes} bytes instead of {said}"
+    assert sum(listed.values()) <= 10
 
 
 def _takes_local_batches(module, batch):

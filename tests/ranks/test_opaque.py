@@ -7,7 +7,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 

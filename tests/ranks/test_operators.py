@@ -1,29 +1,33 @@
 """Operators timed on two ranks, as plans have them."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 import pytest
 import torch
 
 from shardwright.ir.graph import Ref
-from shardwright.machine.calls import Call, Given
+from shardwright.machine.calls import OpCall, OperandSpec
+from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset
 from shardwright.profile import op_timings
 from shardwright.profile.local_ranks import silent
-from shardwright.profile.op_timings import with_remembered, with_timings
-from shardwright.profile.timing_cache import Remembered
+from shardwright.profile.op_timings import with_cached_timings, with_timings
+from shardwright.profile.timing_cache import TimingCache
 
 
 def linear(rows, trained=True):
-    given = (Given((rows, 64), "float32", trained), Given((32, 64), "float32", trained))
-    return Call("aten.linear.default", (Ref("0"), Ref("1")), (), given)
+    given = (OperandSpec((rows, 64), "float32", trained), OperandSpec((32, 64), "float32", trained))
+    return OpCall("aten.linear.default", (Ref("0"), Ref("1")), (), given)
 
 
-EMBEDDING = Call(
+EMBEDDING = OpCall(
     "aten.embedding.default",
     (Ref("0"), Ref("1")),
     (),
-    (Given((8, 4), "float32", True), Given((3, 5), "int64", False)),
+    (OperandSpec((8, 4), "float32", True), OperandSpec((3, 5), "int64", False)),
 )
-LSTM = Call(
+LSTM = OpCall(
     "aten.lstm.input",
     (
         Ref("0"),
@@ -33,17 +37,17 @@ LSTM = Call(
     ),
     (),
     (
-        Given((2, 3, 4), "float32", True),
-        *(Given((1, 2, 5), "float32", False) for _ in range(2)),
-        *(Given(shape, "float32", True) for shape in ((20, 4), (20, 5), (20,), (20,))),
+        OperandSpec((2, 3, 4), "float32", True),
+        *(OperandSpec((1, 2, 5), "float32", False) for _ in range(2)),
+        *(OperandSpec(shape, "float32", True) for shape in ((20, 4), (20, 5), (20,), (20,))),
     ),
 )  # fmt: skip
-ODD = Call("aten.view.default", (Ref("0"), (7,)), (), (Given((4, 2), "float32", True),))
+ODD = OpCall("aten.view.default", (Ref("0"), (7,)), (), (OperandSpec((4, 2), "float32", True),))
 
 
 @pytest.mark.ranks
 def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
-    known = Remembered(tmp_path / "operators.sqlite", pytest.fail)
+    known = TimingCache(tmp_path / "operators.sqlite", pytest.fail)
     machine = preset("2xcpu")
     calls = [linear(4096), linear(64), linear(4096, trained=False), EMBEDDING, LSTM, ODD]
     found = with_timings(machine, calls, 0.5, known, silent)
@@ -55,13 +59,16 @@ def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
     assert times[str(linear(4096, trained=False))].backward < large.backward / 4
     assert times[str(LSTM)].backward > 0
 
-    monkeypatch.setattr(op_timings, "measured", None)  # nothing is measured any more
+    monkeypatch.setattr(op_timings, "measure_calls", None)  # nothing is measured any more
     assert with_timings(found, calls, 0.5, known, silent) is found
-    assert with_remembered(machine, known) == found
+    assert with_cached_timings(machine, known) == found
 
 
 def test_timings_hold_for_so_many_ranks_and_threads(monkeypatch):
-    two, four = op_timings.device_key(2), op_timings.device_key(4)
+    machine = preset("2xcpu")
+    two, four = op_timings.device_key(machine), op_timings.device_key(preset("4xcpu"))
     assert two != four and f"torch {torch.__version__}" in two
+    tuned = Measured(datetime.now(UTC), 0.0, tuned_host=True)
+    assert op_timings.device_key(replace(machine, measured=tuned)) not in (two, four)
     monkeypatch.setattr(op_timings, "threads_of", lambda devices: 7)
-    assert "2 ranks of 7 threads" in op_timings.device_key(2)
+    assert "2 ranks of 7 threads" in op_timings.device_key(machine)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 from tests.ranks.test_pages import DOCS, ROOT, blocks
+
+HOW_TO = DOCS / "how-to"
 
 pytestmark = pytest.mark.ranks
 
@@ -24,13 +26,13 @@ machine = sw.Machine.preset("2xcpu")
 ON_RANKS = {
     ROOT / "README.md": "model_with_weights = model\n"
     "front = sw.search(sw.capture(model, kwargs=batch), machine)",
-    DOCS / "async.md": "",
-    DOCS / "pipelines.md": "plan = sw.plan(model, kwargs=batch, machine=machine, stages=[2])\n"
+    HOW_TO / "async.md": "",
+    HOW_TO / "pipelines.md": "plan = sw.plan(model, kwargs=batch, machine=machine, stages=[2])\n"
     "assert plan.stages == 2",
-    DOCS / "training.md": "plan = sw.plan(model, kwargs=batch, machine=machine)",
+    HOW_TO / "training.md": "plan = sw.plan(model, kwargs=batch, machine=machine)",
 }
 ALONE = {
-    DOCS / "constraints.md": "from tests.models import gpt2\n"
+    HOW_TO / "constraints.md": "from tests.harness.models import gpt2\n"
     "model, kwargs = gpt2(layers=1, batch=8)\n"
     "args, machine = (), sw.Machine.preset('8xH100')\n"
     "graph = sw.capture(model, args, kwargs)",

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
+from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm import deferred_scalar_reduce
-from shardwright.runtime.comm.spin_wait import wait_for
-from tests import models
-from tests.ranks.harness import run_ranks, whole
+from tests.harness import models
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 

@@ -13,16 +13,16 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import PlanError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.tracing.capture import capture_call
-from tests import models
-from tests.ranks.harness import run_ranks, whole
-from tests.ranks.pipelined import Subject
+from tests.harness import models
+from tests.harness.pipelines import Subject
+from tests.harness.ranks import run_ranks, whole
 from tests.ranks.test_random_tilings import error
 
 pytestmark = pytest.mark.ranks

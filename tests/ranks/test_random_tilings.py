@@ -15,15 +15,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.to_float64 import widen
 from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.tracing.capture import capture_call
-from tests import models
-from tests.ranks.harness import run_ranks, whole
+from tests.harness import models
+from tests.harness.ranks import run_ranks, whole
 
 ASSIGNMENTS = {"gpt2": 25, "llama": 25, "cnn": 25}  # of others 10
 TOLERANCE = 1e-9
@@ -71,8 +71,8 @@ def _compare_assignments(name, meshes, one, serial):
             chosen = {key: draw.choice(found) for key, found in options.items()}
             storage = {key: draw.choice(found) for key, found in layouts.items()}
             again = frozenset(key for key in storage if draw.random() < 0.5)
-            pieces = some_pieces(one.graph, draw)
-            parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, pieces))
+            segments = some_segments(one.graph, draw)
+            parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, segments))
             assert serial.keys() == parallel.keys()
             errors = {key: error(serial[key], parallel[key]) for key in serial}
             worst = max(errors, key=errors.get)
@@ -82,7 +82,7 @@ def _compare_assignments(name, meshes, one, serial):
             }
             assert errors[worst] <= TOLERANCE, (
                 f"{name} on {text}, assignment {number}: {worst} is {errors[worst]:.1e} off under"
-                f" {tiled}, {stored} and {pieces}"
+                f" {tiled}, {stored} and {segments}"
             )
 
 
@@ -94,7 +94,7 @@ class Widened:
 
     def __init__(self, model, batch):
         captured = capture_call(model, (), batch)
-        self.graph = widen(captured.graph)
+        self.graph = to_float64(captured.graph)
         self.captured = type(captured)(self.graph, captured.constants, captured.output_keys)
         self.analysis = analyze(self.graph)
         self.weights = dict(model.named_parameters(remove_duplicate=False))
@@ -114,13 +114,13 @@ class Widened:
         storage,
         device_mesh,
         regathered=frozenset(),
-        pieces=None,
+        segments=None,
         micro_batches=1,
     ):
         return ParallelModule(
             self.captured,
             self.analysis,
-            Decisions(mesh, chosen, storage, frozenset(regathered), pieces or {}, micro_batches),
+            Decisions(mesh, chosen, storage, frozenset(regathered), segments or {}, micro_batches),
             weights=self.weights,
             buffers=self.buffers,
             persistent=frozenset(),
@@ -146,7 +146,7 @@ def stored_as(atoms, mesh):
     return [decode(code, atoms, mesh) for code in storable(atoms, mesh).tolist()]
 
 
-def some_pieces(graph, draw):
+def some_segments(graph, draw):
     """Up to three runs of operators that are recomputed, each as a whole."""
     cuts = sorted(draw.sample(range(len(graph.ops) + 1), 6))
     spans = list(zip(cuts[::2], cuts[1::2], strict=True))[: draw.randrange(4)]

@@ -6,8 +6,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
-from tests import models
-from tests.ranks.harness import run_ranks, whole
+from tests.harness import models
+from tests.harness.ranks import run_ranks, whole
 
 pytestmark = pytest.mark.ranks
 

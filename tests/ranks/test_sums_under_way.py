@@ -13,7 +13,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.comm.deferred_scalar_reduce import Awaited
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -22,7 +22,7 @@ from shardwright.train.checkpoint.export import export_safetensors, load_safeten
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
 from shardwright.train.loop import evaluate, read_own_samples, start, train
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 WORDS, WIDTH, BATCH, LENGTH, IGNORED = 13, 12, 6, 4, -100
 CPU = torch.device("cpu")
@@ -140,7 +140,7 @@ def serial(job):
 def parallel(module, job):
     seed_all(job.seed)
     run, found = start(module, job), []
-    train(run, job, job.steps, CPU, found.append)
+    train(run, job, CPU, found.append)
     weights = {name: whole(p) for name, p in module.named_parameters()}
     return [r.loss for r in found], [r.gradient_norm for r in found], weights
 
@@ -179,7 +179,7 @@ def own_samples(text):
     run = start(module, job)
     read_own_samples(run, job)
     before = evaluate(module, job, CPU)
-    train(run, replace(job, evaluation=None), 2, CPU, lambda record: None)
+    train(run, replace(job, evaluation=None, steps=2), CPU, lambda record: None)
     return samples.read, before
 
 
@@ -263,7 +263,7 @@ def on_stages(text, folder):
     compare(text, ("clipped hard", "accumulated over tokens", "a dataset with a rest", "padded"))
     exported(text, f"{folder}/model.safetensors")
     run, checkpoints = saved_run(text, folder)
-    train(run, PLAIN, 2, CPU, lambda record: None)
+    train(run, replace(PLAIN, steps=2), CPU, lambda record: None)
     checkpoints.save(run)
     weights = {name: whole(p).clone() for name, p in run.module.named_parameters()}
     large = {"scale": 1e308, "down.bias": 1e3}
@@ -280,7 +280,7 @@ def resumed(text, folder):
     assert saved.step == 2
     weights = {name: whole(p).clone() for name, p in run.module.named_parameters()}
     found = []
-    train(run, PLAIN, PLAIN.steps, CPU, found.append)
+    train(run, PLAIN, CPU, found.append)
     return weights, [record.loss for record in found]
 
 

@@ -11,7 +11,7 @@ from shardwright.ir.graph import from_json, to_json
 from shardwright.ir.plan import PlanError
 from shardwright.runtime.ranks import RanksError
 from shardwright.runtime.verify import verify as verify_module
-from tests import models
+from tests.harness import models
 
 pytestmark = pytest.mark.ranks
 

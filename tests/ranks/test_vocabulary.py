@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.runtime.parameters.peak_memory import metered
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 from tests.ranks.test_random_tilings import Widened
 from tests.ranks.test_wide import along, stored
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from shardwright.runtime.comm.spin_wait import begun, exchange_over, reduce_over
-from tests.ranks.harness import run_ranks
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.comm.process_group import begun, exchange_over, reduce_over
+from tests.harness.ranks import run_ranks
 
 
 def results():
@@ -17,9 +18,12 @@ def results():
     reduce_over(group, largest, dist.ReduceOp.MAX)
     work.wait()
     large = torch.ones(2**21 + 1) + rank
-    asleep = begun(group, large)
-    assert isinstance(asleep, dist.Work) and not isinstance(work, dist.Work)
+    assert isinstance(work, dist.Work)
+    backend_of(group).tune_host()
+    asleep, awake = begun(group, large), begun(group, torch.ones(2))
+    assert isinstance(asleep, dist.Work) and not isinstance(awake, dist.Work)
     asleep.wait()
+    awake.wait()
     assert (large == 3).all()
     rows = torch.arange(4.0).view(4, 1) + 10 * rank
     counts = [[1, 3], [2, 2]]  # rows of each rank to each

@@ -11,7 +11,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.watchdog import STALLED, Watchdog, report
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 
 class Net(nn.Module):

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh, Shard, is_natural
-from shardwright.rules.placements import feasible, place
-from shardwright.rules.rule import FactorKind, Route, Split, Together
-from tests import models
-from tests.ranks.harness import run_ranks, whole
+from shardwright.rules.placements import feasible, layouts_under
+from shardwright.rules.rule import FactorKind, JointSplit, Route, Split
+from tests.harness import models
+from tests.harness.ranks import run_ranks, whole
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
 MESHES = {
@@ -207,10 +207,10 @@ def along(one, mesh, atom, how=""):
         for factor in rule.factors:
             if factor.atom == atom and factor.kind is FactorKind.PARALLEL:
                 tiling = (Split(factor.name),) * len(mesh.axes)
-                if how not in ("", ROUTED) and rule.together:
-                    (last,) = (names for names in rule.together if "~".join(names) == how)
-                    tiling = (*tiling[:-1], Together(last))
-                if feasible(rule, place(rule, tiling, mesh)):
+                if how not in ("", ROUTED) and rule.joint_splits:
+                    (last,) = (names for names in rule.joint_splits if "~".join(names) == how)
+                    tiling = (*tiling[:-1], JointSplit(last))
+                if feasible(rule, layouts_under(rule, tiling, mesh)):
                     chosen[op.name] = tiling
                     split.add(op.kind)
                     break

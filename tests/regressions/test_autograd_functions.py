@@ -23,9 +23,9 @@ from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.export.export import FlatCall, export
-from shardwright.tracing.gradients.autograd_functions import _BASE, Functions, known
+from shardwright.tracing.gradients.autograd_functions import _BASE, Functions, calls_runnable
 from shardwright.tracing.gradients.gradient_probe import Suspicion, probe
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 Function = torch.autograd.Function
 FUNCTION = "shardwright.function.default"
@@ -226,7 +226,7 @@ def test_the_graph_has_the_gradients_of_the_module():
     model, x = example()
     captured = capture_call(model, (x,))
     call = FlatCall(model, {"args.0": x}, {})
-    with known(captured.opaque):
+    with calls_runnable(captured.opaque):
         probe(call, {"args.0": x}, captured, [Suspicion("a function", "")])
     payload = {
         "weights": dict(model.named_parameters()),
@@ -365,7 +365,7 @@ def test_custom_operators_keep_the_backward_that_is_registered():
     captured = capture_with_rules(model, (x,))
     (op,) = (op for op in captured.graph.ops if op.target == "regressions.reversed.default")
     assert op.rule.endswith("-> f1 f0") or op.rule.endswith("-> f0 f1")
-    with known(captured.opaque):
+    with calls_runnable(captured.opaque):
         probe(FlatCall(model, {"args.0": x}, {}), {"args.0": x}, captured, [Suspicion("it", "")])
 
 

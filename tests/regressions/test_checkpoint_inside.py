@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint, checkpoint_se
 import shardwright as sw
 from shardwright.report.text.explain import explain
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.checkpointing import NOTE, left_out
+from shardwright.tracing.checkpointing import NOTE, checkpointing_disabled
 
 BATCH = (torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64))
 
@@ -107,7 +107,7 @@ def test_torch_is_as_before_and_other_threads_never_see_it():
         y = checkpoint(lambda t: t * 2, x, use_reentrant=True)
         ran.append(type(y.grad_fn).__name__)
 
-    with pytest.raises(KeyError), left_out() as found:
+    with pytest.raises(KeyError), checkpointing_disabled() as found:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

@@ -15,8 +15,8 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space_factory import SpaceFactory
-from tests.property.constrained import ROUNDING, Subject
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.random_constraints import ROUNDING, Subject
 from tests.zoo import ZOO
 
 MACHINE, MESH = preset("8xH100"), Mesh.parse("dp=8")

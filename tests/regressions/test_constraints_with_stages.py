@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.api import search_with as search
 from shardwright.ir.constraints import ConstraintError
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.planner import search
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 MACHINE = preset("4xH100")
 
@@ -36,19 +37,23 @@ def graph():
     ],
 )
 def test_a_mesh_is_of_a_stage_or_of_all_devices(graph, mesh, stages, meshes):
-    found = search(graph, MACHINE, constraints=[mesh], stages=stages, recompute=False)
+    found = search(
+        graph, MACHINE, PlanOptions.of(constraints=[mesh], stages=stages, recompute=False)
+    )
     assert {str(plan.mesh) for plan in found} == meshes
     assert all((plan.stages > 1) == ("pp" in str(plan.mesh)) for plan in found)
 
 
 def test_a_mesh_of_neither_is_an_error_that_names_both(graph):
     with pytest.raises(ConstraintError, match="one stage's group, of 2, or of all of them, pp=2"):
-        search(graph, MACHINE, constraints=["mesh dp=2 tp=2"], stages=(2,))
+        search(graph, MACHINE, PlanOptions.of(constraints=["mesh dp=2 tp=2"], stages=(2,)))
 
 
 @pytest.mark.parametrize("pin", ["*=dp:S(0)", "*=dp:S(1)", "*=*:R", "*.left.weight=tp:S(0)"])
 def test_baselines_that_do_not_follow_a_pin_are_shown(graph, pin):
-    found = search(graph, MACHINE, constraints=[f"pin {pin}"], stages=(1, 2), recompute=False)
+    found = search(
+        graph, MACHINE, PlanOptions.of(constraints=[f"pin {pin}"], stages=(1, 2), recompute=False)
+    )
     names = {plan.name for plan in found.baselines}
     assert {"data parallel", "fully sharded"} <= names
     assert set(found.broken) <= names
@@ -74,6 +79,6 @@ def test_meshes_that_a_pin_rules_out_do_not_end_the_search():
         batch = torch.zeros(16, 3, 9, 9), torch.zeros(16, dtype=torch.long)
         graph = sw.capture(Classifier(), batch)
     pin = ["pin *=tp:features"]
-    alone = search(graph, MACHINE, constraints=pin)
-    both = search(graph, MACHINE, constraints=pin, stages=(1, 2))
+    alone = search(graph, MACHINE, PlanOptions.of(constraints=pin))
+    both = search(graph, MACHINE, PlanOptions.of(constraints=pin, stages=(1, 2)))
     assert both[0].step_seconds <= alone[0].step_seconds

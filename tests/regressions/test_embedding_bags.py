@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.rules.analysis import splittable
-from tests.compared import compared
-from tests.uneven import check_on_two_ranks
+from tests.harness.graph_comparison import compared
+from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 
 _generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.call import CaptureError

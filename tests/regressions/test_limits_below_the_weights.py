@@ -12,6 +12,7 @@ from torch import nn
 import shardwright as sw
 from shardwright import api
 from shardwright.ir.frontier import InfeasibleError
+from shardwright.planner import planner
 from shardwright.planner.tables.memory import state_bytes
 
 X = torch.zeros(4, 8)
@@ -33,7 +34,7 @@ def unsearched(monkeypatch):
     def search(*given, **named):
         raise AssertionError("searched")
 
-    monkeypatch.setattr(api, "search", search)
+    monkeypatch.setattr(planner, "search", search)
 
 
 def test_weights_alone_are_told_before_the_capture(unsearched, monkeypatch):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.rules.analysis import analyze, splittable
-from tests.uneven import check_on_two_ranks
+from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 
 _generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from shardwright.machine.presets import preset
 from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import measure
 from shardwright.profile.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
-from shardwright.profile.timing import APART, Sample
+from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 from tests.unit.profile.test_fit import device
 
 PRESET = preset("2x2xcpu")
@@ -45,8 +45,8 @@ def test_one_sample_that_says_nothing_changes_nothing(bad):
     for kind in ("all_reduce", "all_gather"):
         assert fit_overlap([*spoilt, *links()], found, kind) == fit_overlap(links(), found, kind)
     assert fit_contention([*spoilt, *links()]) == fit_contention(links()) is not None
-    waits = [Sample(APART, 1e-2, 1e-3), Sample(APART, 4e-2, 2e-3)]
-    assert fit_skew([*waits, Sample(APART, 2e-2, bad)]) == fit_skew(waits)
+    waits = [Sample(ARRIVAL_SKEW, 1e-2, 1e-3), Sample(ARRIVAL_SKEW, 4e-2, 2e-3)]
+    assert fit_skew([*waits, Sample(ARRIVAL_SKEW, 2e-2, bad)]) == fit_skew(waits)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -112,7 +112,7 @@ def test_large_messages_that_seem_free_show_no_bandwidth():
 @pytest.fixture
 def ranks(monkeypatch):
     """Two ranks of a host, of which this is one."""
-    monkeypatch.setattr(measure.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(measure.dist, "get_backend", lambda group=None: "gloo")
     monkeypatch.setattr(measure.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(measure.dist, "broadcast_object_list", lambda found, source: None)
 
@@ -140,7 +140,7 @@ def test_the_machine_names_what_was_not_measured(ranks):
 
 
 def test_a_gpu_is_assumed_to_be_as_its_preset():
-    assert measure._known("NVIDIA A100-SXM4-80GB", 8).name == "2x8xA100"
-    assert measure._known("NVIDIA H200", 8).device.kind == "H200"
-    assert measure._known("Some GPU", 8).device.kind == "A100"
-    assert measure._known("cpu", 4).name == "2x4xcpu"
+    assert measure._fallback_preset("NVIDIA A100-SXM4-80GB", 8).name == "2x8xA100"
+    assert measure._fallback_preset("NVIDIA H200", 8).device.kind == "H200"
+    assert measure._fallback_preset("Some GPU", 8).device.kind == "A100"
+    assert measure._fallback_preset("cpu", 4).name == "2x4xcpu"

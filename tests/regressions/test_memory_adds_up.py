@@ -3,7 +3,7 @@
 A plan of a Llama of 57.3 GiB showed 18.1 GiB: `explain`, the report and its treemap left out what
 the MLP saves for the backward pass, since the tables of the search have that on edges, which belong
 to no module. What modules held was read from these tables, the peak from the walk over the tensors
-of the program (ADR 0035), so neither could be told from the other.
+of the program, so neither could be told from the other.
 
 Now that walk knows of every block the module that made it, and a plan holds what each module has of
 the peak, part by part. What belongs to no module has rows of its own: the first row is the peak.
@@ -18,12 +18,12 @@ import pytest
 
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.report.choice import Held
+from shardwright.report.choice import PeakParts
 from shardwright.report.page import Shown, page
 from shardwright.report.text.explain import explain
 from shardwright.report.text.module_rows import Costs, module_tree
 from shardwright.tracing.discovery.discover import capture_with_rules
-from tests import models
+from tests.harness import models
 from tests.zoo import ZOO
 
 TEN = (
@@ -133,7 +133,7 @@ def check_report(plan):
 
 def check(plan):
     costs = module_tree(plan).costs
-    assert sum(costs[place] for place in BYTES) == plan.peak_bytes == sum(Held.of(plan))
+    assert sum(costs[place] for place in BYTES) == plan.peak_bytes == sum(PeakParts.of(plan))
     assert costs.saved_bytes == plan.memory.saved
     again = plan_from_json(plan_to_json(plan))
     assert again == plan
@@ -156,7 +156,7 @@ def llama():
 def test_of_recomputed_and_micro_batched_plans_too(llama):
     found = sw.search(llama, sw.Machine.preset("4xH100"), micro_batches=(1, 2, 4))
     several = [plan for plan in found if plan.micro_batches > 1]
-    again = [plan for plan in found if any(op.piece for op in plan.ops)]
+    again = [plan for plan in found if any(op.segment for op in plan.ops)]
     assert several and again
     for plan in {id(plan): plan for plan in (several[0], several[-1], again[-1])}.values():
         check(found.settled(plan))

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.planner import search
 from shardwright.report.choice import none_fits
 from shardwright.report.text.explain import explain
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 BIG = preset("2xH100")
 
@@ -71,7 +72,7 @@ def test_the_error_names_the_least_memory_found(roomy):
 
 
 def test_every_search_tries_micro_batches_where_the_devices_are_too_small(graph):
-    one = search(graph, BIG, micro_batches=(1,)).smallest().peak_bytes
+    one = search(graph, BIG, PlanOptions.of(micro_batches=(1,))).smallest().peak_bytes
     tight = search(graph, holding(one - 1))
     assert tight.fastest().micro_batches > 1
     assert {plan.micro_batches for plan in search(graph, BIG)} == {1}

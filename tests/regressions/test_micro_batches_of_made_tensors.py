@@ -14,7 +14,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.rules.micro_batches import MicroBatchError
-from tests import models
+from tests.harness import models
 
 BATCH, LENGTH, WIDTH = 7, 5, 8
 ONE = sw.Machine.preset("1xcpu")

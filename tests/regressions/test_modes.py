@@ -16,7 +16,7 @@ import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.tracing.arguments import BatchError
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 ONE = sw.Machine.preset("1xcpu")
 

@@ -17,8 +17,8 @@ import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.tracing.call import CaptureError
-from tests.models import double, gpt2
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.models import double, gpt2
+from tests.harness.ranks import run_ranks, whole
 
 ONE = sw.Machine.preset("1xcpu")
 

@@ -23,7 +23,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 HIDDEN, HEADS, VOCABULARY, LENGTH, BATCH = 8, 2, 12, 6, 4
 

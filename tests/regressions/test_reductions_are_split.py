@@ -14,8 +14,8 @@ from torch import nn
 
 from shardwright.rules.analysis import splittable
 from shardwright.rules.micro_batches import MicroBatchError, micro_batches
-from tests.compared import compared
-from tests.uneven import check_on_two_ranks
+from tests.harness.graph_comparison import compared
+from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 
 WHOLE = ("std", "var", "std_mean", "var_mean", "linalg_vector_norm", "norm")

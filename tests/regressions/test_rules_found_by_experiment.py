@@ -22,13 +22,13 @@ import shardwright as sw
 from shardwright.rules import user_rules
 from shardwright.tracing.discovery import discover as findings
 from shardwright.tracing.discovery.experiment import discover
-from tests.property.operators import call, f
+from tests.harness.operator_calls import call, f
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(findings, "_found", {})
-    monkeypatch.setattr(user_rules, "_STATED", {})
+    monkeypatch.setattr(user_rules, "_USER_RULES", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -13,8 +13,8 @@ import shardwright as sw
 from shardwright.rules.analysis import analyze, splittable
 from shardwright.rules.arguments import localize
 from shardwright.tracing.call import CaptureError
-from tests.compared import compared
-from tests.property.operators import call, f
+from tests.harness.graph_comparison import compared
+from tests.harness.operator_calls import call, f
 
 
 class Applied(nn.Module):

@@ -25,7 +25,7 @@ import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.async_pipeline.simulation import async_simulation
 from shardwright.runtime.parameters.state_dicts import StateDictError
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 from tests.regressions.test_parameter_shapes import small
 
 FULL = StateDictOptions(full_state_dict=True)

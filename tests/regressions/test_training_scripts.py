@@ -11,8 +11,8 @@ import warnings
 import pytest
 
 import shardwright as sw
-from tests.ranks.harness import run_ranks
-from tests.training_scripts import EXACT, difference_of
+from tests.harness.ranks import run_ranks
+from tests.harness.training_scripts import EXACT, difference_of
 
 PLANS = ("fully sharded", "tensor parallel")
 TOLERANCE = 1e-10  # float64, sums in another order

@@ -1,6 +1,7 @@
 """Names of schedules and collectives that nobody knows.
 
-They were taken for others: a schedule for an interleaved one, a collective for an all-to-all.
+They were taken for others: a schedule for an interleaved one, a collective for an all-to-all. In a
+plan file a collective of any name was read, and shown as one that moves data.
 """
 
 from types import SimpleNamespace
@@ -9,12 +10,16 @@ import pytest
 import torch
 
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import Pipeline, PipelineError
+from shardwright.ir.pipeline import Pipeline
+from shardwright.ir.plan import PlanError
+from shardwright.ir.schedules.registry import orders
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
+from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.runtime.comm.collectives import collected
 from shardwright.simulate.costs.collectives import step_price
-from shardwright.simulate.time.pipeline_schedules import orders
+from tests.harness.plans import transformer
 
 
 def test_a_schedule_that_is_not_known_is_an_error():
@@ -32,3 +37,10 @@ def test_a_collective_that_is_not_known_is_an_error():
     link = links(machine, Mesh.parse("dp=2"))[0]
     with pytest.raises(ValueError, match="no collective"):
         step_price("broadcast", link, machine)
+
+
+def test_a_plan_file_with_a_collective_that_is_not_known_is_refused():
+    text = plan_to_json(transformer())
+    assert "all_reduce tp" in text and plan_from_json(text)
+    with pytest.raises(PlanError, match="'broadcast' is not a valid Collective"):
+        plan_from_json(text.replace("all_reduce tp", "broadcast tp"))

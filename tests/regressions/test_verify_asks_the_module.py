@@ -15,7 +15,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.runtime.verify import verify as verify_module
 from shardwright.runtime.verify.module_comparison import error
-from tests.compared import compared
+from tests.harness.graph_comparison import compared
 from tests.zoo.subject import ZOO
 
 

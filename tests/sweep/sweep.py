@@ -20,12 +20,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.to_float64 import widen
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import TOLERANCE, ModuleComparison, errors_between
 from shardwright.runtime.verify.module_comparison import measure as measured
 from shardwright.runtime.verify.module_reference import widened
@@ -108,7 +108,7 @@ def _check_splits(
     device_mesh: DeviceMesh,
     tried: set[Any],
 ) -> None:
-    graph = comparable(widen(captured.graph))
+    graph = comparable(to_float64(captured.graph))
     captured, analysis = replace(captured, graph=graph), analyze(graph)
     batch = {f"args.{i}": tensor for i, tensor in enumerate(tensors)}
     payload = {
@@ -163,7 +163,7 @@ def _splits(found: Finding, graph: Any, analysis: Analysis, tried: set[Any]) -> 
             found.known += len(options)
             continue
         tried.add(key)
-        if why := analysis.rules[op.name].why_whole:
+        if why := analysis.rules[op.name].why_unsplittable:
             found.whole.setdefault(op.target, why)
         splits += [(op.name, tiling) for tiling in options]
     return splits

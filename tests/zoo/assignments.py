@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright.api import search_with as search
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.planner import search
 from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.placements import tiling_text, tilings
@@ -142,7 +143,7 @@ def chosen_plan(one, mesh):
         levels=tuple(replace(level, latency_seconds=none) for level in machine.levels),
         collective_launch_seconds=none,
     )
-    plan = search(one.narrow, machine, meshes=[mesh]).fastest()
+    plan = search(one.narrow, machine, PlanOptions.of(meshes=[mesh])).fastest()
     decisions = read_plan(plan, one.narrow, one.analysis)
     chosen = decisions.tilings
     if all(choice is None for tiling in chosen.values() for choice in tiling):

@@ -12,10 +12,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.to_float64 import widen
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import with_rules
 from tests.zoo import ZOO
@@ -30,7 +30,7 @@ class Subject:
     def __init__(self, model, batch, wide=True):
         captured = capture_call(model, (), batch)
         self.narrow = with_rules(captured.graph)
-        self.graph = widen(self.narrow) if wide else self.narrow
+        self.graph = to_float64(self.narrow) if wide else self.narrow
         self.captured = replace(captured, graph=self.graph)
         self.analysis = analyze(self.graph)
         model = model.double() if wide else model

@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.numerics import Numerics
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.micro_batch_counts import if_tight
-from tests import plans
+from tests.harness import plans
 
 JOB = """
 import torch
@@ -60,19 +60,21 @@ class FakeApi(types.ModuleType):
         self.searched = []
         self.asked = []
         self.refused = set()  # numbers of devices
-        self.methods = []
-        self.micro_batches = []
 
-    def capture(self, model, args=(), kwargs=None, **habits):
-        return replace(GRAPH, habits=Numerics(**habits))
+    @property
+    def methods(self):
+        return [options.method for options in self.asked]
 
-    def search(self, graph, machine, optimizer="adamw", *, progress=None, **asked):
-        self.searched.append((machine.devices, optimizer))
-        micro_batches = asked.pop("micro_batches", None)
-        limit = asked.pop("memory_limit", None)
-        self.micro_batches.append(micro_batches)
-        self.asked.append(asked)
-        self.methods.append(asked.get("method"))
+    @property
+    def micro_batches(self):
+        return [options.micro_batches for options in self.asked]
+
+    def capture(self, model, args=(), kwargs=None, **numerics):
+        return replace(GRAPH, numerics=Numerics(**numerics))
+
+    def search_with(self, graph, machine, options, progress=None):
+        self.searched.append((machine.devices, options.optimizer))
+        self.asked.append(options)
         if machine.devices in self.refused:
             raise ConstraintError(f"no mesh of {machine.devices}")
 
@@ -81,7 +83,7 @@ class FakeApi(types.ModuleType):
             return replace(
                 plan,
                 fingerprint=graph.fingerprint,
-                habits=graph.habits,
+                numerics=graph.numerics,
                 machine=machine.name,
                 step_seconds=plan.step_seconds / scale,
                 peak_bytes=int(plan.peak_bytes / scale),
@@ -91,7 +93,7 @@ class FakeApi(types.ModuleType):
         def run(counts):
             found = plans.frontier()
             every = list(found)
-            if counts is None or 2 in counts:
+            if counts == "all" or 2 in counts:
                 every.append(replace(plans.simple(ms=300, mib=80), micro_batches=2))
             return Frontier(
                 tuple(on_these(p) for p in every),
@@ -100,9 +102,9 @@ class FakeApi(types.ModuleType):
                 device_bytes=machine.device.usable_bytes,
             )
 
-        if micro_batches is None:
-            return if_tight(run, limit)
-        return run(None if micro_batches == "all" else micro_batches)
+        if options.micro_batches is None:
+            return if_tight(run, options.memory_limit)
+        return run(options.micro_batches)
 
     def verify(self, model, plan, args=(), kwargs=None):
         return self.report

@@ -17,7 +17,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
-from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.files import with_figures
 from shardwright.machine.model import MachineError
 from shardwright.machine.presets import preset
@@ -158,7 +158,7 @@ for line in sys.argv[1:]:
     }
     targets = {
         "nowhere.py:job": "there is no file nowhere.py",
-        "nowhere.json --batch 2": "cannot read nowhere.json: [Errno 2]",
+        "nowhere.json --batch 2": "cannot read nowhere.json: No such file",
         f"{tmp_path} --batch 2": "is a folder without a config.json",
     }
     lines = {f"plan {file}:job --machine 8xcpu {given}": says for given, says in options.items()}

@@ -58,13 +58,18 @@ def test_a_classifier_of_images_needs_no_seq(tmp_path):
         ),
         (LLAMA, (2, None), (), "tokens per sequence are missing, as in --batch 2 --seq"),
         (LLAMA, (2, 8), ("hidden_size=33",), r"--set hidden_size=33: .*\(33\) is not a multiple"),
-        (LLAMA, (2, 8), ("hidden_size=0",), "--set hidden_size=0: .* needs a number of 1 or more"),
-        (LLAMA, (2, 8), ("num_hidden_layers=-1",), "--set num_hidden_layers=-1: .* 0 or more"),
+        (LLAMA, (2, 8), ("hidden_size=0",), "--set hidden_size=0: a whole number from 1 to"),
+        (
+            LLAMA,
+            (2, 8),
+            ("num_hidden_layers=-1",),
+            "--set num_hidden_layers=-1: a whole number from 1",
+        ),
         (
             LLAMA,
             (2, 8),
             ("num_hidden_layers=x",),
-            "num_hidden_layers=.x.: .* expected int, got str",
+            "num_hidden_layers=.x.: a whole number of 1 or more is needed",
         ),
     ],
 )
@@ -137,7 +142,7 @@ def test_files_beside_a_report(mistake, plan_file, tmp_path):
         (("--optimizer", ""), "'--optimizer': optimizer '' is not known; use one of sgd"),
         (("--optimizer", "AdaFoo"), "'--optimizer': optimizer 'adafoo' is not known"),
         (("--mesh", "mb=2"), "mesh mb=2: mb is the axis of micro-batches; name it otherwise"),
-        (("--set-machine", "memory=8GB,memory=9GB"), "memory is there twice"),
+        (("--set-machine", "memory=8GB,memory=9GB"), "memory occurs twice"),
         (("--set", "layers=1", "--set", "layers=2"), "--set layers is there twice; give it once"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.cli import main
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
-from shardwright.ir.atomic_io import check_file, check_folder, write_whole
+from shardwright.ir.atomic_io import check_file, check_folder, write_atomically
 
 OUTPUTS = [
     (command, option)
@@ -65,7 +65,7 @@ def test_a_file_needs_its_folder_and_is_none(mistake, tmp_path, command, option)
 def test_devices_and_pipes_are_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for write in (check_file, lambda path: write_whole(path, "text")):
+    for write in (check_file, lambda path: write_atomically(path, "text")):
         with pytest.raises(OSError, match="it is no regular file"):
             write(pipe)
     assert os.listdir(tmp_path) == ["pipe"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.cli.timings import by_timings
+from shardwright.cli.timings import choose_with_timings
 from shardwright.machine.calls import Timing
 from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset
@@ -31,14 +31,14 @@ def asked(tmp_path, monkeypatch):
     """The calls that were to be measured; each takes a millisecond both ways."""
     calls = []
 
-    def measured(devices, new, seconds, tell):
-        assert devices == 2 and 0 < seconds <= 5.0
+    def measured(machine, new, seconds, tell):
+        assert machine.devices == 2 and 0 < seconds <= 5.0
         tell("operators", 0.5)
         calls.append([str(call) for call in new])
         return {str(call): Timing(str(call), 1e-3, 1e-3) for call in new}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(op_timings, "measured", measured)
+    monkeypatch.setattr(op_timings, "measure_calls", measured)
     return calls
 
 
@@ -49,7 +49,7 @@ def test_operators_that_are_not_remembered_are_timed_and_plans_made_again(asked,
         frontier = sw.search(graph, machine)
         return frontier.fastest(), frontier
 
-    plan, _ = by_timings(graph, MACHINE, 5.0, choose)
+    plan, _ = choose_with_timings(graph, MACHINE, 5.0, choose)
     assert any(call.startswith("aten.linear.default") for call in asked[0])
     every = [call for calls in asked for call in calls]
     assert len(set(every)) == len(every)
@@ -61,6 +61,6 @@ def test_operators_that_are_not_remembered_are_timed_and_plans_made_again(asked,
     assert "operators.sqlite" in said.err and "--time-operators 0 goes without" in said.err
 
     times = len(asked)
-    again, _ = by_timings(graph, MACHINE, 5.0, choose)
+    again, _ = choose_with_timings(graph, MACHINE, 5.0, choose)
     assert len(asked) == times and capsys.readouterr().err == ""
     assert again.step_seconds == plan.step_seconds

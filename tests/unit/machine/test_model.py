@@ -8,14 +8,8 @@ from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.files import load_machine
 from shardwright.machine.model import Device, Efficiency, Level, Machine, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import (
-    BANDWIDTH,
-    DURATION,
-    parse_quantity,
-    parse_toml,
-    quantity,
-    to_toml,
-)
+from shardwright.machine.quantities import BANDWIDTH, DURATION, parse_quantity, quantity
+from shardwright.machine.toml import parse_toml, to_toml
 
 PRESETS = ["8xH100", "1xH200", "2x8xA100", "8x8xH100", "4xA100-40", "4xV100", "2x4xL4", "8xRTX4090"]
 PRESETS += ["2xcpu", "2x4xcpu"]

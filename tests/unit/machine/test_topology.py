@@ -3,7 +3,7 @@ import pytest
 from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
-from tests.unit.planner.tables.examples import toy_machine
+from tests.harness.small_graphs import toy_machine
 
 # Two hosts of four: links of 16 B/s and 1 s, a network share of 2 B/s and 10 s.
 HOSTS = toy_machine(devices=4, hosts=2)

@@ -5,12 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner import planner
-from shardwright.planner.planner import search
-from tests.plans import fastest_by_sums
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.plans import fastest_by_sums
 
 MACHINE = preset("8xH100")
 GRAPH = residual_layers(3)
@@ -19,12 +20,12 @@ MESHES = [Mesh.parse("dp=2 tp=4"), Mesh.parse("dp=8")]
 
 @pytest.fixture(scope="module")
 def whole():
-    return search(GRAPH, MACHINE, meshes=MESHES)
+    return search(GRAPH, MACHINE, PlanOptions.of(meshes=MESHES))
 
 
 @pytest.fixture(scope="module")
 def hurried():
-    return search(GRAPH, MACHINE, meshes=MESHES, seconds=0)
+    return search(GRAPH, MACHINE, PlanOptions.of(meshes=MESHES, seconds=0))
 
 
 def test_without_time_both_ends_are_those_of_the_whole_frontier(whole, hurried):
@@ -56,10 +57,10 @@ def test_time_that_runs_out_between_two_meshes_is_spent_on_the_first(whole, monk
         if text.startswith(f"mesh {MESHES[1]}"):
             now[0] = 100.0  # the first mesh took as long
 
-    found = search(GRAPH, MACHINE, meshes=MESHES, seconds=50, progress=progress)
+    found = search(GRAPH, MACHINE, PlanOptions.of(meshes=MESHES, seconds=50), progress=progress)
     assert found.search_seconds == 100.0
     fewer = [sum(plan.mesh == mesh for plan in found) for mesh in MESHES]
-    alone = search(GRAPH, MACHINE, meshes=MESHES[:1])
+    alone = search(GRAPH, MACHINE, PlanOptions.of(meshes=MESHES[:1]))
     assert fewer[0] > 2 and fewer[1] <= 2 + len(found.baselines)
     assert {plan.step_seconds for plan in found if plan.mesh == MESHES[0]} <= {
         plan.step_seconds for plan in (*alone, *alone.baselines)

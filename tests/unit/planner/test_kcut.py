@@ -13,8 +13,8 @@ from shardwright.planner.kcut import CutError, Cutter
 from shardwright.planner.meshes import mesh_of_cuts
 from shardwright.planner.tables.layout_codes import decode, encode, joined
 from shardwright.rules.rule import Split
-from tests.cut_oracle import Net
-from tests.unit.planner.layers import Writer, residual_layers
+from tests.harness.kcut_oracle import Net
+from tests.harness.layered_graphs import Writer, residual_layers
 
 MACHINE = preset("8xH100")
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
+from shardwright.ir.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.arguments import MethodError
 from shardwright.planner.kcut import Cutter
-from shardwright.planner.planner import search
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 MACHINE = preset("2x6xA100")
 GRAPH = residual_layers(3)
@@ -18,7 +18,7 @@ GRAPH = residual_layers(3)
 
 @pytest.fixture(scope="module")
 def frontier():
-    return search(GRAPH, MACHINE, method="kcut")
+    return search(GRAPH, MACHINE, PlanOptions.of(method="kcut"))
 
 
 def test_the_frontier_is_the_k_cut_on_axes_of_prime_size(frontier):
@@ -57,19 +57,24 @@ def test_baselines_and_bound_are_those_of_the_joint_search(frontier):
 
 def test_a_mesh_that_is_given_is_cut_axis_by_axis():
     mesh = Mesh.parse("dp=2 tp=6")
-    (plan,) = search(GRAPH, MACHINE, method="kcut", meshes=[mesh])
+    (plan,) = search(GRAPH, MACHINE, PlanOptions.of(method="kcut", meshes=[mesh]))
     assert plan.mesh == mesh
 
 
 def test_one_device_needs_no_cut():
-    (plan,) = search(GRAPH, MACHINE.with_devices(1), method="kcut")
+    (plan,) = search(GRAPH, MACHINE.with_devices(1), PlanOptions.of(method="kcut"))
     assert plan.devices == 1 and not plan.transfers
     assert " 0 bytes in all devices" in plan.notes[0]
 
 
 def test_progress_tells_every_cut():
     told = []
-    search(GRAPH, MACHINE, method="kcut", progress=lambda text, part: told.append((text, part)))
+    search(
+        GRAPH,
+        MACHINE,
+        PlanOptions.of(method="kcut"),
+        progress=lambda text, part: told.append((text, part)),
+    )
     assert [text for text, _ in told] == ["cut k1=2", "cut k2=3", "cut k3=2", "done"]
     assert [part for _, part in told] == pytest.approx([0, 1 / 3, 2 / 3, 1])
 
@@ -87,5 +92,5 @@ def test_progress_tells_every_cut():
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, message):
-    with pytest.raises(MethodError, match=message):
-        search(GRAPH, MACHINE, **asked)
+    with pytest.raises(OptionsError, match=message):
+        search(GRAPH, MACHINE, PlanOptions.of(**asked))

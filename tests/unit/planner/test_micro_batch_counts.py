@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.micro_batch_counts import MicroBook, if_tight
-from shardwright.planner.planner import search
+from shardwright.planner.micro_batch_counts import MicroBatchCounts, if_tight
 from shardwright.planner.tables.layout_codes import (
     FIRST_ATOM,
     SUMS,
@@ -16,11 +17,11 @@ from shardwright.planner.tables.layout_codes import (
     encode,
     summed_gradients,
 )
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro_batches import MicroBatchError
-from tests.plans import fastest_by_sums
-from tests.unit.planner.layers import BATCH, residual_layers
+from tests.harness.layered_graphs import BATCH, residual_layers
+from tests.harness.plans import fastest_by_sums
 from tests.unit.planner.test_planner import priced_from_scratch
 
 MACHINE = preset("8xH100")
@@ -31,11 +32,11 @@ ANALYSIS = analyze(GRAPH)
 
 @pytest.fixture(scope="module")
 def frontier():
-    return search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(1, 2, 4))
+    return search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=(1, 2, 4)))
 
 
 def test_micro_batches_extend_the_frontier_to_less_memory(frontier):
-    plain = search(GRAPH, MACHINE, meshes=[MESH])
+    plain = search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH]))
     counts = [plan.micro_batches for plan in frontier]
     assert set(counts) == {1, 2, 4}
     assert frontier.plans[-1].peak_bytes < 0.7 * plain.plans[-1].peak_bytes
@@ -48,7 +49,7 @@ def test_micro_batches_extend_the_frontier_to_less_memory(frontier):
 
 def test_every_plan_costs_what_it_says(frontier):
     for plan in frontier:
-        graph, analysis = MicroBook(GRAPH, ANALYSIS).analyzed(plan.micro_batches)
+        graph, analysis = MicroBatchCounts(GRAPH, ANALYSIS).analyzed(plan.micro_batches)
         seconds, held = priced_from_scratch(plan, graph, analysis, plan.micro_batches)
         assert plan.step_seconds == pytest.approx(seconds, rel=1e-9)
         assert held < plan.peak_bytes
@@ -60,7 +61,9 @@ def test_every_plan_costs_what_it_says(frontier):
 def test_bounds_hold_for_the_whole_space(frontier):
     for plan in frontier:
         assert 0 < plan.lower_bound_seconds <= plan.step_seconds
-    alone = [search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(m,)) for m in (1, 2, 4)]
+    alone = [
+        search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=(m,))) for m in (1, 2, 4)
+    ]
     for plan in frontier:
         for other in (other for front in alone for other in front):
             if other.peak_bytes <= plan.peak_bytes:
@@ -71,8 +74,8 @@ def test_the_exact_frontier_bounds_the_fast_one():
     tiny = residual_layers(1, inner=lambda _: 2048)
     mesh = [Mesh.parse("dp=2")]
     two = preset("2xH100")
-    exact = search(tiny, two, meshes=mesh, micro_batches=(1, 2), exact=True)
-    fast = search(tiny, two, meshes=mesh, micro_batches=(1, 2))
+    exact = search(tiny, two, PlanOptions.of(meshes=mesh, micro_batches=(1, 2), exact=True))
+    fast = search(tiny, two, PlanOptions.of(meshes=mesh, micro_batches=(1, 2)))
     assert exact[0].step_seconds == pytest.approx(fast[0].step_seconds)
     assert exact.plans[-1].peak_bytes == fast.plans[-1].peak_bytes
     assert exact.plans[-1].micro_batches == 2
@@ -81,9 +84,10 @@ def test_the_exact_frontier_bounds_the_fast_one():
         assert plan.lower_bound_seconds <= best * (1 + 1e-9)
 
 
-def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time():
-    graph, analysis = MicroBook(GRAPH, ANALYSIS).analyzed(4)
-    model = CostModel(graph, analysis, MACHINE, MESH, "adamw", micro_batches=4)
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time(staged):
+    graph, analysis = MicroBatchCounts(GRAPH, ANALYSIS).analyzed(4)
+    model = CostModel(graph, analysis, MACHINE, MESH, Pricing(micro_batches=4, staged=staged))
     op = next(op for op in graph.ops if op.name == "first")
     k = next(
         k for k in range(len(model.options(op))) if model.options(op).operands[0, k] == FIRST_ATOM
@@ -100,7 +104,7 @@ def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time():
 
     assert moved("dp:R") == [(True, 1, "all_reduce dp")]
     assert moved("dp:S(0)") == [
-        (False, 4, "all_gather dp"),
+        (False, 4 if staged else 1, "all_gather dp"),  # whole steps keep one copy
         (True, 4, "reduce_scatter dp"),
     ]
 
@@ -123,7 +127,7 @@ def test_terms_of_gradients_are_summed_in_tiles_of_the_parameter():
 def test_seconds_and_bytes_of_one_micro_batch_are_those_of_none():
     plain = CostModel(GRAPH, analyze(GRAPH), MACHINE, MESH)
     same = CostModel(
-        *MicroBook(GRAPH, ANALYSIS).analyzed(1), MACHINE, MESH, "adamw", micro_batches=1
+        *MicroBatchCounts(GRAPH, ANALYSIS).analyzed(1), MACHINE, MESH, Pricing(micro_batches=1)
     )
     for op in GRAPH.ops:
         for mine, theirs in zip(plain.operator(op), same.operator(op), strict=True):
@@ -133,7 +137,7 @@ def test_seconds_and_bytes_of_one_micro_batch_are_those_of_none():
 def test_operators_take_longer_and_keep_less():
     plain = CostModel(GRAPH, analyze(GRAPH), MACHINE, MESH)
     model = CostModel(
-        *MicroBook(GRAPH, ANALYSIS).analyzed(4), MACHINE, MESH, "adamw", micro_batches=4
+        *MicroBatchCounts(GRAPH, ANALYSIS).analyzed(4), MACHINE, MESH, Pricing(micro_batches=4)
     )
     for op in model.graph.ops:
         one, four = plain.operator(op), model.operator(op)
@@ -149,11 +153,11 @@ def test_a_number_that_is_not_possible_is_left_out_and_noted():
         f"{BATCH + 1} micro-batches are not possible: a batch of {BATCH} cannot be cut into"
         f" {BATCH + 1} micro-batches, none of them empty"
     )
-    (plan, *_) = search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(1, BATCH + 1))
+    (plan, *_) = search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=(1, BATCH + 1)))
     assert plan.micro_batches == 1
     assert plan.notes[0] == said
     with pytest.raises(MicroBatchError, match=f"^{said}; ask for other numbers"):
-        search(GRAPH, MACHINE, meshes=[MESH], micro_batches=(BATCH + 1,))
+        search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=(BATCH + 1,)))
 
 
 def test_micro_batches_are_tried_where_a_limit_asks_for_them():
@@ -161,7 +165,8 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
 
     def run(counts):
         asked.append(counts)
-        return search(GRAPH, MACHINE, meshes=[MESH], micro_batches=counts or (1, 2))
+        counts = (1, 2) if counts == "all" else counts
+        return search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=counts))
 
     plain = if_tight(run, None)
     assert if_tight(run, plain[0].peak_bytes).smallest().micro_batches == 1
@@ -177,11 +182,11 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
     with pytest.raises(InfeasibleError):
         plain.fastest(less)
     assert if_tight(run, less).fastest(less).micro_batches == 2
-    assert asked[2:] == [(1,), None]
+    assert asked[2:] == [(1,), "all"]
 
 
 def test_without_numbers_powers_of_two_are_tried_while_they_help():
-    front = search(residual_layers(1), preset("2xH100"), micro_batches="all")
+    front = search(residual_layers(1), preset("2xH100"), PlanOptions.of(micro_batches="all"))
     counts = sorted({plan.micro_batches for plan in front})
     assert counts[:3] == [1, 2, 4]
     assert all(count & (count - 1) == 0 for count in counts)
@@ -192,7 +197,7 @@ def test_a_plan_file_keeps_micro_batches_and_one_without_has_one(frontier):
     text = plan_to_json(plan)
     assert plan_from_json(text) == plan
     assert any(t.times > 1 for t in plan.transfers)
-    old = plan_to_json(search(GRAPH, MACHINE, meshes=[MESH])[0]).replace(
+    old = plan_to_json(search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH]))[0]).replace(
         '"micro_batches": 1,\n', ""
     )
     assert plan_from_json(old).micro_batches == 1

@@ -3,17 +3,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.planner import search
 from shardwright.planner.tables.layout_codes import encode
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
-from tests.plans import fastest_by_sums
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.plans import fastest_by_sums
 
 MACHINE = preset("8xH100")
 
@@ -27,7 +28,7 @@ def priced_from_scratch(plan, graph, analysis=None, micro_batches=1):
     """Seconds and additive bytes of a plan, operator by operator over the whole graph."""
     analysis = analysis or analyze(graph)
     model = CostModel(
-        graph, analysis, MACHINE, plan.mesh, plan.optimizer, micro_batches=micro_batches
+        graph, analysis, MACHINE, plan.mesh, Pricing(plan.optimizer, micro_batches=micro_batches)
     )
     rules, atoms = model.analysis.rules, model.analysis.atoms
     lies = {leaf.name: 0 for leaf in graph.leaves}
@@ -37,22 +38,22 @@ def priced_from_scratch(plan, graph, analysis=None, micro_batches=1):
         lies[leaf.name] = encode(parameter.layout, atoms[leaf.name])
         table = model.parameter(leaf, np.array([lies[leaf.name]]))
         seconds, held = seconds + table.seconds[0], held + table.bytes[0]
-    pieces = {}
+    segments = {}
     for op in plan.ops:
-        pieces.setdefault(op.piece, set()).add(op.name)
+        segments.setdefault(op.segment, set()).add(op.name)
     brought = set()
     for op, planned in zip(graph.ops, plan.ops, strict=True):
         options, rule = model.options(op), rules[op.name]
         k = options.find(rule, parse_tiling(rule, planned.tiling))
-        table = model.operator(op, pieces[planned.piece] if planned.piece else ())
+        table = model.operator(op, segments[planned.segment] if planned.segment else ())
         seconds, held = seconds + table.seconds[k], held + table.bytes[k]
         for i, value in enumerate(op.operands):
             want = int(options.operands[i, k]), int(options.grads[i, k])
-            read = (value, op.kind, planned.piece, *want)
+            read = (value, op.kind, planned.segment, *want)
             if read not in brought:  # the two projections read one copy
                 regathered = np.array([again.get(value, False)])
-                lie, piece = np.array([lies[value]]), planned.piece > 0
-                edge = model.edge(value, lie, op, [i], regathered, piece)
+                lie, segment = np.array([lies[value]]), planned.segment > 0
+                edge = model.edge(value, lie, op, [i], regathered, segment)
                 seconds, held = seconds + edge.seconds[0, k], held + edge.bytes[0, k]
             brought.add(read)
         lies[op.name] = int(options.results[0, k])
@@ -127,15 +128,17 @@ def test_any_number_of_devices_has_plans(devices):
 
 def test_three_axes_are_searched_when_asked_for():
     mesh = Mesh.parse("dp=2 sp=2 tp=2")
-    found = search(residual_layers(3), MACHINE, meshes=[mesh])
-    two = search(residual_layers(3), MACHINE, meshes=[Mesh.parse("dp=2 tp=4")])
+    found = search(residual_layers(3), MACHINE, PlanOptions.of(meshes=[mesh]))
+    two = search(residual_layers(3), MACHINE, PlanOptions.of(meshes=[Mesh.parse("dp=2 tp=4")]))
     assert found[0].mesh == mesh
     assert found[0].step_seconds < 2 * two[0].step_seconds
 
 
 def test_an_exact_search_is_never_slower_than_the_fast_one():
     graph, mesh = residual_layers(2), Mesh.parse("dp=8")
-    exact, fast = (search(graph, MACHINE, meshes=[mesh], exact=e) for e in (True, False))
+    exact, fast = (
+        search(graph, MACHINE, PlanOptions.of(meshes=[mesh], exact=e)) for e in (True, False)
+    )
     for plan in fast:
         best = fastest_by_sums(exact, plan.peak_bytes)
         assert best.step_seconds <= plan.step_seconds * (1 + 1e-3)
@@ -143,7 +146,7 @@ def test_an_exact_search_is_never_slower_than_the_fast_one():
 
 
 def test_a_search_out_of_time_still_has_the_ends_and_the_baselines():
-    found = search(residual_layers(5), MACHINE, seconds=0)
+    found = search(residual_layers(5), MACHINE, PlanOptions.of(seconds=0))
     assert len(found) >= 1 and len(found.baselines) > 1
     for baseline in found.baselines:
         assert found.fastest(baseline.peak_bytes).step_seconds <= baseline.step_seconds

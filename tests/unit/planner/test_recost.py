@@ -50,7 +50,7 @@ def again(plan, graph, front, machine=MACHINE):
 
 def test_plans_of_the_search_cost_what_the_search_said(graph, front):
     plans = [*front, *front.baselines]
-    assert any(op.piece for plan in plans for op in plan.ops), "some are recomputed"
+    assert any(op.segment for plan in plans for op in plan.ops), "some are recomputed"
     assert any(p.regathered for plan in plans for p in plan.parameters)
     assert any(plan.micro_batches > 1 for plan in plans)
     for plan in plans:
@@ -128,12 +128,12 @@ def test_what_cannot_be_is_named(graph, front):
     name = plan.parameters[0].name
     with pytest.raises(PlanError, match="nowhere"):
         again(edited(plan, tiling=("nowhere",)), graph, front)
-    pieces = next(p for p in (*front, *front.baselines) if any(op.piece for op in p.ops))
-    inside = [op for op in pieces.ops if op.piece]
-    ops = tuple(replace(op, piece=0) if op is inside[0] else op for op in pieces.ops)
+    segments = next(p for p in (*front, *front.baselines) if any(op.segment for op in p.ops))
+    inside = [op for op in segments.ops if op.segment]
+    ops = tuple(replace(op, segment=0) if op is inside[0] else op for op in segments.ops)
     with pytest.raises(PlanError, match="together or not at all"):
-        again(replace(pieces, ops=ops), graph, front)
-    last = replace(plan.ops[-1], piece=1)
+        again(replace(segments, ops=ops), graph, front)
+    last = replace(plan.ops[-1], segment=1)
     with pytest.raises(PlanError, match="cannot be recomputed"):
         again(replace(plan, ops=(*plan.ops[:-1], last)), graph, front)
     with pytest.raises(PlanError, match=f"parameter {name} cannot be stored"):

@@ -2,19 +2,20 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.planner import search
 from shardwright.simulate.time.comm_buckets import flights_of, in_buckets
 from shardwright.simulate.time.step import timeline
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 GRAPH, MESHES = residual_layers(4), [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
 PLAIN = preset("4xH100")
 
 
 def searched(overlap):
-    return search(GRAPH, replace(PLAIN, overlap=overlap), meshes=MESHES)
+    return search(GRAPH, replace(PLAIN, overlap=overlap), PlanOptions.of(meshes=MESHES))
 
 
 @pytest.fixture(scope="module")

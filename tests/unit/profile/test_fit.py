@@ -6,14 +6,14 @@ import pytest
 
 from shardwright.machine.efficiency_curve import Curve, CurveError
 from shardwright.profile.fit import (
-    Links,
+    LinkFigures,
     fit_compute,
     fit_contention,
     fit_links,
     fit_overlap,
     fit_skew,
 )
-from shardwright.profile.timing import APART, Sample
+from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 
 LAUNCH, PEAK, BANDWIDTH = 5e-6, 100e9, 20e9
 DISPATCH, PARAMETER, PACKING = 25e-6, 40e-6, 15e-6
@@ -141,7 +141,7 @@ def test_latency_that_only_noise_shows_is_none():
 def test_what_computing_takes_longer_is_not_hidden_of_what_plans_are_charged(
     shown, part, kind, tile
 ):
-    links = Links(2, False, 0.5, 0.5, 4e6, 1e6, {})
+    links = LinkFigures(2, False, 0.5, 0.5, 4e6, 1e6, {})
     samples = []
     for off in (-0.75, 0.75):  # which the mean of several tells
         samples.append(Sample(f"overlap {kind} compute", tile, 5.0 + off))
@@ -178,18 +178,18 @@ def test_two_axes_contend_by_what_both_at_once_take_longer(both, expected):
 
 @pytest.mark.parametrize("power", [0.5, 0.8, 1.0])
 def test_ranks_drift_apart_with_a_power_of_the_time(power):
-    waits = [Sample(APART, s, 4e-4 * (s / 10e-3) ** power) for s in (1e-3, 4e-3, 64e-3)]
+    waits = [Sample(ARRIVAL_SKEW, s, 4e-4 * (s / 10e-3) ** power) for s in (1e-3, 4e-3, 64e-3)]
     found = fit_skew([*waits, Sample("host all_reduce", 4096.0, 1e-3)])
     assert found == pytest.approx((4e-4, power))
 
 
 def test_ranks_drift_apart_no_slower_than_by_chance_and_no_faster_than_one_that_is_slow():
     for power, kept in ((0.1, 0.5), (1.7, 1.0)):
-        waits = [Sample(APART, s, 4e-4 * (s / 10e-3) ** power) for s in (5e-3, 10e-3, 20e-3)]
+        waits = [Sample(ARRIVAL_SKEW, s, 4e-4 * (s / 10e-3) ** power) for s in (5e-3, 10e-3, 20e-3)]
         assert fit_skew(waits) == pytest.approx((4e-4, kept))
 
 
 def test_where_little_is_known_of_drift_it_is_by_chance_or_none():
-    assert fit_skew([Sample(APART, 40e-3, 2e-3)]) == pytest.approx((1e-3, 0.5))
+    assert fit_skew([Sample(ARRIVAL_SKEW, 40e-3, 2e-3)]) == pytest.approx((1e-3, 0.5))
     assert fit_skew([Sample("host all_reduce", 4096.0, 1e-3)]) == (0.0, 0.5)
-    assert fit_skew([Sample(APART, 4e-3, 0.0)]) == (0.0, 0.5)
+    assert fit_skew([Sample(ARRIVAL_SKEW, 4e-3, 0.0)]) == (0.0, 0.5)

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from shardwright.profile import host_load, timing
-from shardwright.profile.host_load import Neighbours
-from shardwright.profile.timing import APART, Figures, Sample, Stopwatch, quietest
+from shardwright.profile.host_load import HostLoad
+from shardwright.profile.timing import ARRIVAL_SKEW, RepeatTimes, Sample, Stopwatch, quietest_rounds
 
 STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 9 9 9 9\nintr 1 2\n"
 
@@ -21,7 +21,7 @@ STAT = "cpu {0} 0 0 9 0 0 0 0 0 0\ncpu0 {0} 0 0 9 0 0 0 0 0 0\ncpu7 9 9 9 9 9 9 
     ],
 )
 def test_rounds_that_others_disturbed_do_not_count_where_there_are_others(busy, kept):
-    assert quietest(busy) == kept
+    assert quietest_rounds(busy) == kept
 
 
 @pytest.mark.parametrize("ours, part", [(0.0, 0.5), (1.0, 0.25), (3.0, 0.0)])
@@ -32,14 +32,14 @@ def test_what_others_take_is_what_the_cores_did_without_us(ours, part, tmp_path,
     monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     (tmp_path / "stat").write_text(STAT.format(10 * ticks))
-    watched = Neighbours()
+    watched = HostLoad()
     (tmp_path / "stat").write_text(STAT.format(12 * ticks))  # one core, 2 of 4 seconds
-    assert watched.taken(ours) == part
+    assert watched.used_by_others(ours) == part
 
 
 def test_where_the_system_says_nothing_nothing_is_known_of_others(tmp_path, monkeypatch):
     monkeypatch.setattr(host_load, "_STAT", tmp_path / "none")
-    assert Neighbours().taken(1.0) == 0.0
+    assert HostLoad().used_by_others(1.0) == 0.0
 
 
 def beside(others, monkeypatch):
@@ -61,12 +61,12 @@ def beside(others, monkeypatch):
     ],
 )
 def test_the_noise_of_two_ranks_does_not_count_twice(alone, times, seconds, monkeypatch):
-    others = [[Figures(9.0, 9.0)], [Figures(5.0, 5.0)], [Figures(4.0, 4.0)]]
-    mine = [[Figures(5.0, 5.0)], [Figures(9.0, 9.0)], [Figures(4.0, 4.0)]]
+    others = [[RepeatTimes(9.0, 9.0)], [RepeatTimes(5.0, 5.0)], [RepeatTimes(4.0, 4.0)]]
+    mine = [[RepeatTimes(5.0, 5.0)], [RepeatTimes(9.0, 9.0)], [RepeatTimes(4.0, 4.0)]]
     beside(others, monkeypatch)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    watch.add("product", 8, torch.zeros, alone=alone, times=times)
-    (sample,) = watch._agreed(mine, [0.0] * 3)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    stopwatch.add("product", 8, torch.zeros, alone=alone, times=times)
+    (sample,) = stopwatch._over_ranks(mine, [0.0] * 3)
     assert (sample.work, sample.seconds) == (8, seconds)
 
 
@@ -76,10 +76,10 @@ def test_a_step_has_its_share_of_what_is_slow_now_and_then(alone, monkeypatch):
     took = iter([1.0, 2.0, 9.0])
     done = []
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    monkeypatch.setattr(watch, "once", lambda run, alone: done.append(alone) or next(took))
-    watch.add("sum", 8, torch.zeros, alone=alone)
-    assert watch._round(watch._probes[0], 3) == Figures(4.0, 1.0)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(stopwatch, "once", lambda run, alone: done.append(alone) or next(took))
+    stopwatch.add("sum", 8, torch.zeros, alone=alone)
+    assert stopwatch._round(stopwatch._probes[0], 3) == RepeatTimes(4.0, 1.0)
     assert done == [alone] * 3
 
 
@@ -93,31 +93,31 @@ def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
 
     monkeypatch.setattr(dist, "barrier", lambda: None)
     monkeypatch.setattr(dist, "all_reduce", slowest)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    monkeypatch.setattr(watch, "once", lambda run, alone=False: next(took))
-    watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    found = watch._round(watch._probes[0], 3)
-    assert found == Figures((0.5 + 1.5 + 1.0) / 3, 0.5, (2.0, 4.0, 3.0))
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(stopwatch, "once", lambda run, alone=False: next(took))
+    stopwatch.add("sum", 8, torch.zeros, after=torch.zeros)
+    found = stopwatch._round(stopwatch._probes[0], 3)
+    assert found == RepeatTimes((0.5 + 1.5 + 1.0) / 3, 0.5, (2.0, 4.0, 3.0))
 
 
 def test_what_only_computes_is_late_for_nobody(monkeypatch):
     took = iter([2.0, 1.0, 4.0, 3.0])  # before, and what is timed, in turn
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    beside([[Figures(1.0, 1.0)]] * 3, monkeypatch)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    monkeypatch.setattr(watch, "once", lambda run, alone=False: next(took))
-    watch.add("parameter", 2, torch.zeros, alone=True, after=torch.zeros)
-    rounds = [[watch._round(watch._probes[0], 2)]] * 3
-    assert watch._agreed(rounds, [0.0] * 3) == [Sample("parameter", 2, 2.0)]
+    beside([[RepeatTimes(1.0, 1.0)]] * 3, monkeypatch)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    monkeypatch.setattr(stopwatch, "once", lambda run, alone=False: next(took))
+    stopwatch.add("parameter", 2, torch.zeros, alone=True, after=torch.zeros)
+    rounds = [[stopwatch._round(stopwatch._probes[0], 2)]] * 3
+    assert stopwatch._over_ranks(rounds, [0.0] * 3) == [Sample("parameter", 2, 2.0)]
 
 
 def drifting(mine, others, monkeypatch, busy=0.0):
     """The samples `APART` of three rounds in which ranks computed so long before their sums."""
-    beside([[Figures(1.0, 1.0, tuple(took))] for took in others], monkeypatch)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    rounds = [[Figures(1.0, 1.0, tuple(took))] for took in mine]
-    first, *apart = watch._agreed(rounds, [busy] * 3)
+    beside([[RepeatTimes(1.0, 1.0, tuple(took))] for took in others], monkeypatch)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    stopwatch.add("sum", 8, torch.zeros, after=torch.zeros)
+    rounds = [[RepeatTimes(1.0, 1.0, tuple(took))] for took in mine]
+    first, *apart = stopwatch._over_ranks(rounds, [busy] * 3)
     assert first == Sample("sum", 8, 1.0)
     return apart
 
@@ -125,17 +125,17 @@ def drifting(mine, others, monkeypatch, busy=0.0):
 def test_what_ranks_wait_for_the_last_is_a_sample_of_its_own(monkeypatch):
     mine = [[4.0] * 6] * 3
     others = [[4.0 - early] * 6 for early in (1.0, 1.5, 8.0)]
-    assert drifting(mine, others, monkeypatch) == [Sample(APART, 3.25, 0.75)]
+    assert drifting(mine, others, monkeypatch) == [Sample(ARRIVAL_SKEW, 3.25, 0.75)]
     (least,) = drifting(mine, others, monkeypatch, busy=0.5)
     assert least.seconds == 0.5  # noise only adds
 
 
 def test_what_makes_ranks_late_adds_up_until_they_meet(monkeypatch):
     """One that is slower all the time is late by twice as much; who takes turns is not."""
-    late = drifting([[3.0] * 13] * 3, [[1.0] * 13] * 3, monkeypatch)
-    assert late == [Sample(APART, 2.0, 1.0), Sample(APART, 4.0, 2.0)]
+    is_past = drifting([[3.0] * 13] * 3, [[1.0] * 13] * 3, monkeypatch)
+    assert is_past == [Sample(ARRIVAL_SKEW, 2.0, 1.0), Sample(ARRIVAL_SKEW, 4.0, 2.0)]
     turns = drifting([[3.0, 1.0] * 6] * 3, [[1.0, 3.0] * 6] * 3, monkeypatch)
-    assert turns == [Sample(APART, 2.0, 1.0), Sample(APART, 4.0, 0.0)]
+    assert turns == [Sample(ARRIVAL_SKEW, 2.0, 1.0), Sample(ARRIVAL_SKEW, 4.0, 0.0)]
 
 
 def test_what_runs_too_rarely_says_nothing_of_how_late_ranks_are(monkeypatch):
@@ -144,11 +144,11 @@ def test_what_runs_too_rarely_says_nothing_of_how_late_ranks_are(monkeypatch):
 
 def test_of_waits_after_computing_the_mean_of_the_ranks_counts(monkeypatch):
     """The later one hardly waits, and which one it is changes."""
-    mine, others = [[Figures(1.0, 1.0)]] * 3, [[Figures(5.0, 5.0)]] * 3
+    mine, others = [[RepeatTimes(1.0, 1.0)]] * 3, [[RepeatTimes(5.0, 5.0)]] * 3
     beside(others, monkeypatch)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    watch.add("sum", 8, torch.zeros, after=torch.zeros)
-    (sample,) = watch._agreed(mine, [0.0] * 3)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    stopwatch.add("sum", 8, torch.zeros, after=torch.zeros)
+    (sample,) = stopwatch._over_ranks(mine, [0.0] * 3)
     assert sample.seconds == 3.0
 
 
@@ -176,7 +176,7 @@ def test_ranks_that_are_more_than_cores_have_parts_of_one(others, crowd, monkeyp
 @pytest.mark.parametrize("alone, seconds", [(True, 10.0), (False, 5.0)])
 def test_what_a_thread_computes_takes_longer_where_two_share_its_core(alone, seconds, monkeypatch):
     """Its own clock stands still while the other has the core; a clock on the wall does not."""
-    rounds = [[Figures(5.0, 5.0)], [Figures(9.0, 9.0)], [Figures(4.0, 4.0)]]
+    rounds = [[RepeatTimes(5.0, 5.0)], [RepeatTimes(9.0, 9.0)], [RepeatTimes(4.0, 4.0)]]
 
     def gathered(every, own):
         every[:] = [own] * len(every)
@@ -185,7 +185,7 @@ def test_what_a_thread_computes_takes_longer_where_two_share_its_core(alone, sec
     monkeypatch.setattr(dist, "all_gather_object", gathered)
     monkeypatch.setattr(timing, "cores", lambda: {0})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    watch = Stopwatch("cpu", 1.0, lambda what, part: None)
-    watch.add("product", 8, torch.zeros, alone=alone)
-    (sample,) = watch._agreed(rounds, [0.0] * 3)
+    stopwatch = Stopwatch("cpu", 1.0, lambda what, part: None)
+    stopwatch.add("product", 8, torch.zeros, alone=alone)
+    (sample,) = stopwatch._over_ranks(rounds, [0.0] * 3)
     assert sample.seconds == seconds

@@ -3,7 +3,7 @@ import sqlite3
 import pytest
 
 from shardwright.machine.calls import Timing
-from shardwright.profile.timing_cache import Remembered
+from shardwright.profile.timing_cache import TimingCache
 
 LINEAR = Timing("aten.linear.default(%0, %1) float32[4, 8] float32[16, 8]'", 1e-3, 2e-3)
 FOUND = {LINEAR.call: LINEAR, "aten.odd.default(%0) float32[4]": None}
@@ -16,7 +16,7 @@ def said():
 
 @pytest.fixture
 def known(tmp_path, said):
-    return Remembered(tmp_path / "cache" / "operators.sqlite", said.append)
+    return TimingCache(tmp_path / "cache" / "operators.sqlite", said.append)
 
 
 def test_what_is_kept_is_found_again_on_the_same_device_only(known, said):
@@ -65,7 +65,7 @@ def test_a_database_that_another_process_holds_is_told(known, said, monkeypatch)
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path, said):
     (tmp_path / "file").touch()
-    known = Remembered(tmp_path / "file" / "operators.sqlite", said.append)
+    known = TimingCache(tmp_path / "file" / "operators.sqlite", said.append)
     known.keep("cpu", FOUND)
     assert "cannot remember timings" in said[0]
     assert known.find("cpu") == {}

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.ir.frontier import Frontier
 from shardwright.report.choice import fit, why
-from tests import plans
+from tests.harness import plans
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from shardwright.report.diff import difference
 from shardwright.report.diff_text import diff_json, diff_tables, diff_text
-from tests import plans
+from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "diff.txt"
 
@@ -27,7 +27,7 @@ def other_plan():
         step_seconds=46.13 * plans.MS,
         peak_bytes=166 * plans.MIB,
         micro_batches=2,
-        ops=(*ops[:-1], *(replace(op, piece=1) for op in third[0]), ops[-1]),
+        ops=(*ops[:-1], *(replace(op, segment=1) for op in third[0]), ops[-1]),
         parameters=(plans.parameter("embed.weight", "dp:R tp:R", 32, 4.0), *kept, *third[1]),
         transfers=(*transfers, extra),
     )
@@ -48,7 +48,7 @@ def test_a_plan_does_the_same_as_itself():
 
 def test_modules_that_do_the_same_are_left_out():
     found = difference(plans.transformer(), other_plan())
-    assert [node.path for _, node in found.modules.walk()] == [
+    assert [node.path for _, node in found.modules.visit()] == [
         "",
         "embed",
         "blocks.2",
@@ -63,7 +63,7 @@ def test_repeats_that_change_alike_are_one_row():
     assert len(bias) == 3
     changed = {p.name: replace(p, layout=plans.layout("dp:S(0) tp:R")) for p in bias}
     other = replace(plan, parameters=tuple(changed.get(p.name, p) for p in plan.parameters))
-    nodes = [node for _, node in difference(plan, other).modules.walk()]
+    nodes = [node for _, node in difference(plan, other).modules.visit()]
     assert [(n.name, n.count, n.content.texts) for n in nodes[1:]] == [
         ("blocks.0-2", 3, ()),
         ("up", 1, ("bias: tp:S(0) -> dp:S(0)",)),
@@ -73,7 +73,7 @@ def test_repeats_that_change_alike_are_one_row():
 def test_what_the_other_way_round_costs_is_the_opposite():
     one = difference(plans.transformer(), other_plan())
     other = difference(other_plan(), plans.transformer())
-    for a, b in zip(one.modules.walk(), other.modules.walk(), strict=True):
+    for a, b in zip(one.modules.visit(), other.modules.visit(), strict=True):
         assert a[1].content.costs == pytest.approx([-cost for cost in b[1].content.costs])
     assert [(t.first, t.second) for t in one.totals] == [(t.second, t.first) for t in other.totals]
 
@@ -92,7 +92,7 @@ def test_a_module_of_one_plan_only_is_shown():
     less = replace(plan, parameters=plan.parameters[1:])
     (line,) = [
         text
-        for _, node in difference(plan, less).modules.walk()
+        for _, node in difference(plan, less).modules.visit()
         for text in node.content.texts
         if text.startswith("weight")
     ]

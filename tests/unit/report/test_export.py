@@ -14,7 +14,7 @@ from shardwright.report.export import (
     torchtitan,
 )
 from shardwright.report.styles import NotExpressibleError, Style, styles
-from tests import plans
+from tests.harness import plans
 
 TP = Mesh.parse("tp=2")
 

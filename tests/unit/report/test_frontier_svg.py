@@ -9,7 +9,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.public import Plan
 from shardwright.report.frontier_svg import HEIGHT, WIDTH, frontier_html
 from shardwright.report.text.explain import explain
-from tests import plans
+from tests.harness import plans
 
 
 def circles(html):

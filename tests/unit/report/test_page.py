@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.report.chrome import TraceError, read_trace
 from shardwright.report.page import Shown, embedded, page
-from tests import plans
+from tests.harness import plans
 
 
 def content(text):

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.report.summary import summary, ways
-from tests import plans
+from shardwright.report.summary import parallelism, summary
+from tests.harness import plans
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_the_ways_in_which_a_plan_is_parallel(axes, splits, parameters, text):
     op = replace(plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"), splits=splits)
     mesh = plans.Mesh.parse(axes)
     plan = replace(plans.simple(), mesh=mesh, ops=(op,), parameters=parameters)
-    assert ways(plan).startswith(text)
+    assert parallelism(plan).startswith(text)
 
 
 def test_stages_are_a_way_too():
     plan = replace(plans.simple(), stages=4, schedule="1F1B")
-    assert ways(plan).endswith("a pipeline of 4 stages")
+    assert parallelism(plan).endswith("a pipeline of 4 stages")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.frontier import Frontier
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.summary import LEGEND
 from shardwright.report.table import (
     PLAIN_WIDTH,
@@ -13,7 +14,7 @@ from shardwright.report.table import (
     frontier_text,
     plain_text,
 )
-from tests import plans
+from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frontier.txt"
 
@@ -68,7 +69,7 @@ def test_shares_are_explained_where_there_are_some():
 def test_memory_that_is_settled_is_told_from_what_adds_up():
     settled = plans.frontier()
     assert SETTLED not in frontier_text(settled, settled[1])
-    text = frontier_text(replace(settled, settle=lambda plan: plan), settled[1])
+    text = frontier_text(SearchedFrontier(settled.plans, settle=lambda plan: plan), settled[1])
     assert text.endswith(SETTLED)
     assert "<= 300 MiB" in text
     assert len(SETTLED) <= PLAIN_WIDTH

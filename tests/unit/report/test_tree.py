@@ -5,7 +5,7 @@ from rich.console import Console
 
 from shardwright.report.text.explain import explain
 from shardwright.report.tree import axes_coloured, plan_tree
-from tests import plans
+from tests.harness import plans
 
 
 def drawn(plan, width=140, color=None):

@@ -11,7 +11,7 @@ from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placements import tiling_text
 from shardwright.rules.rule import FactorKind
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 
 class Scored(nn.Module):
@@ -118,7 +118,7 @@ def test_batch_norm_is_refused():
 
 def test_a_model_without_a_loss_and_a_loss_without_a_batch_are_refused():
     model, kwargs = models.no_loss()
-    with pytest.raises(MicroBatchError, match="only a model that returns its loss"):
+    with pytest.raises(MicroBatchError, match="a model that returns one scalar loss"):
         micro_batches(*captured(model, **kwargs), 2)
     with pytest.raises(MicroBatchError, match="the loss is no sum over the samples"):
         micro_batches(*captured(WeightsOnly(), *batch()), 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Mesh, Shard
-from shardwright.rules.placements import parse_tiling, place, tiling_text, tilings
+from shardwright.rules.placements import layouts_under, parse_tiling, tiling_text, tilings
 from shardwright.rules.rule import Factor, FactorKind, PassPartial, Rule, Split
 
 MKN = {"m": 5, "k": 6, "n": 7}
@@ -42,11 +42,11 @@ S0, S1, R, P = Shard(0), Shard(1), REPLICATE, PARTIAL
     ],
 )
 def test_a_choice_places_operands_results_and_gradients(rule, choice, operands, results, grads):
-    placed = rule.placed(choice)
-    assert placed.operands == operands
-    assert placed.results == results
-    assert placed.operand_grads == grads
-    assert placed.result_grads == tuple(R if p == P else p for p in results)
+    axis_placements = rule.axis_placements(choice)
+    assert axis_placements.operands == operands
+    assert axis_placements.results == results
+    assert axis_placements.operand_grads == grads
+    assert axis_placements.result_grads == tuple(R if p == P else p for p in results)
 
 
 def test_whole_factors_are_no_choice():
@@ -74,14 +74,14 @@ def test_axes_of_size_one_have_no_choice():
 
 
 def test_layouts_on_several_axes_are_made_axis_by_axis():
-    placing = place(LINEAR, (Split("m"), Split("k")), Mesh.parse("dp=2 tp=2"))
-    assert [str(layout) for layout in placing.operands] == [
+    op_layouts = layouts_under(LINEAR, (Split("m"), Split("k")), Mesh.parse("dp=2 tp=2"))
+    assert [str(layout) for layout in op_layouts.operands] == [
         "dp:S(0) tp:S(1)",
         "dp:R tp:S(1)",
         "dp:R tp:P",
     ]
-    assert str(placing.results[0]) == "dp:S(0) tp:P"
-    assert [str(layout) for layout in placing.operand_grads] == [
+    assert str(op_layouts.results[0]) == "dp:S(0) tp:P"
+    assert [str(layout) for layout in op_layouts.operand_grads] == [
         "dp:S(0) tp:S(1)",
         "dp:P tp:S(1)",
         "dp:P tp:R",

@@ -10,7 +10,7 @@ from shardwright.report.text.explain import explain
 from shardwright.report.text.notes import as_json
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule_notes import remarks
-from tests import models
+from tests.harness import models
 
 
 class Odd(nn.Module):
@@ -48,7 +48,7 @@ def test_a_plan_names_discovered_and_replicated_operators_and_what_they_cost(tmp
 
 
 def test_a_stated_rule_is_told_from_a_discovered_one(monkeypatch):
-    monkeypatch.setattr("shardwright.rules.user_rules._STATED", {})
+    monkeypatch.setattr("shardwright.rules.user_rules._USER_RULES", {})
     sw.rule("aten::special_i1e", "... -> ...")
     graph = sw.capture(Odd(), (torch.randn(8, 6),))
     kinds = [remark.kind for remark in remarks(graph, analyze(graph))]

@@ -7,7 +7,7 @@ from torch import nn
 from shardwright.rules.analysis import analyze, splittable
 from shardwright.rules.unify import Dim, equate
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 
 def atoms(*dims):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.runtime.batch import BatchError
-from tests import models
+from tests.harness import models
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error
 
 EXAMPLES = {
@@ -128,7 +128,7 @@ def test_one_compiled_program_serves_all_micro_batches_of_a_size():
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        assert len(module._sw_program.programs) == 1
+        assert len(module._sw_program.regions.parts) == 1
     assert losses[:2] == pytest.approx(losses[2:], rel=1e-12)
     assert losses[0] != losses[1]
 
@@ -137,7 +137,7 @@ def test_only_one_micro_batch_is_kept_for_backward():
     most = {}
     for count in (1, 2, 4):
         one, module = one_device(lambda: models.cnn(batch=8), count)
-        held = Held()
+        held = PeakParts()
         with torch.autograd.graph.saved_tensors_hooks(held.pack, lambda kept: kept.tensor):
             module(**one.batch).backward()
         most[count] = held.most
@@ -152,7 +152,7 @@ class Kept:
         self.tensor = tensor
 
 
-class Held:
+class PeakParts:
     """Bytes that autograd keeps at a time, each storage once."""
 
     def __init__(self):

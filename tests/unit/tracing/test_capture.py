@@ -11,7 +11,7 @@ from torch import nn
 from shardwright.ir.graph import LeafKind, verify
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 
 def captured(model, *args, **kwargs):

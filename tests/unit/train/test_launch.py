@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from shardwright.plan_io.files import load_plan
-from shardwright.train.launch import Saving, Training, environment, launch, run_process
+from shardwright.train.launch import Training, environment, launch, run_process
+from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
+from shardwright.train.targets.target_text import Target
 from shardwright.train.traced_step import trace_file
-from tests import plans
+from tests.harness import plans
+
+TARGET = Target("a.py:job")
 
 
 def record(step, seconds=0.5):
@@ -43,12 +47,14 @@ class FakeTorchrun:
 
 def test_torchrun_gets_one_rank_per_device_and_the_plan():
     torchrun, plan = FakeTorchrun(), plans.simple(mesh="dp=2")
-    training = launch("a.py:job", plan, 7, run=torchrun)
+    training = launch(TARGET, plan, LaunchOptions(steps=7), run=torchrun)
     assert torchrun.command[:4] == [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     assert "--nproc-per-node=2" in torchrun.command
     assert torchrun.option("--target") == "a.py:job"
     assert torchrun.option("--steps") == "7"
     assert torchrun.plan == plan
+    launch(TARGET, plan, run=(shorter := FakeTorchrun()))
+    assert "--steps" not in shorter.command
     assert "--batch" not in torchrun.command
     assert training == Training(0, (record(1), record(2), record(3)))
 
@@ -61,26 +67,28 @@ def test_what_was_measured_of_routing_comes_back():
         losses.write_text("\n".join([json.dumps(asdict(record(1))), found.line()]))
         return 0
 
-    assert launch("a.py:job", plans.simple(), 1, run=run) == Training(0, (record(1),), (), found)
+    assert launch(TARGET, plans.simple(), run=run) == Training(0, (record(1),), (), found)
 
 
 def test_the_sizes_of_a_config_are_passed_on():
     torchrun = FakeTorchrun()
-    launch("config.json", plans.simple(), 1, (8, 16), run=torchrun)
+    launch(Target("config.json", 8, 16), plans.simple(), run=torchrun)
     assert (torchrun.option("--batch"), torchrun.option("--seq")) == ("8", "16")
 
 
 def test_settings_are_passed_on():
     torchrun = FakeTorchrun()
-    launch("a.py:job", plans.simple(), 1, settings=("width=8", "depth=2"), run=torchrun)
+    target = Target("a.py:job", settings=("width=8", "depth=2"))
+    launch(target, plans.simple(), run=torchrun)
     at = [i for i, part in enumerate(torchrun.command) if part == "--set"]
     assert [torchrun.command[i + 1] for i in at] == ["width=8", "depth=2"]
 
 
 def test_ranks_are_told_of_checkpoints_and_restarted():
     torchrun = FakeTorchrun()
-    saving = Saving("runs/a", every=7, keep=2)
-    launch("a.py:job", plans.simple(), 1, saving=saving, max_restarts=3, run=torchrun)
+    saving = SaveOptions("runs/a", every=7, keep=2)
+    options = LaunchOptions(saving=saving, max_restarts=3)
+    launch(TARGET, plans.simple(), options, run=torchrun)
     assert "--max-restarts=3" in torchrun.command
     assert torchrun.option("--checkpoint") == str(Path("runs/a").absolute())
     assert (torchrun.option("--every"), torchrun.option("--keep")) == ("7", "2")
@@ -88,9 +96,9 @@ def test_ranks_are_told_of_checkpoints_and_restarted():
 
 def test_steps_that_ranks_recorded_come_back():
     torchrun = FakeTorchrun(traces=(0, 2))
-    training = launch("a.py:job", plans.simple(mesh="dp=4"), 3, traced=True, run=torchrun)
+    training = launch(TARGET, plans.simple(mesh="dp=4"), LaunchOptions(traced=True), run=torchrun)
     assert training.traces == {0: "step of rank 0", 2: "step of rank 2"}
-    launch("a.py:job", plans.simple(), 3, run=(untraced := FakeTorchrun()))
+    launch(TARGET, plans.simple(), run=(untraced := FakeTorchrun()))
     assert "--trace" not in untraced.command
 
 
@@ -101,21 +109,21 @@ def test_a_step_that_was_done_again_counts_once():
         losses.write_text("\n".join(map(json.dumps, lines)))
         return 0
 
-    training = launch("a.py:job", plans.simple(), 3, run=restarted)
+    training = launch(TARGET, plans.simple(), run=restarted)
     assert training.records == (record(1), record(2, 9.0), record(3))
 
 
 def test_nothing_is_left_behind():
     torchrun = FakeTorchrun()
-    launch("a.py:job", plans.simple(), 1, run=torchrun)
+    launch(TARGET, plans.simple(), run=torchrun)
     assert not Path(torchrun.option("--plan")).parent.exists()
 
 
 def test_a_failure_keeps_its_status_and_the_steps_before_it():
-    training = launch("a.py:job", plans.simple(), 9, run=FakeTorchrun(status=3, steps=2))
+    training = launch(TARGET, plans.simple(), run=FakeTorchrun(status=3, steps=2))
     assert training.status == 3
     assert len(training.records) == 2
-    assert launch("a.py:job", plans.simple(), 9, run=FakeTorchrun(1, 0)).records == ()
+    assert launch(TARGET, plans.simple(), run=FakeTorchrun(1, 0)).records == ()
 
 
 def test_the_step_time_is_a_median_without_the_first_steps():

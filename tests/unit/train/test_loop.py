@@ -50,7 +50,7 @@ def records(steps=5):
     job = Job(Serial, next(batches()), lambda ps: torch.optim.SGD(ps, lr=0.1), batches, 99)
     torch.manual_seed(0)
     found = []
-    train(start(Serial(), job), job, steps, torch.device("cpu"), found.append)
+    train(start(Serial(), job), replace(job, steps=steps), torch.device("cpu"), found.append)
     return found
 
 
@@ -115,7 +115,7 @@ def test_evaluation_is_a_mean_over_samples_every_so_often_and_at_the_end():
     module, found = Serial(), []
     data = [{"x": torch.ones(4, 3)}, {"x": torch.zeros(2, 3)}]
     evaluated = job(evaluation=data, evaluate_every=2)
-    train(start(module, evaluated), evaluated, 3, torch.device("cpu"), found.append)
+    train(start(module, evaluated), replace(evaluated, steps=3), torch.device("cpu"), found.append)
     assert [(type(r).__name__[:4], r.step) for r in found] == [
         ("Step", 1), ("Step", 2), ("Eval", 2), ("Step", 3), ("Eval", 3),
     ]  # fmt: skip
@@ -133,7 +133,9 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_change():
         NonFiniteLossError,
         match="the loss of step 1 is nan; first to make NaN or infinity is its layer",
     ):
-        train(start(module, job(data=poisoned)), job(), 1, torch.device("cpu"), print)
+        train(
+            start(module, job(data=poisoned)), replace(job(), steps=1), torch.device("cpu"), print
+        )
     assert torch.equal(before, module.layer.weight)
 
 

@@ -5,7 +5,7 @@ import pytest
 from shardwright.ir.plan import PlanError
 from shardwright.plan_io.files import save_plan
 from shardwright.train.plans import plan_for
-from tests import plans
+from tests.harness import plans
 
 
 def test_a_file_is_taken_as_it_is(tmp_path):

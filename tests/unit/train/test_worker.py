@@ -17,7 +17,7 @@ from shardwright.report.profiled import profiled
 from shardwright.train import worker
 from shardwright.train.rendezvous import join
 from shardwright.train.watchdog import STALLED
-from tests import plans
+from tests.harness import plans
 
 ROOT = Path(__file__).parents[3]
 

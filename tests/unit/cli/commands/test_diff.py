@@ -1,7 +1,7 @@
 import pytest
 
 from shardwright.plan_io.files import save_plan
-from tests import plans
+from tests.harness import plans
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pytest
 
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.report.text.explain import explain
-from tests import plans
+from tests.harness import plans
 
 
 def test_explain_prints_the_plan_in_words(tmp_path, shardwright_command):

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from shardwright.plan_io.files import save_plan
-from tests import plans
+from tests.harness import plans
 
 
 def planned(tmp_path):

@@ -31,8 +31,8 @@ def test_numbers_of_stages_are_searched(api, target, as_json):
     as_json(*arguments)
     as_json(*arguments, "--stages", "2,1")
     as_json(*arguments, "--async")
-    assert [asked["stages"] for asked in api.asked] == [(1,), (1, 2), (1,)]
-    assert [asked["allow_async"] for asked in api.asked] == [False, False, True]
+    assert [asked.stages for asked in api.asked] == [(1,), (1, 2), (1,)]
+    assert [asked.allow_async for asked in api.asked] == [False, False, True]
 
 
 def test_numbers_of_micro_batches_are_searched(api, target, as_json):
@@ -73,7 +73,7 @@ def test_the_seconds_are_shared_by_the_device_counts(api, target, as_json, monke
     clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=lambda: 0.0)
     monkeypatch.setattr("shardwright.cli.planning.time", clock)
     as_json("frontier", target, "--machine", "4xcpu", "--devices", "1,2,4", "--seconds", "9")
-    assert [asked["seconds"] for asked in api.asked] == [3.0, 2.5, 4.5]
+    assert [asked.seconds for asked in api.asked] == [3.0, 2.5, 4.5]
 
 
 @pytest.mark.parametrize(

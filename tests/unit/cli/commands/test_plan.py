@@ -2,9 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cli.options import METHODS
 from shardwright.plan_io.files import load_plan
-from shardwright.planner import arguments
 from shardwright.tracing.export.opaque import WeightsNeededError
 
 
@@ -102,7 +100,7 @@ def test_the_fewest_devices_share_the_seconds_and_skip_what_cannot_hold_the_weig
     found = as_json("plan", target, "--machine", "8xcpu", *options)
     assert found["devices"] == 5
     assert [n for n, _ in api.searched] == [5]
-    assert 0 < api.asked[0]["seconds"] <= 3  # of four machines that may do: 5 to 8 devices
+    assert 0 < api.asked[0].seconds <= 3  # of four machines that may do: 5 to 8 devices
 
 
 def test_machines_that_constraints_rule_out_are_no_answer_to_how_few(api, target, as_json):
@@ -124,14 +122,14 @@ def test_constraints_and_seconds_are_handed_to_the_search(api, target, as_json):
     )
     as_json("plan", target, "--machine", "2xcpu", *options, "--cap", "tp=4", "--seconds", "7")
     (asked,) = api.asked
-    assert set(asked["constraints"]) == {
+    assert set(map(str, asked.constraints)) == {
         "pin 0=tp:features",
         "forbid *=*:whole",
         "mesh tp=2",
         "mesh dp=2",
         "cap tp=4",
     }
-    assert asked["seconds"] == 7
+    assert asked.seconds == 7
 
 
 def test_the_devices_own_memory_is_the_default_limit(api, target, shardwright_command):
@@ -163,11 +161,11 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
 ):
     seen = []
 
-    def capture(model, *call, **habits):
+    def capture(model, *call, **numerics):
         seen.append(next(model.parameters()).is_meta)
         if seen[-1]:
             raise WeightsNeededError("it branches")
-        return type(api).capture(api, model, *call, **habits)
+        return type(api).capture(api, model, *call, **numerics)
 
     monkeypatch.setattr(api, "capture", capture)
     assert as_json("plan", target, "--machine", "2xcpu")["devices"] == 2
@@ -232,4 +230,3 @@ def test_the_method_is_handed_on(api, target, as_json):
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut")
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut", "--objective", "devices")
     assert api.methods == ["joint", "kcut", "kcut"]
-    assert METHODS == arguments.METHODS

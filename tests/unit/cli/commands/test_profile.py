@@ -3,6 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from shardwright.cli.groups import MachineOptions
 from shardwright.cli.planning import machine_of
 from shardwright.machine.files import load_machine
 from shardwright.machine.measurement import Measured
@@ -16,9 +17,9 @@ QUIET = Measured(datetime.now(UTC) - timedelta(days=3, hours=1), 0.01, (("matmul
 def measured(monkeypatch):
     asked = []
 
-    def host(devices, seconds, *, tell, anew):
+    def host(devices, seconds, *, tell, anew, tune_host):
         tell("matmul float32", 0.5)
-        asked.append((devices, seconds, anew))
+        asked.append((devices, seconds, anew, tune_host))
         return preset(f"{devices}xcpu")
 
     monkeypatch.setattr(measure, "measure_host", host)
@@ -29,7 +30,7 @@ def test_profile_writes_a_machine_that_can_be_planned_for(tmp_path, measured, sh
     file = tmp_path / "machine.toml"
     result = shardwright_command("profile", "-o", file, "--devices", "3", "--seconds", "5")
     assert result.exit_code == 0, result.exception
-    assert measured == [(3, 5.0, True)]
+    assert measured == [(3, 5.0, True, False)]
     assert load_machine(file) == preset("3xcpu")
     assert "float32 80 GFLOP/s" in result.stdout
     assert f"use it as --machine {file}" in " ".join(result.stdout.split())
@@ -45,7 +46,7 @@ def test_what_ranks_wait_for_the_last_is_told(tmp_path, measured, monkeypatch, s
     asked = shardwright_command("profile", "-o", tmp_path / "same.toml", "--devices", "2")
     assert "for the last one" not in asked.stdout
 
-    def host(devices, seconds, *, tell, anew):
+    def host(devices, seconds, *, tell, anew, tune_host=False):
         return replace(preset(f"{devices}xcpu"), arrival_skew_seconds=2.5e-4)
 
     monkeypatch.setattr(measure, "measure_host", host)
@@ -71,8 +72,11 @@ def test_devices_are_torchruns_matter_under_torchrun(tmp_path, measured, mistake
 
 def test_without_a_file_what_here_takes_is_measured_again(measured, shardwright_command):
     result = shardwright_command("profile", "--devices", "2", "--seconds", "5")
-    assert result.exit_code == 0 and measured == [(2, 5.0, True)]
+    assert result.exit_code == 0 and measured == [(2, 5.0, True, False)]
     assert "kept for --machine here with 2 devices" in result.stdout
+    result = shardwright_command("profile", "--devices", "2", "--seconds", "5", "--tune-host")
+    assert result.exit_code == 0 and measured[1:] == [(2, 5.0, True, True)]
+    assert "kept for `run --tune-host` with 2 devices" in result.stdout
 
 
 def test_ranks_of_torchrun_need_a_file(measured, mistake, monkeypatch):
@@ -106,6 +110,6 @@ def test_a_doubtful_measurement_warns(tmp_path, monkeypatch, shardwright_command
 def test_who_plans_for_this_host_is_told_from_when_its_figures_are(busy, says, monkeypatch, capsys):
     found = replace(preset("2xcpu"), measured=replace(QUIET, busy=busy))
     monkeypatch.setattr(measure, "measure_host", lambda *given, **options: found)
-    assert machine_of("here", 2) == found
+    assert machine_of(MachineOptions("here", {}), 2) == found
     said = capsys.readouterr()
     assert said.out == "" and " ".join(said.err.split()) == says

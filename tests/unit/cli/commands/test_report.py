@@ -4,11 +4,11 @@ import sys
 import pytest
 
 from shardwright.cli.commands.report import _memory_of
+from shardwright.machine.figures import machine_named
 from shardwright.machine.files import with_figures
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import named
 from shardwright.plan_io.files import load_plan, save_plan
-from tests import plans
+from tests.harness import plans
 
 
 @pytest.fixture
@@ -117,6 +117,6 @@ def test_machines_have_such_names():
     machine = with_figures(preset("8xH100"), memory="40GB", overlap=0.5).with_devices(2)
     assert str(machine) == "2 of 8xH100 with memory=40GB, overlap=0.5"
     assert (
-        named(str(with_figures(machine, context="2GB"))).device
+        machine_named(str(with_figures(machine, context="2GB"))).device
         == with_figures(machine, context="2GB").device
     )

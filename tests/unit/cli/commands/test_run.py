@@ -6,10 +6,12 @@ from safetensors.torch import save_file
 
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.train import launch
-from shardwright.train.launch import Saving, Training
+from shardwright.train.launch import Training
+from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.loop import StepRecord
 from shardwright.train.routing import RoutingRecord
-from tests import plans
+from shardwright.train.targets.target_text import Target
+from tests.harness import plans
 from tests.unit.cli.conftest import GRAPH
 
 RECORDS = tuple(
@@ -27,10 +29,13 @@ def launched(monkeypatch):
             self.training = Training(0, RECORDS)
             self.calls = []
 
-        def __call__(self, target, plan, steps, sizes, *, stdout, **rest):
-            self.calls.append((target, plan, steps, sizes, stdout))
-            self.rest = rest
+        def __call__(self, target, plan, options, *, stdout):
+            self.calls.append((target, plan, options, stdout))
             return self.training
+
+        @property
+        def options(self):
+            return self.calls[-1][2]
 
     fake = Launched()
     monkeypatch.setattr(launch, "launch", fake)
@@ -52,8 +57,8 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     ]
     places = [result.stdout.index(text) for text in order]
     assert places == sorted(places)
-    ((_, plan, steps, sizes, _),) = launched.calls
-    assert (plan.devices, steps, sizes) == (2, 3, (None, None))
+    ((asked, plan, options, _),) = launched.calls
+    assert (asked, plan.devices, options) == (Target(target), 2, LaunchOptions())
     part = plan.peak_bytes / (50 * 2**20)
     assert f"measured 50.0 MiB of tensors, {part:.2f} of it" in result.stdout
 
@@ -81,7 +86,7 @@ def test_run_takes_a_plan_and_a_number_of_steps(
     assert result.exit_code == 0, result.exception
     assert "equals" not in result.stdout
     assert api.searched == []
-    assert launched.calls[0][2] == 9
+    assert launched.options.steps == 9
 
 
 def test_a_plan_runs_with_the_habits_it_was_made_with(
@@ -92,7 +97,7 @@ def test_a_plan_runs_with_the_habits_it_was_made_with(
     assert planned.exit_code == 0, planned.exception
     result = shardwright_command("run", target, file, "--no-verify")
     assert result.exit_code == 0, result.exception
-    assert launched.calls[0][1].habits.rng == "fast"
+    assert launched.calls[0][1].numerics.rng == "fast"
     assert mistake("run", target, file, "--rng", "exact") == (
         f"shardwright: {file} is made already, '--rng exact' cannot change it; leave the plan out"
         " to plan again"
@@ -105,7 +110,7 @@ def test_run_json_holds_what_was_predicted_and_measured(api, target, plan_file, 
     assert found["measured_step_seconds"] == 0.04
     assert found["losses"] == [record.loss for record in RECORDS]
     assert found["verify"]["ok"] is True
-    assert launched.calls[0][4] is not None  # the ranks' log stays off stdout
+    assert launched.calls[0][3] is not None  # the ranks' log stays off stdout
 
 
 def test_a_failed_training_keeps_its_status(api, target, plan_file, launched, shardwright_command):
@@ -148,18 +153,18 @@ def test_constraints_shape_a_plan_that_is_made_and_none_that_is_there(
 ):
     pin = ("--pin", "0=dp:batch")
     as_json("run", target, "--devices", 2, "--machine", "2xcpu", *pin)
-    assert api.asked[0]["constraints"] == ("pin 0=dp:batch",)
+    assert list(map(str, api.asked[0].constraints)) == ["pin 0=dp:batch"]
     line = mistake("run", target, plan_file, *pin)
     assert "is made already, 'pin 0=dp:batch' cannot change it; leave the plan out" in line
 
 
 def test_checkpoints_are_kept_where_the_command_says(api, target, plan_file, launched, as_json):
     as_json("run", target, plan_file)
-    assert (launched.rest["saving"], launched.rest["max_restarts"]) == (None, 0)
+    assert (launched.options.saving, launched.options.max_restarts) == (None, 0)
     saving = ("--checkpoint", "runs", "--every", 5, "--keep", 2, "--max-restarts", 4)
     as_json("run", target, plan_file, *saving)
-    assert launched.rest["saving"] == Saving("runs", 5, 2)
-    assert launched.rest["max_restarts"] == 4
+    assert launched.options.saving == SaveOptions("runs", 5, 2)
+    assert launched.options.max_restarts == 4
 
 
 def test_a_run_that_starts_again_searches_only_for_devices_that_are_new(
@@ -209,7 +214,7 @@ def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
     launched.training = Training(0, RECORDS, traces={0: json.dumps([step])})
     asked = ("run", target, file, "--no-verify", "--trace", trace)
     assert as_json(*asked)["trace"] == str(trace)
-    assert launched.rest["traced"]
+    assert launched.options.traced
     events = json.loads(trace.read_text())["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(processes.values()) == ["simulated, each of 4 ranks", "measured, rank 0"]
@@ -232,17 +237,23 @@ def test_options_reach_the_ranks(api, target, plan_file, launched, tmp_path, as_
         tmp_path / name for name in ("w.safetensors", "runs", "end.safetensors")
     )
     save_file({}, weights)
-    asked = ("--weights", weights, "--export", export, "--stall-timeout", 5, "--compile")
+    asked = ("--weights", weights, "--export", export, "--stall-timeout", 5)
+    asked += ("--compile", "--tune-host")
     asked += ("--start-timeout", 7)
     saving = ("--checkpoint", folder, "--wait-for-saves")
     as_json("run", target, plan_file, "--no-verify", *asked, *saving)
-    assert launched.rest["options"] == ["--weights", str(weights), "--compile"]
-    assert (launched.rest["export"], launched.rest["stall_timeout"]) == (str(export), 5)
-    assert launched.rest["start_timeout"] == 7
-    assert launched.rest["saving"] == Saving(str(folder), wait=True)
+    assert launched.options == LaunchOptions(
+        saving=SaveOptions(str(folder), wait=True),
+        stall_timeout=5,
+        start_timeout=7,
+        weights=str(weights),
+        export=str(export),
+        compiled=True,
+        tune_host=True,
+    )
 
 
 def test_a_run_in_bf16_is_planned_so(api, target, launched, as_json):
     asked = ("--devices", 2, "--machine", "2xcpu", "--precision", "bf16", "--no-verify")
     as_json("run", target, *asked)
-    assert launched.calls[0][1].habits.precision == "bf16"
+    assert launched.calls[0][1].numerics.precision == "bf16"

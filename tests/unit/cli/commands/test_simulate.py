@@ -4,7 +4,7 @@ from dataclasses import replace
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 from shardwright.simulate.time.step import timeline
-from tests import plans
+from tests.harness import plans
 from tests.unit.simulate.time.test_pipeline_step import pipeline
 
 

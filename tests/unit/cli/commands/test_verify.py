@@ -5,7 +5,7 @@ import pytest
 
 from shardwright.ir.plan import InputSpec
 from shardwright.plan_io.files import save_plan
-from tests import plans
+from tests.harness import plans
 from tests.unit.cli.conftest import GRAPH
 
 

@@ -14,7 +14,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import exchange_price
 from shardwright.simulate.costs.compute import forward_seconds
-from tests.property.operators import CALLS
+from tests.harness.operator_calls import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
 ONE = next(one for one in CALLS if one.op.kind == "experts")
@@ -37,7 +37,7 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
     costs = model()
     _, k = option(costs, "n", "n>e")
     sent = costs.agreements(ONE.op, k, again=True)
-    assert [t.phase for t in sent] == [Phase.FORWARD, Phase.AGAIN, Phase.BACKWARD]
+    assert [t.phase for t in sent] == [Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD]
     assert {t.collectives for t in sent} == {("all_to_all ep",) * 2}
     # Three tokens, then two of them, choose twice; three of five experts have 0.6 · 1.25 of both.
     rows = 2 * 2 * 2 * 0.75

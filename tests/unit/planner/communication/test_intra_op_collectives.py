@@ -62,7 +62,7 @@ def test_a_ring_that_is_recomputed_goes_round_once_more(asked):
     model = model_of(asked)
     op, k = option(model, "l~s~z")
     phases = [t.phase for t in model.agreements(op, k, True)]
-    assert phases.count(Phase.AGAIN) == phases.count(Phase.FORWARD) == 2
+    assert phases.count(Phase.RECOMPUTE) == phases.count(Phase.FORWARD) == 2
 
 
 def test_rounds_hide_behind_what_is_computed(asked):

@@ -10,22 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from shardwright.api import search_with as search
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import PipelineError
+from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.schedules.registry import SCHEDULES
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.pipeline import stage_assignment as pipelines
-from shardwright.planner.pipeline.cuts import Cuts
+from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition
-from shardwright.planner.pipeline.stage_assignment import OTHERS, Pipelines
+from shardwright.planner.pipeline.stage_assignment import Pipelines
 from shardwright.planner.pipeline.stage_costs import Offer, StageCosts
-from shardwright.planner.planner import search
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.program.lower.stages import split, splits_backward
 from shardwright.report.text.explain import explain
-from shardwright.simulate.time.pipeline_schedules import in_flight
+from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import (
     StageTime,
     least_step_seconds,
@@ -33,7 +35,7 @@ from shardwright.simulate.time.pipelines import (
     steps_seconds,
 )
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 
 class Chain(nn.Module):
@@ -59,10 +61,10 @@ def graph():
 def one_group(graph):
     """What is found on one group of two devices, for a batch in four pieces."""
     machine = preset("4xcpu")
-    rounds = MeshLoop(SpaceFactory(graph, recompute=True), machine, "adamw", False)
+    rounds = MeshLoop(SpaceFactory(graph, recompute=True), machine)
     (mesh,) = (search(graph, machine.with_devices(2))[0].mesh,)
-    rounds.run(mesh, 4, float("inf"), compare=False)
-    return rounds.found[0].writer, [c.point for c in rounds.found]
+    offer = rounds._group(mesh, 4, float("inf")).offer
+    return offer.writer, [offer.writer.space.prices.point(choice) for choice in offer.points]
 
 
 tables = st.integers(1, 3).flatmap(
@@ -147,7 +149,7 @@ def test_no_pipeline_beats_the_bound_that_one_group_gives(times, once, pieces, s
 
 @given(
     st.lists(st.floats(0.0, 5.0), min_size=12, max_size=12),
-    st.sampled_from(OTHERS),
+    st.sampled_from([(one.name, each) for one in SCHEDULES.values() for each in one.tried]),
     st.integers(1, 3),
     st.integers(1, 3),
     st.booleans(),
@@ -175,17 +177,17 @@ def test_the_bound_is_near_what_even_stages_take():
 
 
 def test_the_first_stage_keeps_the_most():
-    assert [in_flight("1F1B", s, 4, 3) for s in range(4)] == [3, 3, 2, 1]
-    assert [in_flight("GPipe", s, 4, 6) for s in range(4)] == [6, 6, 6, 6]
+    assert [held.max() for held in waiting("1F1B", 4, 4, 3)] == [3, 3, 2, 1]
+    assert [held.max() for held in waiting("GPipe", 4, 4, 6)] == [6, 6, 6, 6]
 
 
 def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
     writer, points = one_group
-    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, "1F1B")
+    pipelines = Pipelines(Offer(writer, points), StageCuts(graph), 2, "1F1B")
     choices = np.array([p.choice for p in points], np.int64)
     ends = np.array([0, 3, 5, len(graph.ops)])
     running = pipelines.offer.running_of(choices)
-    costs = StageCosts(running, Cuts(graph), ends, pipelines.link)
+    costs = StageCosts(running, StageCuts(graph), ends, pipelines.link)
     tied = choices.shape[0] * [0]
     for k, point in enumerate(points):
         spans = [(0, 1), (1, 2), (2, 3)]
@@ -205,7 +207,7 @@ def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
 def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_group):
     """Enumeration over all cuts and the points of both stages, each priced from scratch."""
     writer, points = one_group
-    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, "1F1B")
+    pipelines = Pipelines(Offer(writer, points), StageCuts(graph), 2, "1F1B")
     fastest = min(one.point.time for one in pipelines.staged())
     best = np.inf
     for cut in pipelines.places[1:-1].tolist():
@@ -224,7 +226,7 @@ def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_grou
 def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, schedule, each):
     """Enumeration over many cuts under the fastest point; memory is that of the worst group."""
     writer, points = one_group
-    pipelines = Pipelines(Offer(writer, points), Cuts(graph), 2, schedule, each)
+    pipelines = Pipelines(Offer(writer, points), StageCuts(graph), 2, schedule, each)
     staged = pipelines.staged()
     fastest = min(staged, key=lambda one: one.point.time)
     best = np.inf
@@ -233,15 +235,15 @@ def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, sc
         found = pipelines.priced(quick.choice, cuts)
         best = min(best, found.point.time if found else np.inf)
     assert fastest.point.time <= best * 1.1
-    assert len(fastest.ways) == len(fastest.cuts) == 3
+    assert len(fastest.receive_seconds) == len(fastest.cuts) == 3
     # In a V the group at its end hands values to itself.
-    assert [way > 0 for way in fastest.ways] == [True, schedule != "ZBVZeroBubble", True]
+    assert [way > 0 for way in fastest.receive_seconds] == [True, schedule != "ZBVZeroBubble", True]
     memory = [one.point.memory for one in staged]
     assert min(memory) < max(memory)
 
 
 def test_pipelines_are_on_the_frontier_and_read_back(graph):
-    frontier = search(graph, preset("4xcpu"), stages=(1, 2, 4))
+    frontier = search(graph, preset("4xcpu"), PlanOptions.of(stages=(1, 2, 4)))
     assert {plan.stages for plan in frontier} >= {1, 2}
     even = {plan.name: plan for plan in frontier.baselines}["even pipeline"]
     assert even.pipeline is not None
@@ -259,7 +261,9 @@ def test_pipelines_are_on_the_frontier_and_read_back(graph):
 def test_every_device_of_the_outer_axis_has_a_sample_of_a_first_try(graph):
     told = []
     machine = preset("8xcpu")
-    found = search(graph, machine, stages=None, progress=lambda what, done: told.append(what))
+    found = search(
+        graph, machine, PlanOptions.of(stages=None), progress=lambda what, done: told.append(what)
+    )
     first_schedule = r"(\d+) stages on (.*), (\d+) micro-batches(?:, best so far .*)?$"
     tried = [re.match(first_schedule, what) for what in told]
     tries = [(int(t[1]), Mesh.parse(t[2]), int(t[3])) for t in tried if t]
@@ -275,22 +279,24 @@ def test_every_device_of_the_outer_axis_has_a_sample_of_a_first_try(graph):
 
 def test_without_time_only_what_must_be_is_searched(graph):
     machine = preset("4xcpu")
-    plain = search(graph, machine, seconds=0)
-    hurried = search(graph, machine, stages=None, seconds=0)
+    plain = search(graph, machine, PlanOptions.of(seconds=0))
+    hurried = search(graph, machine, PlanOptions.of(stages=None, seconds=0))
     assert [plan_to_json(p) for p in hurried] == [plan_to_json(p) for p in plain]
     told = []
-    piped = search(graph, machine, stages=(2,), seconds=0, progress=lambda w, _: told.append(w))
+    piped = search(
+        graph, machine, PlanOptions.of(stages=(2,), seconds=0), progress=lambda w, _: told.append(w)
+    )
     assert {plan.stages for plan in piped} == {2}
     assert sum("micro-batches" in what for what in told) == 1
 
 
 def test_climbing_is_as_good_as_searching_every_number_of_stages(graph):
     machine = preset("8xcpu")
-    climbed = search(graph, machine, stages=None)
-    every = search(graph, machine, stages=(1, 2, 4))
+    climbed = search(graph, machine, PlanOptions.of(stages=None))
+    every = search(graph, machine, PlanOptions.of(stages=(1, 2, 4)))
     assert climbed[0].step_seconds <= every[0].step_seconds * (1 + 1e-9)
     assert {plan.name for plan in every.baselines} <= {plan.name for plan in climbed.baselines}
-    assert [plan_to_json(p) for p in search(graph, machine, stages=None)] == [
+    assert [plan_to_json(p) for p in search(graph, machine, PlanOptions.of(stages=None))] == [
         plan_to_json(plan) for plan in climbed
     ]
 
@@ -307,15 +313,16 @@ def test_pipelines_side_by_side_take_what_each_takes_alone():
 def test_longer_stages_are_let_in_where_short_ones_do_not_fit(graph, one_group, monkeypatch):
     """Leaving out what takes longer than a whole pipeline changes nothing."""
     offer = Offer(*one_group)
-    found = Pipelines(offer, Cuts(graph), 2, "1F1B").staged()
+    found = Pipelines(offer, StageCuts(graph), 2, "1F1B").staged()
     monkeypatch.setattr(pipelines, "_SLOWER", (1e9,))
     assert {(s.point.time, s.point.memory) for s in found} == {
-        (s.point.time, s.point.memory) for s in Pipelines(offer, Cuts(graph), 2, "1F1B").staged()
+        (s.point.time, s.point.memory)
+        for s in Pipelines(offer, StageCuts(graph), 2, "1F1B").staged()
     }
 
 
 def test_halves_of_backward_passes_are_read_off_the_whole_graph(graph):
-    cuts = Cuts(graph)
+    cuts = StageCuts(graph)
     ends = [0, 3, 5, len(graph.ops)]
     stages = split(graph, ends[1:-1], copies=True)
     told = [cuts.splits(begin, end) for begin, end in itertools.pairwise(ends)]
@@ -325,7 +332,9 @@ def test_halves_of_backward_passes_are_read_off_the_whole_graph(graph):
 
 def test_batch_norm_leaves_one_micro_batch():
     model, batch = models.cnn(norm=True)
-    frontier = search(capture_call(model, (), batch).graph, preset("2xcpu"), stages=(2,))
+    frontier = search(
+        capture_call(model, (), batch).graph, preset("2xcpu"), PlanOptions.of(stages=(2,))
+    )
     assert {p.micro_batches for p in frontier} == {1}
     assert {p.mesh.shape[0] for p in frontier} == {2}
     assert not {p.schedule for p in frontier} & {"1F1B", "Interleaved1F1B"}  # which gain nothing
@@ -333,18 +342,18 @@ def test_batch_norm_leaves_one_micro_batch():
 
 def test_stages_that_cannot_be_are_refused(graph):
     with pytest.raises(PipelineError, match="3 stages cannot share the 4 devices of 4xcpu evenly"):
-        search(graph, preset("4xcpu"), stages=(3,))
+        search(graph, preset("4xcpu"), PlanOptions.of(stages=(3,)))
     layers = len(graph.leaves_of(LeafKind.PARAMETER))
     with pytest.raises(PipelineError, match="no pipeline of 64 stages through this model"):
-        search(graph, preset("8x8xH100"), stages=(64,))
+        search(graph, preset("8x8xH100"), PlanOptions.of(stages=(64,)))
     assert layers < 64
 
 
 def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
     machine = preset("2xcpu")
-    frontier = search(graph, machine, stages=(2,))
+    frontier = search(graph, machine, PlanOptions.of(stages=(2,)))
     assert not any(plan.schedule.startswith("async") for plan in frontier)
-    allowed = search(graph, machine, stages=(2,), allow_async=True)
+    allowed = search(graph, machine, PlanOptions.of(stages=(2,), allow_async=True))
     asked = [plan for plan in allowed if plan.schedule == "async spectrain"]
     assert asked
     for plan in asked:
@@ -353,19 +362,22 @@ def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
         assert plan.lower_bound_seconds <= plan.step_seconds
         assert plan_from_json(plan_to_json(plan)) == plan
         text = " ".join(explain(plan).split())
-        assert "this does not train as one device does, see docs/async.md" in text
+        assert "this does not train as one device does, see docs/how-to/async.md" in text
         with pytest.raises(PipelineError, match="takes the batch as a whole"):
             plan.pipeline.check(2)
-    shared = search(graph, preset("4xcpu"), stages=(2,), allow_async=True)
+    shared = search(graph, preset("4xcpu"), PlanOptions.of(stages=(2,), allow_async=True))
     assert any(p.stages == 2 and p.mesh.size == 4 for p in shared if p.pipeline.weights)
     assert not any("asynchronous" in note for p in allowed if p not in asked for note in p.notes)
 
 
 def test_allowing_asynchronous_plans_is_enough_to_search_for_them(graph):
     machine = preset("2xcpu")
-    by_default = [plan_to_json(plan) for plan in search(graph, machine, allow_async=True)]
+    by_default = [
+        plan_to_json(plan) for plan in search(graph, machine, PlanOptions.of(allow_async=True))
+    ]
     assert by_default == [
-        plan_to_json(plan) for plan in search(graph, machine, stages=(1, 2), allow_async=True)
+        plan_to_json(plan)
+        for plan in search(graph, machine, PlanOptions.of(stages=(1, 2), allow_async=True))
     ]
     assert by_default != [plan_to_json(plan) for plan in search(graph, machine)]
 
@@ -373,4 +385,4 @@ def test_allowing_asynchronous_plans_is_enough_to_search_for_them(graph):
 def test_an_endless_pipeline_is_as_slow_as_its_slowest_stage():
     stages = [StageTime(2.0, 0.5), StageTime(3.0, 0.25, 0.125)]
     assert step_seconds("async stale", stages, 1) == 3.5
-    assert [in_flight("async stale", s, 3, 1) for s in range(3)] == [3, 2, 1]
+    assert [held.max() for held in waiting("async stale", 3, 3, 3)] == [3, 2, 1]

@@ -6,15 +6,17 @@ from typing import cast
 
 import pytest
 
-from shardwright.ir.frontier import Frontier, InfeasibleError
+from shardwright.api import search_with as search
+from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.mesh_loop import Candidate
-from shardwright.planner.planner import search
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
-from tests.plans import simple
-from tests.unit.planner.layers import residual_layers
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.plans import simple
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ class Made:
         return self.seconds, self.peak
 
 
-def overtaken(*made):
+def off_frontier(*made):
     """The candidates, and a list of those that are settled, in order."""
     by_seconds = {one.seconds: one for one in made}
     settled = []
@@ -52,7 +54,7 @@ B = (Made("b", 1.1, 80, 85), Made("b", 1.3, 70, 68), Made("b", 1.9, 60, 60))
 
 
 def test_the_fastest_that_fits_is_found_though_another_adds_up_to_less():
-    others, _ = overtaken(*A, *B)
+    others, _ = off_frontier(*A, *B)
     found = others.faster(Bytes(70), Seconds(math.inf), 1.0)
     assert found is not None
     assert (found.step_seconds, found.peak_bytes) == (1.3, 68)
@@ -61,13 +63,13 @@ def test_the_fastest_that_fits_is_found_though_another_adds_up_to_less():
 
 
 def test_what_one_plan_of_a_mesh_needs_tells_of_the_others():
-    others, settled = overtaken(*A, *B)
+    others, settled = off_frontier(*A, *B)
     others.faster(Bytes(70), Seconds(math.inf), 1.0)
     assert settled == [1.0, 1.3]  # 1.2 is likely to need 72, as 1.0 needs 1.8 times what it adds up
 
 
 def test_only_plans_that_are_clearly_faster_are_looked_at():
-    others, settled = overtaken(*A, *B)
+    others, settled = off_frontier(*A, *B)
     assert others.faster(Bytes(70), Seconds(1.005), 1.0) is None
     assert settled == []
     assert others.faster(Bytes(70), Seconds(1.02), 1.0) is None
@@ -76,11 +78,11 @@ def test_only_plans_that_are_clearly_faster_are_looked_at():
 
 def test_what_cannot_fit_is_not_settled_and_few_are_at_all():
     state = [Made("c", 1 + i / 100, 90, 90, least=80) for i in range(20)]
-    others, settled = overtaken(*state)
+    others, settled = off_frontier(*state)
     assert others.faster(Bytes(70), Seconds(math.inf), 0.5) is None
     assert settled == []
     meshes = [Made(str(i), 1 + i / 100, 50, 90) for i in range(20)]
-    others, settled = overtaken(*meshes)
+    others, settled = off_frontier(*meshes)
     assert others.faster(Bytes(70), Seconds(math.inf), 1.0) is None
     assert settled == [one.seconds for one in meshes[:8]]
 
@@ -91,11 +93,11 @@ def frontier_of(made, others):
         for one in made
     ]
     needs = {one.seconds: one.needs for one in made}
-    return Frontier(
+    return SearchedFrontier(
         plans,
         settle=lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds]),
         least=lambda place: 0,
-        overtaken=others,
+        off_frontier=others,
     )
 
 
@@ -125,7 +127,10 @@ def test_a_frontier_asks_the_others_only_where_its_fastest_does_not_fit():
 def test_no_mesh_alone_gives_a_clearly_faster_plan_within_a_limit(machine):
     graph, known = residual_layers(3), preset(machine)
     front = search(graph, known)
-    alone = [search(graph, known, meshes=[mesh]) for mesh in {plan.mesh for plan in front}]
+    alone = [
+        search(graph, known, PlanOptions.of(meshes=[mesh]))
+        for mesh in {plan.mesh for plan in front}
+    ]
     roomy, tight = front.fastest().peak_bytes, front.smallest().peak_bytes
     for part in (0.2, 0.5, 0.8):
         limit = int(tight + part * (roomy - tight))

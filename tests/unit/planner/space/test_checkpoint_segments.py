@@ -1,18 +1,18 @@
-from shardwright.planner.space.checkpoint_segments import segments
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import shorten
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 
 def test_every_copy_of_a_repeated_layer_is_a_piece():
     short = shorten(residual_layers(7))
     (repeat,) = short.repeats
-    found = segments(short.graph, short.repeats)
+    found = checkpoint_segments(short.graph, short.repeats)
     assert [repeat.copy(i) for i in range(3)] == [p for p in found if p.start >= repeat.start]
 
 
 def test_what_does_not_repeat_is_cut_where_one_value_crosses():
     graph = residual_layers(4)
-    found = segments(graph, ())
+    found = checkpoint_segments(graph, ())
     assert len(found) > 2
     assert [piece.start for piece in found[1:]] == [piece.stop for piece in found[:-1]]
     crossing = [f"layers.{i}.sum" for i in range(4)] + ["first"]

@@ -5,17 +5,18 @@ from fnmatch import fnmatch
 
 import pytest
 
+from shardwright.api import search_with as search
 from shardwright.ir.constraints import ConstraintError, parse_constraints
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind, Source
 from shardwright.ir.layout import Mesh
+from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.permitted import allowed_meshes
-from shardwright.planner.planner import search
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space.repeats import shorten
-from tests.plans import fastest_by_sums
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
+from tests.harness.plans import fastest_by_sums
 
 MACHINE = preset("8xH100")
 MESH = Mesh.parse("dp=2 tp=4")
@@ -43,7 +44,7 @@ def splits(plan, glob, axis):
 
 @pytest.mark.parametrize("glob", ["layers.*.left", "layers.3.left", "layers.[05].left"])
 def test_a_pin_is_kept_by_every_plan_and_binds_no_other(graph, free, glob):
-    found = search(graph, MACHINE, constraints=[f"pin {glob}=tp:n", f"mesh {MESH}"])
+    found = search(graph, MACHINE, PlanOptions.of(constraints=[f"pin {glob}=tp:n", f"mesh {MESH}"]))
     for plan in found:
         assert plan.mesh == MESH
         assert splits(plan, glob, "tp") == {"features"}
@@ -52,14 +53,14 @@ def test_a_pin_is_kept_by_every_plan_and_binds_no_other(graph, free, glob):
 
 
 def test_a_prohibition_is_kept_by_every_plan(graph):
-    for plan in search(graph, MACHINE, constraints=["forbid layers.*=*:batch"]):
+    for plan in search(graph, MACHINE, PlanOptions.of(constraints=["forbid layers.*=*:batch"])):
         for axis in plan.mesh.names:
             assert not {"batch", "batch (sum)"} & splits(plan, "layers.*", axis)
 
 
 def test_a_follower_that_must_differ_leads_and_the_rest_still_follows(graph):
     pins = ["pin *.both=tp:features", "pin *.hidden=tp:whole", "mesh dp=2 tp=4"]
-    for plan in search(graph, MACHINE, constraints=pins):
+    for plan in search(graph, MACHINE, PlanOptions.of(constraints=pins)):
         assert splits(plan, "*.both", "tp") == {"features"}
         assert splits(plan, "*.hidden", "tp") == {"-"}
         moved = {(t.value, t.consumer) for t in plan.transfers}
@@ -68,7 +69,7 @@ def test_a_follower_that_must_differ_leads_and_the_rest_still_follows(graph):
 
 @pytest.mark.parametrize("text", ["*.weight=dp:S(0)", "*.weight=dp:S(1) tp:R", "*=*:R"])
 def test_storage_is_pinned_by_the_parameters_names(graph, text):
-    plan = search(graph, MACHINE, constraints=[f"pin {text}", f"mesh {MESH}"])[0]
+    plan = search(graph, MACHINE, PlanOptions.of(constraints=[f"pin {text}", f"mesh {MESH}"]))[0]
     wanted = dict(part.split(":") for part in text.partition("=")[2].split())
     for parameter in plan.parameters:
         for axis, placement in zip(MESH.names, parameter.layout.placements, strict=True):
@@ -85,7 +86,9 @@ def test_pinning_all_that_a_plan_does_gives_that_plan(graph, free, place):
         for op in plan.ops
     ]
     pins += [f"pin {p.name}={p.layout}" for p in plan.parameters]
-    found = search(graph, MACHINE, exact=True, constraints=[*pins, f"mesh {plan.mesh}"])
+    found = search(
+        graph, MACHINE, PlanOptions.of(exact=True, constraints=[*pins, f"mesh {plan.mesh}"])
+    )
     for again in found:  # they differ in what is recomputed or gathered again
         assert again.tilings == plan.tilings
         assert {n: str(x) for n, x in again.layouts.items()} == {
@@ -113,7 +116,9 @@ def test_folding_breaks_where_copies_are_told_apart_and_nowhere_else():
 
 def test_constrained_bounds_hold_against_the_exact_search():
     graph, texts = residual_layers(2), ["pin layers.1=dp:features|whole", "mesh dp=8"]
-    exact, fast = (search(graph, MACHINE, constraints=texts, exact=e) for e in (True, False))
+    exact, fast = (
+        search(graph, MACHINE, PlanOptions.of(constraints=texts, exact=e)) for e in (True, False)
+    )
     for plan in fast:
         best = fastest_by_sums(exact, plan.peak_bytes)
         assert best.step_seconds <= plan.step_seconds * (1 + 1e-3)
@@ -122,7 +127,7 @@ def test_constrained_bounds_hold_against_the_exact_search():
 
 def test_baselines_that_break_a_constraint_are_shown_marked_and_never_chosen(graph, free):
     texts = ("forbid *=dp:batch", f"mesh {MESH}")
-    found = search(graph, MACHINE, constraints=texts)
+    found = search(graph, MACHINE, PlanOptions.of(constraints=texts))
     assert [b.name for b in found.baselines] == [b.name for b in free.baselines]
     assert found.constraints == texts
     costs = {b.name: b.step_seconds for b in found.baselines}
@@ -136,7 +141,7 @@ def test_baselines_that_break_a_constraint_are_shown_marked_and_never_chosen(gra
 
 
 def test_baselines_that_keep_the_constraints_are_beaten_or_chosen(graph):
-    found = search(graph, MACHINE, constraints=["pin *=dp:batch", "mesh dp=8"])
+    found = search(graph, MACHINE, PlanOptions.of(constraints=["pin *=dp:batch", "mesh dp=8"]))
     kept = [b for b in found.baselines if b.name not in found.broken]
     assert {"data parallel", "fully sharded"} <= {b.name for b in kept}
     for baseline in kept:
@@ -145,7 +150,7 @@ def test_baselines_that_keep_the_constraints_are_beaten_or_chosen(graph):
 
 
 def test_a_limit_that_constraints_make_too_small_says_so(graph):
-    found = search(graph, MACHINE, constraints=["pin *=dp:R tp:R"])
+    found = search(graph, MACHINE, PlanOptions.of(constraints=["pin *=dp:R tp:R"]))
     with pytest.raises(InfeasibleError, match="of 8xH100 under these constraints fits into"):
         found.fastest("1MiB")
 
@@ -177,10 +182,10 @@ def test_a_limit_that_constraints_make_too_small_says_so(graph):
 )
 def test_what_cannot_be_is_one_line(graph, texts, message):
     if message is None:  # a pin binds what can do as it says
-        assert len(search(graph, MACHINE, constraints=texts)) > 1
+        assert len(search(graph, MACHINE, PlanOptions.of(constraints=texts))) > 1
         return
     with pytest.raises(ConstraintError) as error:
-        search(graph, MACHINE, constraints=texts)
+        search(graph, MACHINE, PlanOptions.of(constraints=texts))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -191,7 +196,7 @@ def test_a_size_that_cannot_be_cut_is_named(graph):
         named = replace(
             wide, ops=tuple(replace(op, source=Source(op.name, "m.py", 1)) for op in wide.ops)
         )
-        search(named, machine, constraints=["pin *.left=dp:n", "mesh dp=16"])
+        search(named, machine, PlanOptions.of(constraints=["pin *.left=dp:n", "mesh dp=16"]))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def test_meshes_are_those_that_constraints_leave(texts, meshes):
 def test_one_device_keeps_every_pin_and_its_own_mesh(graph):
     one = MACHINE.with_devices(1)
     pins = ["pin *=dp:batch", "pin *.weight=tp:S(0)"]
-    assert len(search(graph, one, constraints=pins, recompute=False)) == 1
+    assert len(search(graph, one, PlanOptions.of(constraints=pins, recompute=False))) == 1
 
 
 def test_marks_leave_out_what_depends_on_constants_alone(graph):

@@ -5,7 +5,7 @@ import pytest
 from shardwright.ir.graph import verify
 from shardwright.planner.space.repeats import Repeat, find_repeats, shorten
 from shardwright.rules.analysis import analyze
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 
 def test_equal_layers_are_a_repeat_that_is_cut_where_one_value_crosses():

@@ -4,27 +4,27 @@ import pytest
 from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
 from shardwright.planner.baselines import baselines
-from shardwright.planner.space.checkpoint_segments import segments
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import shorten
 from shardwright.planner.space.space import make_folded_space, make_space
 from shardwright.planner.tables.memory import bucket_sizes
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.frontier.sweep import sweep
-from tests.unit.planner.layers import residual_layers
+from tests.harness.layered_graphs import residual_layers
 
 MESH = Mesh.parse("dp=2 tp=4")
 
 
 def model(graph, mesh=MESH, machine="8xH100", whole=None):
     sizes = bucket_sizes(whole or graph)
-    return CostModel(graph, analyze(graph), preset(machine), mesh, buckets=sizes)
+    return CostModel(graph, analyze(graph), preset(machine), mesh, Pricing(buckets=sizes))
 
 
 def folded(graph, mesh=MESH):
     short = shorten(graph)
-    pieces = segments(short.graph, short.repeats)
+    pieces = checkpoint_segments(short.graph, short.repeats)
     costs = model(short.graph, mesh, whole=graph)
     return make_folded_space(costs, short.repeats, short.skipped, pieces)
 

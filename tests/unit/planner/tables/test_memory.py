@@ -3,7 +3,7 @@ import numpy as np
 from shardwright.ir.graph import LeafKind
 from shardwright.planner.tables.memory import fixed_bytes, kept_bytes, retention, workspace_bytes
 from shardwright.simulate.costs.workload import workload
-from tests.unit.planner.tables.examples import MM, RELU, build, linear_layer, op, rule
+from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule
 
 INPUT, PARAMETER, BUFFER = LeafKind.INPUT, LeafKind.PARAMETER, LeafKind.BUFFER
 SAME = rule("m n -> m n", m=8, n=32)

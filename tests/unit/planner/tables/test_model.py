@@ -13,20 +13,20 @@ from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
-from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import PassPartial, Split
 from shardwright.simulate.costs.layouts import result_layout
 from shardwright.tracing.capture import capture_call
-from tests.unit.planner.tables.asking import Asking
-from tests.unit.planner.tables.examples import MM, RELU, build, linear_layer, op, rule, toy_machine
+from tests.harness.cost_queries import Asking
+from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule, toy_machine
 
 ONE, TWO = Mesh.parse("dp=1"), Mesh.parse("dp=2")
 INPUT, PARAMETER = LeafKind.INPUT, LeafKind.PARAMETER
 
 
 def model(mesh=TWO, graph=None, optimizer="adamw", **machine):
-    return Asking(*(graph or linear_layer()), toy_machine(**machine), mesh, optimizer)
+    return Asking(*(graph or linear_layer()), toy_machine(**machine), mesh, Pricing(optimizer))
 
 
 def saving():
@@ -164,7 +164,7 @@ def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():
     parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), again=True)
     assert [(t.phase, t.collectives) for t in parts] == [
         (Phase.FORWARD, ("all_gather dp",)),
-        (Phase.AGAIN, ("all_gather dp",)),
+        (Phase.RECOMPUTE, ("all_gather dp",)),
         (Phase.BACKWARD, ("reduce_scatter dp",)),
     ]
     assert sum(part.seconds for part in parts) == table.seconds[2, 0]
@@ -379,7 +379,7 @@ def classified():
 @pytest.mark.parametrize("batches", [1, 4])
 def test_numbers_on_their_way_while_operators_run_cost_nothing(batches):
     graph, analysis = classified()
-    costs = CostModel(graph, analysis, toy_machine(), TWO, micro_batches=batches)
+    costs = CostModel(graph, analysis, toy_machine(), TWO, Pricing(micro_batches=batches))
     partial = np.array([encode(axis("P"), ())])
     div = graph.producer[graph.outputs[0]]
     assert div.target == "aten.div.Tensor"

@@ -7,7 +7,7 @@ from shardwright.planner.tables.layout_codes import decode
 from shardwright.planner.tables.options import OptionBook
 from shardwright.rules.rule import Split
 from shardwright.simulate.costs.layouts import feasible, local_sizes, tiling_layouts
-from tests.unit.planner.tables.examples import MM, RELU, SUM, rule
+from tests.harness.small_graphs import MM, RELU, SUM, rule
 
 MESH = Mesh.parse("dp=2 tp=4")
 UNEVEN = rule("(a b) c, b -> c (a b), b", additive=[1], linear=[{0}], a=3, b=5, c=9)

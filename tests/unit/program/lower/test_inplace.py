@@ -10,13 +10,13 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.numerics import Numerics
 from shardwright.program.decisions import everything_whole
-from shardwright.program.fx import to_module
 from shardwright.program.instructions import Compute
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.rank_program import lower, verify
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.fx import to_module
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 MESH = Mesh.parse("a=1")
 
@@ -154,7 +154,7 @@ def test_what_was_made_before_a_compilers_graph_ended_is_not_overwritten_after(r
             dropped = nn.functional.dropout(x * 2.0, 0.5)
             return before.relu().sum() + (dropped @ self.weight + 1.0).sum()
 
-    captured = capture_call(Dropping(None), (X,), habits=Numerics(rng=rng))
+    captured = capture_call(Dropping(None), (X,), numerics=Numerics(rng=rng))
     graph = captured.graph
     program = lower(graph, analyze(graph), everything_whole(graph), 0)
     changed = in_place(program, graph)

@@ -3,12 +3,10 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Redistribute
-from shardwright.program.lower.micro_batches import alike, lower_micro
+from shardwright.program.lower.micro_batches import lower_micro
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.placements import parse_tiling
 from tests.unit.program.lower.test_rank_program import ANALYSIS, GRAPH, STRATEGIES, WHOLE
@@ -73,10 +71,3 @@ def test_nothing_is_communicated_along_the_axis_of_micro_batches():
             ]
             assert all(not m.collective.moves_data for m in moves if m.axis == "mb")
             assert moves
-
-
-@pytest.mark.parametrize(
-    "count, groups", [(2, [[0], [1]]), (3, [[0, 1], [2]]), (5, [[0, 1, 2, 3, 4]])]
-)
-def test_programs_of_equal_shapes_are_alike(count, groups):
-    assert alike(lowered("tensor parallel", 0, count).programs) == groups

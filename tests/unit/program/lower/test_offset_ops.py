@@ -16,7 +16,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.lookup import embedding_tile, local_index
-from tests.unit.planner.tables.asking import Asking
+from tests.harness.cost_queries import Asking
 
 CLASSES, WIDTH = 11, 4
 MESH = Mesh.parse("tp=3")
@@ -85,7 +85,7 @@ def test_a_loss_over_split_classes_pays_for_what_its_devices_tell_each_other():
     assert costs.model.agreements(op, whole) == []
     told = costs.model.agreements(op, split, again=True)
     assert [t.collectives for t in told] == [("all_reduce tp",)] * 4
-    assert [t.phase for t in told] == [Phase.FORWARD, Phase.AGAIN] * 2
+    assert [t.phase for t in told] == [Phase.FORWARD, Phase.RECOMPUTE] * 2
     assert {t.bytes for t in told} == {2 * 5 * 4}  # a number for each sample
     seconds = costs.model.operator(op).seconds
     again = costs.model.operator(op, [op.name]).seconds

@@ -16,7 +16,7 @@ from shardwright.program.lower.rank_program import input_layouts, lower, verify
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "programs.txt"
 

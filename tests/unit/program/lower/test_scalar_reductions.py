@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.ir.deferrable_scalars import unawaited
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.program.decisions import Decisions
@@ -13,6 +12,7 @@ from shardwright.program.instructions import Redistribute, writes
 from shardwright.program.lower.rank_program import lower, verify
 from shardwright.program.lower.scalar_reductions import early_sums, late_sums
 from shardwright.rules.analysis import analyze
+from shardwright.rules.deferrable_scalars import deferrable_scalars
 from shardwright.rules.placements import parse_tiling
 from shardwright.tracing.capture import capture_call
 
@@ -117,7 +117,7 @@ def test_a_scale_that_is_trained_gets_the_whole_sum():
 )
 def test_graphs_tell_the_sums_that_programs_move(options, expected):
     graph, before = program(**options)
-    told = {value for value, _ in unawaited(graph)}
+    told = {value for value, _ in deferrable_scalars(graph)}
     assert told.intersection(sums(before)) == expected
     after = late_sums(early_sums(before, graph), graph)
     assert set(waited_for(before)) - set(waited_for(after)) == expected
@@ -142,6 +142,8 @@ def test_numbers_read_before_anything_else_runs_are_waited_for():
     graph = capture_call(Scaled(), (), batch).graph
     first, second = [op for op in graph.ops if op.kind == "div"]
     told = {
-        reader for value, reader in unawaited(graph) if value in first.operands + second.operands
+        reader
+        for value, reader in deferrable_scalars(graph)
+        if value in first.operands + second.operands
     }
     assert told == {second.name}

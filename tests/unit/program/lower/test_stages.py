@@ -12,8 +12,8 @@ from shardwright.program.lower.stages import StageError, split
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.pipeline.stage import StageModule, cut_stages
 from shardwright.tracing.discovery.discover import capture_with_rules
-from tests.models import cnn, double, gpt2, mlp, traps, unet
-from tests.oracles import enumerate_cuts
+from tests.harness.models import cnn, double, gpt2, mlp, traps, unet
+from tests.harness.oracles import enumerate_cuts
 from tests.zoo.subject import Subject
 
 MODELS = {

@@ -9,7 +9,7 @@ import pytest
 from shardwright.ir.layout import Mesh
 from shardwright.ir.memory import Memory
 from shardwright.report.text.explain import WIDTH, explain
-from tests import plans
+from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "explain.txt"
 

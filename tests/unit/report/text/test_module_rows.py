@@ -2,11 +2,11 @@ from dataclasses import replace
 
 from shardwright.ir.memory import Memory, Share
 from shardwright.report.text.module_rows import Module, fold, module_tree, shares, stored
-from tests import plans
+from tests.harness import plans
 
 
 def names(node):
-    return [(depth, n.name, n.path, n.count) for depth, n in node.walk()]
+    return [(depth, n.name, n.path, n.count) for depth, n in node.visit()]
 
 
 def test_neighbours_that_read_the_same_are_one_node():
@@ -23,7 +23,7 @@ def test_neighbours_that_read_the_same_are_one_node():
 
 def test_what_is_said_of_the_paths_keeps_them_apart():
     tree = fold(module_tree(plans.transformer()), lambda path, module: path.startswith("blocks.1"))
-    assert [n.name for _, n in tree.walk() if n.name.startswith("blocks")] == [
+    assert [n.name for _, n in tree.visit() if n.name.startswith("blocks")] == [
         "blocks.0",
         "blocks.1",
         "blocks.2",

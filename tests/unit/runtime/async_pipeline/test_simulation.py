@@ -12,8 +12,8 @@ from shardwright.runtime.async_pipeline.prediction import PredictionError
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation, async_simulation
 from shardwright.runtime.pipeline.stage import capture_stages
 from shardwright.runtime.weight_versions import WEIGHTS, WeightsError
-from tests.models import cnn, double, gpt2
-from tests.oracles import train_asynchronously
+from tests.harness.models import cnn, double, gpt2
+from tests.harness.oracles import train_asynchronously
 
 LR, GAMMA, STEPS = 0.05, 0.9, 25
 

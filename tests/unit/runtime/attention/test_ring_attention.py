@@ -9,7 +9,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.program.instructions import SharedAttention
 from shardwright.runtime.attention import blockwise_attention
 from shardwright.runtime.attention.ring_attention import TiledAttention
-from tests.property.meeting import Meeting
+from tests.harness.rank_threads import Meeting
 
 LENGTH = 23
 

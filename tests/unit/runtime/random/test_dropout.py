@@ -11,7 +11,7 @@ from shardwright.ir.graph import Op, Ref
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard, atom_range, fits
 from shardwright.program.instructions import Dropout
 from shardwright.runtime.random.dropout import GlobalDropout, random_state
-from tests.property.simulated_ranks import gather, scatter
+from tests.harness.simulated_ranks import gather, scatter
 from tests.property.test_layout_laws import tensors
 
 CPU = torch.device("cpu")

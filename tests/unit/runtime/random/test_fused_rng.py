@@ -10,7 +10,7 @@ from shardwright.ir.layout import Layout, Mesh, Shard, atom_range
 from shardwright.program.instructions import Attention, Dropout
 from shardwright.runtime.random.dropout import GlobalAttention, random_state
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from tests.property.simulated_ranks import gather, scatter
+from tests.harness.simulated_ranks import gather, scatter
 
 CPU = torch.device("cpu")
 SHAPE = (500, 200)

@@ -12,7 +12,7 @@ from shardwright.simulate.costs.collectives import (
     priced_steps,
     redistribution_seconds,
 )
-from tests.unit.planner.tables.examples import toy_machine
+from tests.harness.small_graphs import toy_machine
 
 # Four devices, links of 16 B/s and 1 s a hop, 2 s to start a collective.
 NCCL, GLOO = toy_machine(4), toy_machine(4, "gloo")

@@ -14,7 +14,7 @@ from shardwright.simulate.costs import compute
 from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import Form
 from shardwright.simulate.costs.workload import OperatorClass, workload
-from tests.unit.planner.tables.examples import build, linear_layer, op, rule, toy_machine
+from tests.harness.small_graphs import build, linear_layer, op, rule, toy_machine
 
 # 1,024 FLOP/s, 4,096 B/s, 1 s a launch.
 DEVICE = toy_machine().device
@@ -186,7 +186,7 @@ def cross_entropy():
     """Logits of 64 samples and 32 classes; the maximum and the sum of a sample are agreed on."""
     found = replace(
         rule("n c, n ->", linear=[{0}], n=64, c=32),
-        agreed=((("n",),),) * 2,
+        internal_reductions=((("n",),),) * 2,
     )
     leaves = {"w": (PARAMETER, ((64,), (32,))), "t": (INPUT, ((64,),))}
     work, _ = only(op("loss", "cross_entropy_loss", ["w", "t"], found), **leaves)
@@ -197,7 +197,7 @@ def test_a_cross_entropy_of_split_classes_is_computed_term_by_term():
     work = cross_entropy()
     for seconds in (forward_seconds, backward_seconds):
         halves = seconds(work, (32, 32), DEVICE), seconds(work, (64, 16), DEVICE)
-        whole = seconds(replace(work, agreed=()), (64, 16), DEVICE)
+        whole = seconds(replace(work, internal_reductions=()), (64, 16), DEVICE)
         assert halves[1] == 2 * whole
         assert halves[0] < halves[1] < 2.1 * halves[0]
 

@@ -13,7 +13,7 @@ from shardwright.simulate.costs.layouts import (
     result_layout,
     tiling_layouts,
 )
-from tests.unit.planner.tables.examples import MM, rule
+from tests.harness.small_graphs import MM, rule
 
 MESH = Mesh.parse("dp=2 tp=4")
 

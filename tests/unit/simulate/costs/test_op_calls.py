@@ -11,7 +11,7 @@ import shardwright as sw
 import shardwright.planner.tables.hot_ops as dominating_module
 from shardwright.machine.calls import Timing
 from shardwright.machine.presets import preset
-from shardwright.planner.tables.hot_ops import dominating
+from shardwright.planner.tables.hot_ops import hot_calls
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.op_calls import form_of, timed
 
@@ -171,7 +171,7 @@ def test_one_call_at_least_of_every_operator_is_timed(graph, monkeypatch):
     """Of many that seem to be short none would be, and the formula would never be found wrong."""
     monkeypatch.setattr(dominating_module, "PART", 0.1)  # of which the first product is more
     plan = sw.search(graph, preset("1xcpu")).fastest()
-    found = [call.target for call in dominating(graph, analyze(graph), (plan,))]
+    found = [call.target for call in hot_calls(graph, analyze(graph), (plan,))]
     assert found[0] == "aten.linear.default"
     assert "aten.relu.default" in found
     assert len(set(found)) == len(found)  # and no second product, which is shorter
@@ -180,7 +180,7 @@ def test_one_call_at_least_of_every_operator_is_timed(graph, monkeypatch):
 def test_plans_cost_what_was_timed(graph):
     plain = sw.search(graph, MACHINE)
     analysis = analyze(graph)
-    calls = dominating(graph, analysis, (*plain, *plain.baselines))
+    calls = hot_calls(graph, analysis, (*plain, *plain.baselines))
     assert calls[0].target == "aten.linear.default"
     assert len({str(call) for call in calls}) == len(calls)
     timings = tuple(Timing(str(call), 1e-3, 2e-3) for call in calls)
@@ -194,5 +194,5 @@ def test_plans_cost_what_was_timed(graph):
 def test_plans_in_micro_batches_have_calls_of_their_sizes(graph):
     plan = sw.search(graph, MACHINE, micro_batches=(2,)).fastest()
     assert plan.micro_batches == 2
-    (whole,) = {str(call) for call in dominating(graph, analyze(graph), (plan,))[:1]}
+    (whole,) = {str(call) for call in hot_calls(graph, analyze(graph), (plan,))[:1]}
     assert "linear" in whole and "16" not in whole.partition("64")[0]

@@ -1,9 +1,9 @@
 """Blocks of memory, their owners, and the moment when most is held."""
 
 from shardwright.ir.graph import Op, Ref
+from shardwright.ir.op_memory import Seen
 from shardwright.simulate.memory.allocator import Allocator, Use
-from shardwright.simulate.memory.footprints import Footprints
-from shardwright.simulate.memory.op_memory_trace import Seen
+from shardwright.tracing.op_memory.footprints import Footprints
 
 
 def test_the_peak_is_remembered_with_what_it_was_made_of():

@@ -3,10 +3,12 @@
 import pytest
 
 from shardwright.ir.layout import Layout, Mesh, local_atoms
+from shardwright.ir.op_memory import contiguous_strides
+from shardwright.machine.backends import BACKENDS
 from shardwright.program.instructions import flat, moves
 from shardwright.simulate.memory.allocator import Allocator
 from shardwright.simulate.memory.collectives import moved
-from shardwright.simulate.memory.values import View, contiguous_strides
+from shardwright.simulate.memory.values import View
 
 MESH = Mesh.parse("a=8")
 ATOMS = ((64,), (16,))
@@ -15,14 +17,14 @@ WHOLE = 64 * 16 * 4  # bytes
 
 # Tiles at the peak: what was there, what is sent, what comes, and that in order where it is not.
 @pytest.mark.parametrize("src, dst, tiles", [("a:S(0)", "a:S(1)", 3), ("a:S(1)", "a:S(0)", 4)])
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_no_backend_needs_the_whole_to_cut_another_dimension(src, dst, tiles, on_cpu):
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_no_backend_needs_the_whole_to_cut_another_dimension(src, dst, tiles, backend):
     before, after = Layout.parse(src, MESH), Layout.parse(dst, MESH)
     shape = flat(local_atoms(ATOMS, before, (0,)))
     heap = Allocator()
     block = heap.new(WHOLE // 8)
     view = View(block, shape, contiguous_strides(shape), "float32")
     steps, made = moves(ATOMS, before, after, (0,)), flat(local_atoms(ATOMS, after, (0,)))
-    found = moved(heap, view, steps, shape, made, {"a": 8}, on_cpu)
+    found = moved(heap, view, steps, shape, made, {"a": 8}, backend)
     assert found.bytes == found.block.bytes == WHOLE // 8
     assert heap.peak == tiles * WHOLE // 8

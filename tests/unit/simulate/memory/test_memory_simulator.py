@@ -10,8 +10,8 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules
-from tests import models
-from tests.measuring import counted, predicted
+from tests.harness import models
+from tests.harness.peak_memory import counted, predicted
 
 
 class Recurrent(nn.Module):

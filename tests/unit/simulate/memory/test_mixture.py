@@ -12,7 +12,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
 from shardwright.tracing.gradients.autograd import observe
-from tests.measuring import predicted
+from tests.harness.peak_memory import predicted
 
 MESH = Mesh.parse("a=2 b=2")
 LAYERS = 3

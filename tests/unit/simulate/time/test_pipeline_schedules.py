@@ -1,76 +1,9 @@
-"""Orders of passes against those that torch makes, and what they keep and take by the papers."""
-
-from types import SimpleNamespace
+"""What schedules keep and take, by the papers."""
 
 import pytest
-from torch.distributed.pipelining import (
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
 
-from shardwright.ir.pipeline import homes_of
-from shardwright.simulate.time.pipeline_schedules import Kind, orders, waiting
+from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, step_seconds
-
-TORCH = {
-    "Interleaved1F1B": ScheduleInterleaved1F1B,
-    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
-    "ZBVZeroBubble": ScheduleZBVZeroBubble,
-}
-KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUTS, "W": Kind.WEIGHTS}
-CASES = [
-    (schedule, groups, each, pieces)
-    for schedule, counts in (
-        ("Interleaved1F1B", (1, 2, 3)),
-        ("InterleavedZeroBubble", (1, 2)),
-        ("ZBVZeroBubble", (2,)),
-    )
-    for groups in (2, 3, 4)
-    for each in counts
-    for pieces in (1, groups, 2 * groups, 4 * groups)
-]
-
-
-def torch_order(schedule, groups, each, pieces):
-    """What torch's schedule says of each group, without the places where it waits."""
-    stages = [
-        SimpleNamespace(
-            group_size=groups, group_rank=0, num_stages=groups * each, stage_index=s, submod=None
-        )
-        for s in range(each)
-    ]
-    made = TORCH[schedule](stages, pieces)
-    return tuple(
-        tuple(
-            (action.stage_index, action.microbatch_index, KINDS[action.computation_type.value])
-            for action in made.pipeline_order[group]
-            if action is not None
-        )
-        for group in range(groups)
-    )
-
-
-@pytest.mark.parametrize("schedule, groups, each, pieces", CASES)
-def test_orders_are_those_that_torch_runs(schedule, groups, each, pieces):
-    assert orders(schedule, groups, groups * each, pieces) == torch_order(
-        schedule, groups, each, pieces
-    )
-
-
-@pytest.mark.parametrize("schedule, groups, each, pieces", CASES)
-def test_every_pass_is_made_once_where_its_stage_is(schedule, groups, each, pieces):
-    homes = homes_of(schedule, groups, groups * each)
-    kinds = {Kind.FORWARD, Kind.BACKWARD}
-    if schedule != "Interleaved1F1B":
-        kinds = {Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS}
-    every = [one for mine in orders(schedule, groups, groups * each, pieces) for one in mine]
-    wanted = {(s, m, kind) for s in range(groups * each) for m in range(pieces) for kind in kinds}
-    assert set(every) == wanted
-    assert len(every) == len(wanted)
-    for group, mine in enumerate(orders(schedule, groups, groups * each, pieces)):
-        assert {homes[one.stage] for one in mine} == {group}
-
 
 # What the papers say that a step takes, in units of one group's work on one micro-batch.
 PAPERS = [

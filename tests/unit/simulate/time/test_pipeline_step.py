@@ -9,7 +9,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.simulate.time.pipeline_step import mini_batches, pipeline_timeline, works_of
 from shardwright.simulate.time.pipelines import StageTime, step_seconds
 from shardwright.simulate.time.timeline import Stream
-from tests.plans import MS, moved, op, parameter, simple
+from tests.harness.plans import MS, moved, op, parameter, simple
 
 
 def pipeline(schedule, seconds, pieces=1, way=0.0, once=0.0):
@@ -22,7 +22,7 @@ def pipeline(schedule, seconds, pieces=1, way=0.0, once=0.0):
         stages=len(seconds),
         schedule=schedule,
         cuts=tuple(names[1:]),
-        ways=(way * MS,) * (len(seconds) - 1),
+        receive_seconds=(way * MS,) * (len(seconds) - 1),
         micro_batches=pieces,
         ops=tuple(
             replace(

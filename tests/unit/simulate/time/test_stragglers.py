@@ -10,8 +10,8 @@ from shardwright.machine.presets import preset
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.time.stragglers import late, skewed, stretch, with_whole_waits
-from tests.plans import MS, moved
-from tests.unit.planner.tables.examples import linear_layer, toy_machine
+from tests.harness.plans import MS, moved
+from tests.harness.small_graphs import linear_layer, toy_machine
 from tests.unit.simulate.time.test_step import layers, sharded
 
 APART = replace(toy_machine(), arrival_skew_seconds=0.5)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardwright.solve.algebra import frontier
 from shardwright.solve.algebra.frontier import Frontiers, product, reduce, singletons, take, union
-from tests.oracles import INF, is_frontier, non_dominated
+from tests.harness.oracles import INF, is_frontier, non_dominated
 
 costs = st.tuples(st.integers(0, 9), st.integers(0, 9))
 cells = st.lists(st.lists(costs, max_size=6), min_size=1, max_size=4)

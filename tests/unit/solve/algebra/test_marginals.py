@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from shardwright.solve.algebra.marginals import outsides
 from shardwright.solve.algebra.minplus import forward, weighted
 from shardwright.solve.elimination.schedule import make_schedule
-from tests.oracles import INF
-from tests.strategies import problems
+from tests.harness.generators import problems
+from tests.harness.oracles import INF
 
 WEIGHTS = np.array([0.0, 0.5, 3.0])
 

@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given
 
 from shardwright.solve.algebra import minplus
-from shardwright.solve.algebra.minplus import ends, minimise, relaxed_minimum, weighted
+from shardwright.solve.algebra.minplus import (
+    extreme_objectives,
+    minimise,
+    relaxed_minimum,
+    weighted,
+)
 from shardwright.solve.elimination.problem import most, price
 from shardwright.solve.elimination.schedule import make_schedule
-from tests.oracles import INF
-from tests.strategies import problems, random_problem
+from tests.harness.generators import problems, random_problem
+from tests.harness.oracles import INF
 
 WEIGHTS = np.array([0.0, 0.5, 1.0, 7.0])
 COMPLETE = [(i, j) for i in range(5) for j in range(i)]
@@ -40,7 +45,7 @@ def test_values_are_least_and_assignments_reach_them(block, problem):
 
 @given(problems())
 def test_ends_break_ties_by_the_other_cost(problem):
-    objectives = ends(*most(problem))
+    objectives = extreme_objectives(*most(problem))
     schedule = make_schedule(problem, 10**6)
     values, choice = minimise(schedule, objectives, len(problem.nodes), no_pins(4))
     allowed = [c for c in all_prices(problem) if c[0] < INF]

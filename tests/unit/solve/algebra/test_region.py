@@ -30,7 +30,7 @@ def test_something_lies_inside_if_one_corner_allows_all_its_values(corners, give
     time, memory = np.array(corners).T
     region = Region(OBJECTIVES, time.astype(float), memory)
     values = np.array(given, float).T
-    assert region.may_hold(values).tolist() == by_corner(region, values)
+    assert region.may_contain(values).tolist() == by_corner(region, values)
 
 
 def test_of_many_corners_neighbours_are_merged_to_something_larger():
@@ -38,7 +38,7 @@ def test_of_many_corners_neighbours_are_merged_to_something_larger():
     region = Region(OBJECTIVES, many, np.int64(many[::-1]))
     points = np.stack([many[:, None] + np.zeros(300), np.zeros((300, 1)) + many]).reshape(2, -1)
     values = OBJECTIVES.time[:, None] * points[0] + OBJECTIVES.memory[:, None] * points[1]
-    found = region.may_hold(values)
+    found = region.may_contain(values)
     assert found[points.sum(axis=0) <= 299].all()
     assert not found[points.sum(axis=0) >= 299 + 10].any()
 
@@ -47,7 +47,7 @@ def test_sums_are_what_their_parts_and_the_rest_of_their_cell_cost():
     region = Region(OBJECTIVES, np.array([5.0]), np.array([5]))
     rest = np.array([[0.0, 3], [0, 3], [0, 4.5], [0, 9]])
     time, memory = np.array([2.0, 2, 3]), np.array([2, 2, 3])
-    found = region.may_hold_sums(time, memory, rest, np.array([0, 1, 1]))
+    found = region.may_contain_sums(time, memory, rest, np.array([0, 1, 1]))
     assert found.tolist() == [True, True, False]
 
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Node, Problem, price
-from tests.oracles import enumerate_problem, is_frontier
-from tests.strategies import as_lists, problems, random_problem
+from tests.harness.generators import as_lists, problems, random_problem
+from tests.harness.oracles import enumerate_problem, is_frontier
 
 COMPLETE = [(i, j) for i in range(6) for j in range(i)]
 

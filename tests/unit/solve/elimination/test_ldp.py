@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.ldp import chain_frontier
 from shardwright.solve.elimination.problem import ProblemError, price
-from tests.oracles import enumerate_problem
-from tests.strategies import as_lists, problems, random_problem
+from tests.harness.generators import as_lists, problems, random_problem
+from tests.harness.oracles import enumerate_problem
 
 chains = problems(shapes=("chain", "lone"))
 

@@ -10,8 +10,8 @@ from shardwright.solve.elimination.merged import merge
 from shardwright.solve.elimination.problem import Edge, Node, Problem, price
 from shardwright.solve.elimination.solver import make_solver
 from shardwright.solve.folding.folded import Folded, Run
-from tests.oracles import enumerate_problem
-from tests.strategies import as_lists, problems
+from tests.harness.generators import as_lists, problems
+from tests.harness.oracles import enumerate_problem
 
 WEIGHTS = np.array([0.0, 0.3, 1.0, 4.0])
 

@@ -1,10 +1,10 @@
 import numpy as np
 
 from shardwright.solve.algebra.minplus import minimise, weighted
-from shardwright.solve.elimination.pin import best_pins, settle
+from shardwright.solve.elimination.pin import best_pins, minimise_pinned
 from shardwright.solve.elimination.problem import Edge, Node, Problem, price
 from shardwright.solve.elimination.schedule import make_schedule
-from tests.strategies import random_problem
+from tests.harness.generators import random_problem
 
 COMPLETE = [(i, j) for i in range(7) for j in range(i)]
 WEIGHTS = np.array([0.0, 1.0, 9.0])
@@ -18,7 +18,7 @@ def test_settling_is_never_worse_than_the_first_guess_and_often_better():
         assert schedule.pinned
         guess = best_pins(problem, schedule.pinned, weighted(WEIGHTS), None)
         first, _ = minimise(schedule, weighted(WEIGHTS), 7, guess)
-        values, choice = settle(problem, schedule, weighted(WEIGHTS))
+        values, choice = minimise_pinned(problem, schedule, weighted(WEIGHTS))
         assert (values <= first).all()
         better += int((values < first).sum())
         for weight, value, row in zip(WEIGHTS, values, choice.tolist(), strict=True):

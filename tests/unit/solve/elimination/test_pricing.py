@@ -3,8 +3,8 @@ from hypothesis import given
 
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import price
-from tests.oracles import non_dominated
-from tests.strategies import layered_problem, problems
+from tests.harness.generators import layered_problem, problems
+from tests.harness.oracles import non_dominated
 
 
 def all_assignments(problem):

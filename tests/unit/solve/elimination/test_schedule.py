@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from shardwright.solve.elimination.schedule import Join, elimination_order, make_schedule
-from tests.strategies import layered_problem, problems, random_problem
+from tests.harness.generators import layered_problem, problems, random_problem
 
 COMPLETE = [(i, j) for i in range(6) for j in range(i)]
 

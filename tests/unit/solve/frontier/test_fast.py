@@ -6,8 +6,8 @@ from hypothesis import given
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.frontier.fast import fast_frontier
 from shardwright.solve.frontier.sweep import sweep
-from tests.oracles import enumerate_problem, is_frontier, least_time
-from tests.strategies import as_lists, layered_problem, problems
+from tests.harness.generators import as_lists, layered_problem, problems
+from tests.harness.oracles import enumerate_problem, is_frontier, least_time
 
 
 @given(problems())

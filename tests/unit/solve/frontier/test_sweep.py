@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shardwright.solve.frontier import sweep as module
 from shardwright.solve.frontier.sweep import DualBound, sweep
-from tests.oracles import enumerate_problem, least_time, lower_hull
-from tests.strategies import as_lists, layered_problem, problems, random_problem
+from tests.harness.generators import as_lists, layered_problem, problems, random_problem
+from tests.harness.oracles import enumerate_problem, least_time, lower_hull
 
 COMPLETE = [(i, j) for i in range(6) for j in range(i)]
 
@@ -87,10 +87,10 @@ def test_a_bound_is_never_negative():
 
 
 def test_what_is_proved_at_a_limit_holds_below_it_too():
-    bound = DualBound(((0.0, 5.0), (0.5, 9.0)), least_memory=2).and_proved([(6, 7.0), (9, 5.5)])
+    bound = DualBound(((0.0, 5.0), (0.5, 9.0)), least_memory=2).with_proved([(6, 7.0), (9, 5.5)])
     assert [bound.at(limit) for limit in (1, 4, 6, 7, 9, 10)] == [math.inf, 7.0, 7.0, 5.5, 5.5, 5.0]
     limits = np.arange(12)
-    assert bound.times_at(limits).tolist() == [bound.at(limit) for limit in limits.tolist()]
+    assert bound.bounds_at(limits).tolist() == [bound.at(limit) for limit in limits.tolist()]
 
 
 @given(problems(), st.sampled_from([1e-3, 0.05, 0.3]))

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Node, Problem, price
 from shardwright.solve.frontier.sweep import sweep
-from shardwright.solve.gaps.gap_solver import finish
-from tests.oracles import is_frontier, least_time
-from tests.strategies import layered_problem, problems, random_problem
+from shardwright.solve.gaps.gap_solver import close_gaps
+from tests.harness.generators import layered_problem, problems, random_problem
+from tests.harness.oracles import is_frontier, least_time
 
 SKIPS = [(i, j) for i in range(14) for j in (i + 1, i + 3) if j < 14]
 
 
 def finished(problem, **options):
     found = sweep(problem)
-    return finish(problem, found.points, found.points, found.bound, **options)
+    return close_gaps(problem, found.points, found.points, found.bound, **options)
 
 
 def limits(points):

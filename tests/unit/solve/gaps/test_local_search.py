@@ -3,10 +3,10 @@ from hypothesis import given
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.frontier.sweep import sweep
-from shardwright.solve.gaps.gap_heuristics import fill
-from shardwright.solve.gaps.local_search import polish
-from tests.oracles import enumerate_problem, is_frontier
-from tests.strategies import as_lists, layered_problem, problems, random_problem
+from shardwright.solve.gaps.gap_heuristics import fill_gaps
+from shardwright.solve.gaps.local_search import local_search
+from tests.harness.generators import as_lists, layered_problem, problems, random_problem
+from tests.harness.oracles import enumerate_problem, is_frontier
 
 
 def costs(points):
@@ -16,7 +16,7 @@ def costs(points):
 @given(problems())
 def test_polishing_is_never_worse_and_prices_are_true(problem):
     before = sweep(problem).points
-    after = polish(problem, before)
+    after = local_search(problem, before)
     assert is_frontier(after)
     assert all(price(problem, p.choice) == p[:2] for p in after)
     assert all(any(t <= p.time and m <= p.memory for t, m in costs(after)) for p in before)
@@ -24,26 +24,26 @@ def test_polishing_is_never_worse_and_prices_are_true(problem):
 
 @given(problems(shapes=("lone",)))
 def test_without_edges_the_whole_frontier_is_found(problem):
-    found = polish(problem, sweep(problem).points)
+    found = local_search(problem, sweep(problem).points)
     assert costs(found) == enumerate_problem(*as_lists(problem))
 
 
 def test_most_of_a_small_frontier_is_found():
     problem = random_problem([(i, i + 1) for i in range(11)], 12, 4, seed=6)
     exact = costs(exact_frontier(problem).points)
-    found = costs(polish(problem, fill(problem, sweep(problem).points)))
+    found = costs(local_search(problem, fill_gaps(problem, sweep(problem).points)))
     assert len(exact & found) >= 0.75 * len(exact)
 
 
 def test_points_and_work_stay_within_what_was_asked():
     problem = layered_problem(4, 6)
     before = sweep(problem).points
-    assert polish(problem, before, max_priced=0) == before
-    short, long = (polish(problem, before, max_priced=10**n) for n in (4, 7))
+    assert local_search(problem, before, max_priced=0) == before
+    short, long = (local_search(problem, before, max_priced=10**n) for n in (4, 7))
     assert len(before) < len(short) < len(long)
-    few = polish(problem, before, max_points=len(before) + 10)
+    few = local_search(problem, before, max_points=len(before) + 10)
     assert len(before) < len(few) <= len(before) + 10
 
 
 def test_no_points_stay_none():
-    assert polish(layered_problem(1, 2), ()) == ()
+    assert local_search(layered_problem(1, 2), ()) == ()

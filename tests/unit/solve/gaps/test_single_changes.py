@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.gaps.single_changes import Moves
-from tests.oracles import INF
-from tests.strategies import problems
+from tests.harness.generators import problems
+from tests.harness.oracles import INF
 
 
 @given(problems(), st.randoms(use_true_random=False))

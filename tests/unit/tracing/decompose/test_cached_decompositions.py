@@ -7,7 +7,7 @@ from torch import nn
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose import cached_decompositions
 from shardwright.tracing.export import export
-from tests import models
+from tests.harness import models
 from tests.zoo import ZOO
 
 OFTEN = ("bert", "clip", "lstm lm")
@@ -47,7 +47,7 @@ def test_real_models_give_one_graph(monkeypatch, make):
 def test_what_does_not_repeat_is_decomposed_as_a_whole(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        cached_decompositions, "_pieces", lambda calls, table: asked.append(len(calls))
+        cached_decompositions, "_expansions", lambda calls, table: asked.append(len(calls))
     )
     capture_call(*_mlp(1))
     assert not asked

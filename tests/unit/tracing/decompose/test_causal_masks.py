@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.ir.graph import argument
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose import causal_masks
-from shardwright.tracing.export.operators import argument
-from tests import models
+from tests.harness import models
 
 LENGTH = 96
 

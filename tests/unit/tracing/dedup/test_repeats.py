@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export import export
-from tests import models
+from tests.harness import models
 
 LAYERS, WIDTH = 5, 4
 
@@ -56,9 +56,9 @@ def _both(monkeypatch, model, *args, **kwargs):
         put(program, placed)
         copies.append(sum(place.like != number for number, place in placed.items()))
 
-    put = export.put_in_line
+    put = export.inline_calls
     with monkeypatch.context() as patch:
-        patch.setattr(export, "put_in_line", spied)
+        patch.setattr(export, "inline_calls", spied)
         shared = capture_call(model, args, kwargs)
         patch.setattr(export, "_with_repeats", lambda *_: None)
         whole = capture_call(model, args, kwargs)

@@ -47,7 +47,7 @@ class Custom(nn.Module):
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(discover, "_found", {})
-    monkeypatch.setattr(user_rules, "_STATED", {})
+    monkeypatch.setattr(user_rules, "_USER_RULES", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

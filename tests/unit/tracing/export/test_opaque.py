@@ -10,7 +10,7 @@ from shardwright.report.text.explain import explain
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.opaque import WeightsNeededError
-from shardwright.tracing.trees import put_back, take_apart
+from shardwright.tracing.trees import join_tensors, split_tensors
 from tests.zoo.subject import Subject, worst
 
 
@@ -161,8 +161,8 @@ def test_a_module_that_draws_is_seeded_alike_on_every_rank():
 def test_what_is_around_tensors_stays():
 
     value = ([torch.ones(1), 2], {"a": None, "b": (torch.zeros(2), "text")})
-    around, tensors = take_apart(value)
+    around, tensors = split_tensors(value)
     assert [t.numel() for t in tensors] == [1, 2]
-    back = put_back(around, [t + 1 for t in tensors])
+    back = join_tensors(around, [t + 1 for t in tensors])
     assert back[0][0] == 2 and back[0][1] == 2 and back[1]["b"][1] == "text"
     assert (back[1]["b"][0] == 1).all()

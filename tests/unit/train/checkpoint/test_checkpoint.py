@@ -5,6 +5,7 @@ import json
 import resource
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from shardwright.train.checkpoint import async_save
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.reading import CheckpointError
-from shardwright.train.checkpoint.saving import Saving
+from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.job import Job
 from shardwright.train.loop import start, train
-from tests import plans
+from tests.harness import plans
 
 PLAN = plans.simple()
 CPU = torch.device("cpu")
@@ -69,12 +70,18 @@ def job(optimizer=adamw, schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 4
 
 
 def saving(folder, every=5, keep=9, failed=None):
-    return Saving(Checkpoints(folder, PLAN, keep), every, failed or pytest.fail)
+    return PeriodicSaver(Checkpoints(folder, PLAN, keep), every, failed or pytest.fail)
 
 
 def losses(run, steps, saves=None):
     found = []
-    train(run, job(), steps, CPU, lambda record: found.append((record.step, record.loss)), saves)
+    train(
+        run,
+        replace(job(), steps=steps),
+        CPU,
+        lambda record: found.append((record.step, record.loss)),
+        saves,
+    )
     return found
 
 
@@ -238,7 +245,7 @@ def test_steps_go_on_while_what_was_is_written(tmp_path, monkeypatch):
         if record.step == 8:
             go.set()
 
-    train(start(Serial(), job()), job(), 9, CPU, report, saving(tmp_path))
+    train(start(Serial(), job()), replace(job(), steps=9), CPU, report, saving(tmp_path))
     assert seen[8] == ["step-00000005.partial"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000005", "step-00000009"]
     shutil.rmtree(tmp_path / "step-00000009")

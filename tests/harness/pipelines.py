@@ -10,17 +10,17 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Shard
 from shardwright.ir.numerics import Numerics
 from shardwright.ir.pipeline import Pipeline, stage_mesh
-from shardwright.ir.to_float64 import widen
-from shardwright.planner.micro_batch_counts import MicroBook
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
 from shardwright.runtime.parallel import build
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.tracing.capture import capture_call
-from tests import models
-from tests.ranks.harness import whole
-from tests.ranks.test_random_tilings import error, some_pieces, stored_as
+from tests.harness import models
+from tests.harness.ranks import whole
+from tests.ranks.test_random_tilings import error, some_segments, stored_as
 
 CPU = torch.device("cpu")
 
@@ -91,7 +91,7 @@ class Subject:
         captured = capture_call(
             model, (), self.batch, Numerics(batch_norm="local" if self.local else "exact")
         )
-        self.graph = widen(captured.graph)
+        self.graph = to_float64(captured.graph)
         self.captured = type(captured)(self.graph, captured.constants, captured.output_keys)
         self.analysis = analyze(self.graph)
         self.weights = dict(model.named_parameters(remove_duplicate=False))
@@ -136,13 +136,13 @@ class Subject:
         """Two steps of the pipeline, with any tilings; local statistics are of micro-batches."""
         inner, draw = stage_mesh(mesh), random.Random(f"{mesh} {schedule}")
         cuts = balanced_cuts(self.graph, stages, operator_work(self.graph, self.analysis))
-        small = MicroBook(self.graph, self.analysis).analyzed(count)[1]
+        small = MicroBatchCounts(self.graph, self.analysis).analyzed(count)[1]
         chosen = {
             op.name: draw.choice(
                 [
                     tiling
-                    for tiling, placing in tilings(small.rules[op.name], inner)
-                    if not (self.local and "batch_norm" in op.kind and _splits_samples(placing))
+                    for tiling, op_layouts in tilings(small.rules[op.name], inner)
+                    if not (self.local and "batch_norm" in op.kind and _splits_samples(op_layouts))
                 ]
             )
             for op in self.graph.ops
@@ -156,7 +156,7 @@ class Subject:
             chosen,
             storage,
             frozenset(key for key in storage if draw.random() < 0.5),
-            some_pieces(self.graph, draw) if inner.size > 1 else {},
+            some_segments(self.graph, draw) if inner.size > 1 else {},
             count,
             Pipeline(tuple(self.graph.ops[i].name for i in cuts), schedule, mesh.shape[0]),
         )
@@ -179,5 +179,5 @@ class Subject:
         return errors
 
 
-def _splits_samples(placing):
-    return any(isinstance(p, Shard) and p.dim == 0 for p in placing.operands[0].placements)
+def _splits_samples(op_layouts):
+    return any(isinstance(p, Shard) and p.dim == 0 for p in op_layouts.operands[0].placements)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import price
-from shardwright.solve.gaps.walk import components, walk
-from tests.oracles import INF
-from tests.strategies import problems, random_problem
+from shardwright.solve.gaps.path_relinking import components, relink
+from tests.harness.generators import problems, random_problem
+from tests.harness.oracles import INF
 
 
 @given(problems(), st.randoms(use_true_random=False))
@@ -17,7 +17,7 @@ def test_every_step_of_a_walk_costs_its_price(problem, random):
     if price(problem, start)[0] == INF:
         return
     rank = [random.randrange(3) for _ in problem.nodes]
-    found = walk(PriceList.of(problem), np.array(start), np.array(goal), np.array(rank))
+    found = relink(PriceList.of(problem), np.array(start), np.array(goal), np.array(rank))
     rows = found.assignments(np.arange(len(found.time))).tolist()
     time, memory = price(problem, start)
     assert rows[0] == start and rows[-1] == goal

@@ -6,9 +6,9 @@ import pytest
 
 from shardwright.ir.graph import LeafKind
 from shardwright.planner.space.repeats import shorten
-from shardwright.rules.analysis import analyze, spread
+from shardwright.rules.analysis import analyze, expand_analysis
 from shardwright.tracing.capture import capture_call
-from tests import models
+from tests.harness import models
 
 
 def plain(rule):
@@ -28,7 +28,7 @@ def test_spread_is_the_analysis_of_the_whole(name, layers):
     graph = capture_call(model, (), batch).graph
     short = shorten(graph)
     assert short.stands_for, "nothing repeats"
-    whole, found = analyze(graph), spread(analyze(short.graph), graph, short.stands_for)
+    whole, found = analyze(graph), expand_analysis(analyze(short.graph), graph, short.stands_for)
     assert dict(found.atoms) == dict(whole.atoms)
     assert {n: plain(r) for n, r in found.rules.items()} == {
         n: plain(r) for n, r in whole.rules.items()

@@ -2,16 +2,21 @@
 
 import torch
 
+from shardwright.machine.backends import BACKENDS
+from shardwright.profile.measure import channel_block_here
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.simulate.costs.update_memory import update_bytes
-from shardwright.simulate.memory.footprints import Footprints
 from shardwright.simulate.memory.step import Trainer, step_memory
+from shardwright.simulate.memory.values import RankModel
+from shardwright.tracing.op_memory.footprints import Footprints
 
 CPU = torch.device("cpu")
 
 
 def predicted(graph, analysis, decisions, rank=0, optimizer="adamw", states=2):
-    trainer = Trainer(states, lambda tiles: update_bytes(optimizer, tiles), on_cpu=True)
+    # Compared with what this host takes, whatever its processor is.
+    host = RankModel(BACKENDS["gloo"], channel_block_here())
+    trainer = Trainer(states, lambda tiles: update_bytes(optimizer, tiles), host)
     return step_memory(graph, analysis, decisions, rank, trainer, Footprints(on_cpu=True))
 
 

@@ -14,11 +14,11 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
-from shardwright.ir.pipeline import PipelineError
 from shardwright.ir.plan import PlanError
+from shardwright.ir.plan_options import OptionsError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import MachineError
-from shardwright.planner.arguments import GraphError, MethodError
-from shardwright.rules.micro_batches import MicroBatchError
+from shardwright.planner.arguments import GraphError
 from shardwright.rules.user_rules import RuleError
 from shardwright.tracing.call import CaptureError
 from shardwright.train.data.batch import JobError
@@ -52,10 +52,10 @@ def graph():
         ({"stages": ()}, PipelineError),
         ({"stages": (0,)}, PipelineError),
         ({"stages": (1.5,)}, PipelineError),
-        ({"micro_batches": 2}, MicroBatchError),
-        ({"micro_batches": (-1,)}, MicroBatchError),
-        ({"micro_batches": "some"}, MicroBatchError),
-        ({"allow_async": "no"}, MethodError),
+        ({"micro_batches": 2}, OptionsError),
+        ({"micro_batches": (-1,)}, OptionsError),
+        ({"micro_batches": "some"}, OptionsError),
+        ({"allow_async": "no"}, OptionsError),
     ],
 )
 def test_plan_and_search(argument, error):
@@ -69,12 +69,12 @@ def test_plan_and_search(argument, error):
 @pytest.mark.parametrize(
     "argument, error",
     [
-        ({"seconds": math.nan}, MethodError),
-        ({"seconds": "1"}, MethodError),
-        ({"seconds": -1}, MethodError),
-        ({"exact": 1}, MethodError),
-        ({"recompute": None}, MethodError),
-        ({"progress": 3}, MethodError),
+        ({"seconds": math.nan}, OptionsError),
+        ({"seconds": "1"}, OptionsError),
+        ({"seconds": -1}, OptionsError),
+        ({"exact": 1}, OptionsError),
+        ({"recompute": None}, OptionsError),
+        ({"progress": 3}, OptionsError),
         ({"meshes": "dp=2"}, ConstraintError),
         ({"memory_limit": "40"}, MemoryLimitError),
     ],

@@ -2,7 +2,7 @@
 
 import torch
 
-from shardwright.ir.to_float64 import widen
+from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import ModuleComparison
 from shardwright.runtime.verify.module_reference import widened
 from shardwright.runtime.verify.verify import one_device, optimizer_of
@@ -23,4 +23,4 @@ def compared(model, batch, graph_of=None):
         "batch": {k: widened(v) for k, v in tensors.items()},
     }
     sides = ModuleComparison(model, captured, payload, tensors, optimizer_of("adamw"), one_device)
-    return sides.run(comparable(widen(captured.graph)))
+    return sides.run(comparable(to_float64(captured.graph)))

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.ranks.harness import whole
-from tests.training_models import (
+from tests.harness.ranks import whole
+from tests.harness.training_models import (
     MLP,
     ActorCritic,
     Adapted,

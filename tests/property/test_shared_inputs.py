@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.solve.algebra.minplus import Objectives, ends
+from shardwright.solve.algebra.minplus import Objectives, extreme_objectives
 from shardwright.solve.elimination.problem import Edge, Node, Problem
 from shardwright.solve.elimination.solver import make_solver
-from shardwright.solve.folding.bound_pruning import narrowed
+from shardwright.solve.folding.bound_pruning import pruned_by_bounds
 from shardwright.solve.folding.folded import Folded, Run
-from shardwright.solve.folding.shared_inputs import HubBounds, hubs_of
-from tests.oracles import enumerate_problem
-from tests.strategies import as_lists
+from shardwright.solve.folding.shared_inputs import SharedInputBounds, shared_inputs_of
+from tests.harness.generators import as_lists
+from tests.harness.oracles import enumerate_problem
 
 WEIGHTS = np.concatenate(([0.0], np.geomspace(1e-5, 1e5, 41)))
 HUBS = (5, 6)
@@ -56,9 +56,9 @@ class Plain:
 @given(st.integers(0, 10**6))
 def test_no_choice_of_a_hub_costs_less_than_its_bound(seed):
     problem = decoder(seed)
-    assert hubs_of(problem) == HUBS
+    assert shared_inputs_of(problem) == HUBS
     objectives = Objectives(np.array([1.0, 1.0, 0.0]), np.array([0.0, 0.7, 1.0]))
-    bounds = HubBounds(problem, HUBS, 10**6)
+    bounds = SharedInputBounds(problem, HUBS, 10**6)
     assert not bounds.too_wide
     double, single = bounds.at(objectives), bounds.at(objectives, single=True)
     for hub, exact, rounded in zip(HUBS, double, single, strict=True):
@@ -72,7 +72,7 @@ def test_no_choice_of_a_hub_costs_less_than_its_bound(seed):
 
 def test_the_bound_of_an_only_hub_is_exact():
     problem = decoder(3)
-    (rows,) = HubBounds(problem, (5,), 10**6).at(Objectives(np.ones(1), np.array([0.7])))
+    (rows,) = SharedInputBounds(problem, (5,), 10**6).at(Objectives(np.ones(1), np.array([0.7])))
     for choice, bound in enumerate(rows[0]):
         frontier = enumerate_problem(*as_lists(fixed(problem, 5, choice)))
         assert bound == pytest.approx(min(t + 0.7 * m for t, m in frontier))
@@ -82,8 +82,8 @@ def test_the_bound_of_an_only_hub_is_exact():
 @given(st.integers(0, 10**6), st.integers(2, 9), st.sampled_from([1, 1000]))
 def test_a_narrowed_problem_has_the_least_values_of_the_whole(seed, count, scale):
     problem = decoder(seed, count=count, scale=scale)
-    ranges = narrowed(problem, 10**6, Plain)
-    rows = ends(*problem.most)
+    ranges = pruned_by_bounds(problem, 10**6, Plain)
+    rows = extreme_objectives(*problem.most)
     every = Objectives(
         np.concatenate((np.ones(len(WEIGHTS)), rows.time)),
         np.concatenate((WEIGHTS, rows.memory)),
@@ -98,7 +98,7 @@ def test_a_narrowed_problem_has_the_least_values_of_the_whole(seed, count, scale
         part = Objectives(every.time[mine], every.memory[mine])
         values, choice = make_solver(narrow.folded, 10**6).minimise(part)
         assert values == pytest.approx(least[mine])
-        whole = narrow.spread(choice)
+        whole = narrow.expand(choice)
         assert all(set(whole[:, hub]) <= set(kept.tolist()) for hub, kept in narrow.left.items())
     assert before == np.inf
 
@@ -108,13 +108,15 @@ def test_what_costs_more_everywhere_is_left_out():
     hub = problem.problem.nodes[5]
     dear = np.where(np.arange(4) == 2, 1e4, hub.time), np.where(np.arange(4) == 2, 10**4, 7)
     nodes = (*problem.problem.nodes[:5], Node("dear", *dear), problem.problem.nodes[6])
-    ranges = narrowed(Folded(Problem(nodes, problem.problem.edges), problem.runs), 10**6, Plain)
+    ranges = pruned_by_bounds(
+        Folded(Problem(nodes, problem.problem.edges), problem.runs), 10**6, Plain
+    )
     assert ranges
     assert all(2 not in narrow.left[5] for narrow in ranges)
 
 
 def test_without_hubs_and_with_bounds_too_wide_nothing_is_narrowed():
     problem = decoder(0)
-    assert narrowed(problem, 3, Plain) == ()
+    assert pruned_by_bounds(problem, 3, Plain) == ()
     alone = Folded(problem.problem)
-    assert narrowed(alone, 10**6, Plain) == ()
+    assert pruned_by_bounds(alone, 10**6, Plain) == ()

@@ -8,7 +8,7 @@ import torch
 
 from shardwright.ir.graph import Graph, Tensor
 from shardwright.tracing.export.operators import call_op
-from tests.property.operators import OneOp
+from tests.harness.operator_calls import OneOp
 
 _SMALLEST_FREE = 5  # smaller numbers are windows, strides and dimensions as often as sizes
 _GATES = {"lstm": (16,), "gru": (12,)}

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.rules.placements import tiling_text, tilings
-from tests.ranks.harness import run_ranks, whole
+from tests.harness.ranks import run_ranks, whole
 
 ASSIGNMENTS = 4  # random ones, beside the one that splits whatever can be split
 TOLERANCE = 1e-11

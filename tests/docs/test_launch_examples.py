@@ -10,7 +10,7 @@ import pytest
 from shardwright.train.worker import parser
 
 yaml = pytest.importorskip("yaml")
-LAUNCH = Path(__file__).parents[3] / "examples/launch"
+LAUNCH = Path(__file__).parents[2] / "examples/launch"
 
 
 def understood(words):

@@ -1,0 +1,48 @@
+"""Functions take few parameters: what travels together is one value."""
+
+import ast
+
+from tests.docs.test_layers import FILES, PACKAGE
+
+MOST = 8
+WIDER = {
+    "api.py:search": "the public contract",
+    "api.py:plan": "the public contract",
+    "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
+    "tracing/export/lookup.py:embedding_bags": "the signature of an operator",
+    "program/lower/micro_batches.py:lower_part": "the step program replaces it",
+    "runtime/parallel.py:ParallelModule.__init__": "the step program replaces it",
+    "runtime/pipeline/runner.py:PipelineModule.__init__": "the step program replaces it",
+}
+
+
+def wide(source):
+    """Functions of more than `MOST` parameters beside `self` and `cls`, with the classes around."""
+    found = []
+
+    def visit(node, path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            path = f"{path}.{node.name}" if path else node.name
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if len([a for a in args if a.arg not in ("self", "cls")]) > MOST:
+                found.append(path)
+        for child in ast.iter_child_nodes(node):
+            visit(child, path)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def test_functions_take_at_most_eight_parameters():
+    found = {
+        f"{file.relative_to(PACKAGE)}:{name}" for file in FILES for name in wide(file.read_text())
+    }
+    assert found - WIDER.keys() == set(), "give what travels together to one dataclass"
+
+
+def test_what_is_wide_is_found():
+    parameters = ", ".join("abcdefghi")
+    assert wide(f"def f({parameters}): ...") == ["f"]
+    assert wide(f"class C:\n    def f(self, {parameters[3:]}): ...") == []
+    assert wide(f"class C:\n    async def f(self, *, {parameters}): ...") == ["C.f"]

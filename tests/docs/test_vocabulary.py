@@ -1,0 +1,72 @@
+"""Retired words do not come back as names: the field has better ones (`docs/glossary.md`)."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "shardwright"
+# Word of an identifier -> what to say instead.
+RETIRED = {
+    "alike": "equal, or by what",
+    "apart": "what separates them",
+    "brought": "gathered, or redistributed",
+    "habits": "numerics",
+    "heap": "allocator",
+    "hubs": "shared inputs",
+    "lives": "liveness",
+    "meet": "barrier",
+    "overtaken": "off frontier",
+    "piece": "segment, or chunk",
+    "pieces": "segments, or chunks",
+    "piping": "pipeline search",
+    "told": "reported, or comparable",
+    "twofold": "recompute choice",
+    "walk": "visit, path or simulation",
+    "walks": "paths",
+    "watch": "guard, or stopwatch",
+}
+# Until the step program replaces them, and the planner's names are done (docs/roadmap.md).
+EXEMPT = ("program", "simulate", "runtime", "planner")
+
+
+def packages():
+    return sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name not in EXEMPT)
+
+
+def identifiers(tree):
+    """Names that a file gives: of functions, classes, parameters, variables and fields."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ClassDef(name=name) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def words(name):
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def retired_in(text):
+    found = identifiers(ast.parse(text))
+    return [(line, name, w) for line, name in found for w in sorted(words(name) & RETIRED.keys())]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_no_name_uses_a_retired_word(package):
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        for line, name, word in retired_in(path.read_text()):
+            where = f"{path.relative_to(PACKAGE.parent)}:{line}"
+            raise AssertionError(f"{where}: {name!r} uses {word!r}; say {RETIRED[word]}")
+
+
+def test_words_inside_of_names_are_seen():
+    text = "class HubsBound:\n    def _put_apart(self, pieces, hubble): self.told = 1\n"
+    found = [word for _, _, word in retired_in(text)]
+    assert sorted(found) == ["apart", "hubs", "pieces", "told"]

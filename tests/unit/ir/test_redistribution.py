@@ -1,0 +1,84 @@
+"""Kinds of collectives: every layer knows each, and gradients take the transpose."""
+
+import numpy as np
+import pytest
+
+from shardwright.ir.layout import Partial, Replicate, Shard
+from shardwright.ir.redistribution import (
+    LOCAL,
+    MOVING,
+    ByCollective,
+    Collective,
+    Exchange,
+    communication_named,
+)
+from shardwright.runtime.comm import collectives as run
+from shardwright.simulate.costs import collectives as costs
+from shardwright.simulate.memory import collectives as memory
+
+DEVICES, TILE = 2, 3
+WHOLE = DEVICES * TILE
+
+
+@pytest.mark.parametrize("kind", Collective)
+def test_every_layer_knows_every_kind(kind):
+    assert callable(costs._PRICES[kind]) and callable(memory._STEPS[kind])
+    assert callable((run._MOVING if kind.moves_data else run._LOCAL)[kind])
+    assert (kind in MOVING) != (kind in LOCAL)
+
+
+def test_a_kind_that_a_layer_forgets_or_does_not_know_is_an_error():
+    with pytest.raises(ValueError, match="with a colour, slice is missing"):
+        ByCollective("with a colour", {kind: 1 for kind in Collective if kind.value != "slice"})
+    with pytest.raises(ValueError, match="with a colour, mask is missing or must not be there"):
+        ByCollective("with a colour", dict.fromkeys([*MOVING, Collective.MASK], 1), MOVING)
+    with pytest.raises(ValueError, match="broadcast is no collective with a colour"):
+        ByCollective("with a colour", dict.fromkeys(Collective, 1))["broadcast"]
+
+
+def test_names_in_plans_are_those_of_known_kinds():
+    assert communication_named("all_gather") is Collective.ALL_GATHER
+    assert communication_named("ring") is Exchange.RING
+    with pytest.raises(ValueError, match="'broadcast' is not a valid Collective"):
+        communication_named("broadcast")
+
+
+def matrix(kind):
+    """What a step makes of the tiles of all devices, one after the other.
+
+    They are tiles of a vector, in an all-to-all of a square with one number for each pair of them.
+    """
+    one = np.eye(WHOLE)
+    cut = [one[d * TILE : (d + 1) * TILE] for d in range(DEVICES)]  # whole -> tile of device d
+    match kind:
+        case Collective.ALL_REDUCE:
+            blocks = [[one] * DEVICES] * DEVICES
+        case Collective.REDUCE_SCATTER:
+            blocks = [[cut[to]] * DEVICES for to in range(DEVICES)]
+        case Collective.ALL_GATHER:
+            blocks = [[cut[of].T for of in range(DEVICES)]] * DEVICES
+        case Collective.ALL_TO_ALL:
+            tiles = np.eye(DEVICES)  # device a sends part b to device b, where it is part a
+            return np.einsum("ad,bc->abcd", tiles, tiles).reshape(DEVICES**2, DEVICES**2)
+        case _:
+            shape = {Collective.SLICE: cut, Collective.EMBED: [c.T for c in cut]}
+            first = [one, np.zeros_like(one)]
+            diagonal = shape.get(kind, first)
+            blocks = [
+                [part if i == j else np.zeros_like(part) for j in range(DEVICES)]
+                for i, part in enumerate(diagonal)
+            ]
+    return np.block(blocks)
+
+
+@pytest.mark.parametrize("kind", Collective)
+def test_gradients_take_the_transpose(kind):
+    assert np.array_equal(matrix(kind).T, matrix(kind.gradient))
+    assert kind.gradient.gradient is kind
+    assert kind.gradient.moves_data == kind.moves_data
+
+
+def test_changes_of_placement_name_one_kind_each():
+    assert Collective.ALL_GATHER.change == (Shard, Replicate)
+    assert Collective.REDUCE_SCATTER.change == (Partial, Shard)
+    assert len({kind.change for kind in Collective}) == len(Collective)

@@ -1,0 +1,162 @@
+"""A config.json is data: what it names is not run or fetched, and its sizes are checked first.
+
+`"_attn_implementation": "org/kernel"` reached a loader of kernels, `"architectures":
+["HfArgumentParser"]` called that name, a model of -1 layers was planned, and a billion layers
+were made one by one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.train.data.batch import JobError
+from shardwright.train.targets.config_values import check_values, read_config
+from shardwright.train.targets.target import TargetError, build_model, load_job
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 128},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+}
+
+
+def write(folder, data):
+    (folder / "config.json").write_text(json.dumps(data))
+    return str(folder / "config.json")
+
+
+def nested(levels):
+    return {"a": nested(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    "field, value, says",
+    [
+        ("hidden_size", "64", 'hidden_size is "64"; a whole number of 1 or more'),
+        ("hidden_size", True, "hidden_size is true; a whole number"),
+        ("hidden_size", -64, "hidden_size is -64; a whole number from 1"),
+        ("hidden_size", 0, "hidden_size is 0; a whole number from 1"),
+        ("num_attention_heads", 0, "num_attention_heads is 0; a whole number"),
+        ("num_attention_heads", 4.5, "num_attention_heads is 4.5; a whole number"),
+        ("num_key_value_heads", 3, "num_key_value_heads is 3; a divisor of the 4 heads"),
+        ("vocab_size", 0, "vocab_size is 0; a whole number"),
+        ("vocab_size", 2**70, "vocab_size is 1180591620717411303424; a whole number"),
+        ("intermediate_size", 2**62, "intermediate_size is .*; a whole number"),
+        ("num_hidden_layers", -1, "num_hidden_layers is -1; a whole number"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers is 1000000000; .* to 4096"),
+        ("num_labels", 10**9, "num_labels is 1000000000; .* to 1048576"),
+        ("num_local_experts", 10**9, "num_local_experts is 1000000000; .* to 65536"),
+        ("depths", [2, 10**9], "depths is .*; a whole number from 0 to 4096"),
+        ("attention_dropout", 7.0, "attention_dropout is 7.0; a probability from 0 to 1"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps is -1.0; a number of 0 or more"),
+        ("rope_theta", float("inf"), "rope_theta is Infinity; a finite number"),
+        ("rope_parameters", nested(40), "nested more than 16 levels deep"),
+        ("dtype", "os.system", 'dtype is "os.system"; give one of float32'),
+        ("_attn_implementation", "org/kernel", "_attn_implementation is .*; give one of sdpa"),
+        ("attn_implementation", {"": "org/kernel"}, "attn_implementation is .*; give one of"),
+        ("_experts_implementation", "org/kernel", "_experts_implementation is .*; give one"),
+        ("text_config", {"_attn_implementation": "org/k"}, "text_config._attn_implementation is"),
+        ("use_pretrained_backbone", True, "nothing is fetched from a hub; give false"),
+        ("use_kernels", True, "nothing is fetched from a hub; give false"),
+    ],
+)
+def test_a_value_that_no_model_is_made_of(tmp_path, field, value, says):
+    with pytest.raises(TargetError, match=says) as error:
+        load_job(write(tmp_path, {**LLAMA, field: value}), 2, 8)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    "field, value, says",
+    [
+        ("architectures", ["HfArgumentParser"], "architectures is .*; give a class .*Llama"),
+        ("architectures", ["BertForMaskedLM"], "architectures is .*; give a class .*Llama"),
+        ("architectures", ["auto"], "architectures is .*; give a class .*Llama"),
+        ("tie_word_embeddings", "yes", "'tie_word_embeddings' expected bool"),
+    ],
+)
+def test_only_models_of_the_type_are_made(tmp_path, field, value, says):
+    with pytest.raises(TargetError, match=says):
+        load_job(write(tmp_path, {**LLAMA, field: value}), 2, 8)
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    "field, value, says",
+    [
+        ("hidden_act", "gellu", 'hidden_act is "gellu"; give an activation, as gelu'),
+        ("rope_scaling", {"rope_type": "yarnn", "factor": 2.0}, "rope_type is .*; give one of"),
+        ("pad_token_id", 9999, "pad_token_id is 9999; a token below vocab_size 128"),
+    ],
+)
+def test_a_model_that_cannot_be_made_names_the_field(tmp_path, field, value, says):
+    job = load_job(write(tmp_path, {**LLAMA, field: value}), 2, 8)
+    with pytest.raises(JobError, match=says):
+        build_model(job, meta=True)
+
+
+@pytest.mark.hf
+def test_code_that_a_config_names_is_not_looked_for(tmp_path):
+    (tmp_path / "code.py").write_text("open('ran', 'w')")
+    own = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "org/name--code.Model"}
+    job = load_job(write(tmp_path, {**LLAMA, "auto_map": own}), 2, 8)
+    assert type(build_model(job, meta=True)).__name__ == "LlamaForCausalLM"
+    assert not Path("ran").exists()
+
+
+def test_a_batch_is_bounded(tmp_path):
+    with pytest.raises(TargetError, match="at most 268435456 tokens or images"):
+        load_job(write(tmp_path, LLAMA), 10**12, 8)
+
+
+def test_a_setting_names_itself(tmp_path):
+    with pytest.raises(TargetError, match=r"--set num_hidden_layers=100.0: a whole number"):
+        load_job(write(tmp_path, LLAMA), 2, 8, ["num_hidden_layers=1e2"])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_is_not_waited_for(tmp_path, make):
+    make(tmp_path / "config.json")
+    with pytest.raises(TargetError, match="it is no regular file"):
+        read_config(tmp_path / "config.json")
+
+
+def test_a_file_of_gigabytes_is_not_read(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**36)
+    with pytest.raises(TargetError, match="at most 8388608 are read"):
+        read_config(tmp_path / "config.json")
+
+
+@pytest.mark.hf
+def test_what_transformers_makes_itself_is_taken():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    names = sorted(CONFIG_MAPPING.keys())[::16]  # 802 model types in all were tried once
+    assert len(names) > 20
+    for name in names:
+        made = CONFIG_MAPPING[name]()
+        for fields in (made.to_dict(), made.to_diff_dict()):
+            check_values(Path(name), json.loads(json.dumps(fields, default=str)))
+
+
+def test_refusing_takes_little_time_and_memory(tmp_path):
+    """Ten seconds and a GiB are what a config may take that is refused."""
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (10, 10));"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30));"
+        "from shardwright.train.targets.target_text import parse_target;"
+        "parse_target(sys.argv[1], 2, 8, ())"
+    )
+    target = write(tmp_path, {**LLAMA, "num_hidden_layers": 10**9})
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, target], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "num_hidden_layers is 1000000000" in ended.stderr
