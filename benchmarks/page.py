@@ -29,7 +29,7 @@ _MARKED = re.compile(r"(<!-- benchmarks/(\w+) -->\n).*?(<!-- end -->)", re.DOTAL
 
 def pages() -> dict[Path, str]:
     """All pages that show results, in Markdown."""
-    known = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    known = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
     marked = {path: filled(text) for path, text in known.items() if _MARKED.search(text)}
     return {PAGE: written(), **marked}
 

@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# Ranks of comparisons tune the host (`sw.parallelize`), and so do those beside ours, as all are in
+# the same processes; a result says whether its ranks did.
+TUNE_HOST = True
 _PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
 
-def provenance(seed: int, file: Path | None = None) -> dict[str, Any]:
-    """Where and with what a result is measured, that is or will be in `file`."""
+def provenance(seed: int, file: Path | None = None, *, tuned: bool = False) -> dict[str, Any]:
+    """Where and with what a result is measured, that is or will be in `file`.
+
+    `tuned` says whether ranks tuned the host; what has no ranks has not.
+    """
     name = "" if file is None else os.path.relpath(file.resolve(), ROOT)
     return {
         "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
@@ -36,6 +42,7 @@ def provenance(seed: int, file: Path | None = None) -> dict[str, Any]:
                 os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
             ),
             "load_at_start": round(os.getloadavg()[0], 2),
+            "tuned_host": tuned,
         },
         "versions": {"python": platform.python_version(), **_versions()},
     }
@@ -46,9 +53,10 @@ def commit() -> str:
     return _git("rev-parse", "HEAD")
 
 
-def write(result: dict[str, Any], path: Path, seed: int) -> None:
-    """The result with its provenance, as JSON."""
-    path.write_text(json.dumps({**provenance(seed, path), **result}, indent=2) + "\n")
+def write(result: dict[str, Any], path: Path, seed: int, *, tuned: bool = False) -> None:
+    """The result with its provenance, as JSON; `tuned` as in `provenance`."""
+    content = {**provenance(seed, path, tuned=tuned), **result}
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def rows_of_this_commit(path: Path) -> list[dict[str, Any]]:

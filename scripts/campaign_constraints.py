@@ -24,7 +24,7 @@ import torch
 import shardwright as sw
 from shardwright.ir.constraints import ConstraintError
 from shardwright.planner.meshes import meshes_of
-from tests.property.constrained import ROUNDING, Subject
+from tests.harness.random_constraints import ROUNDING, Subject
 from tests.zoo import ZOO
 
 

@@ -95,7 +95,7 @@ def _published(name: str) -> object:
 
 def verified(names: Sequence[str], count: int) -> dict[str, object]:
     """Errors on 2 and on 2x2 ranks, or the text of an error, by model."""
-    from tests.ranks.harness import run_ranks
+    from tests.harness.ranks import run_ranks
     from tests.zoo.assignments import WORLD, merged
 
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from shardwright.rules.analysis import NO_ELEMENTS  # noqa: E402
-from tests.ranks.harness import run_ranks  # noqa: E402
+from tests.harness.ranks import run_ranks  # noqa: E402
 from tests.sweep.entries import entries  # noqa: E402
 from tests.sweep.sweep import Finding, check_all  # noqa: E402
 

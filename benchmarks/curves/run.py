@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def leg(folder: str, text: str, dtype: str, until: int) -> tuple[list[float], in
         assert isinstance(one, StepRecord), "the job has no evaluation"
         losses.append(one.loss)
 
-    train(run, work, until, torch.device("cpu"), keep)
+    train(run, replace(work, steps=until), torch.device("cpu"), keep)
     checkpoints.save(run)
     return losses, first
 

@@ -46,7 +46,7 @@ def stepper(rng: str, sizes: tuple[int, int, int]) -> Callable[[], float]:
     """One training step after another."""
     model, batch = example(*sizes)
     plan = sw.plan(model, (), batch, machine=sw.Machine.preset("1xcpu"), rng=rng)
-    module = sw.parallelize(model, plan, seed=SEED)
+    module = sw.parallelize(model, plan, seed=SEED, tune_host=record.TUNE_HOST)
     optimizer = torch.optim.AdamW(module.parameters())
     return lambda: float(module.train_step(optimizer, batch))
 
@@ -95,7 +95,7 @@ def main() -> None:
             f"  fast {one['fast_seconds'] * 1e3:7.1f} ms  ratio {one['ratio']:.3f}"
         )
     result = {"claim": "exact dropout costs at most 10 % of a step", "target": TARGET, **found}
-    record.write(result, options.out, SEED)
+    record.write(result, options.out, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ def _rank(rank: int, store: str, pair: Pair) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     try:
         module, batch = _made(pair.model)
-        parallel: Any = sw.parallelize(module, sw.Plan.from_json(pair.plan))
+        parallel: Any = sw.parallelize(
+            module, sw.Plan.from_json(pair.plan), tune_host=record.TUNE_HOST
+        )
         if pair.compiled:
             parallel.compile_programs()
         optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, foreach=True)
@@ -187,7 +189,7 @@ def main() -> None:
                     compare(model, strategy, options.rounds, options.seconds, compiled=compiled)
                 )
                 print(_line(rows[-1]), flush=True)
-    record.write({"target": TARGET, "rows": rows}, options.output, SEED)
+    record.write({"target": TARGET, "rows": rows}, options.output, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

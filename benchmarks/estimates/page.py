@@ -13,27 +13,27 @@ from typing import Any
 
 _HEAD = """# Estimates
 
-What the cost model predicts, and what two ranks measured: every plan's steps are taken in turn
-with the others of its model{how}. The machine and the operators that dominate are measured before
-these steps and once more after them (`shardwright profile`), as how fast a shared host is changes
-by the minute; the prediction is the mean of both, the drift how far the second is from the first.
-Errors are of the prediction, relative to the measurement; the spread is how far the middle half
-of the steps are apart. Where either of these, drift or spread, is more than 12 % on average over
-a model's plans, the model is measured once more, and the quieter time counts, whatever was
+Predicted and measured step times and memory on two ranks. Steps of a model's plans
+alternate{how}. The machine and the dominant operators are measured before
+these steps and again after them (`shardwright profile`), because the speed of a shared host changes
+by the minute. The prediction is the mean of both; the drift is their relative difference.
+The error is that of the prediction relative to the measurement; the spread is the interquartile
+range of the steps. Where drift or spread is more than 12 % on average over a model's plans, the
+model is measured again, and the measurement with less noise counts, whatever was
 predicted. Computing compares the sum of all operators and updates with the CPU time of a rank's
 main thread. Memory is that of tensors, counted during a step.
 
-Two plans are told apart where the medians of their steps differ by more than twice the uncertainty
-of the difference. Spearman's correlation counts all pairs, also those of plans that
-take equally long, of which noise alone says which is faster. Where the chosen plan is one of the
-others, both are one there, with the mean of their times.
+Two plans are distinguishable where the medians of their steps differ by more than twice the
+uncertainty of the difference. Spearman's correlation counts all pairs, also those of plans that
+take equally long, whose order is noise. Where the chosen plan equals a baseline, both are one
+plan with the mean of their times.
 """
 
 
 # Of results since there are several runs, and since steps are compared within rounds.
-_RUNS = ", in an order that changes, by ranks that start anew now and then"
-_PACED = """. Each step is taken beside the others of
-its round, so that what makes the host slow for some seconds does not count as the plan's"""
+_RUNS = " in a changing order, on ranks that are restarted now and then"
+_PACED = """. Each step is compared with the others of
+its round, so that a host that is slow for some seconds affects all plans alike"""
 
 
 def written(result: Path) -> str:
@@ -90,7 +90,7 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
         )
     yield (
         f"* In spite of noise {found['pairs_apart']} of {found['pairs']} pairs of a model's plans"
-        f" can be told apart; {found['pairs_apart_in_order']} of them"
+        f" are distinguishable; {found['pairs_apart_in_order']} of them"
         f" ({_part(found['pairs_apart_in_order'], found['pairs_apart'])}) come in the predicted"
         " order."
     )

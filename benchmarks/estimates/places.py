@@ -15,7 +15,7 @@ from typing import Protocol
 
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.measured import measured
-from benchmarks.record import ROOT
+from benchmarks.record import ROOT, TUNE_HOST
 from shardwright.machine.files import load_machine
 from shardwright.machine.model import Machine
 
@@ -48,6 +48,7 @@ class Local:
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "machine.toml")
             given = ["--devices", str(RANKS), "--seconds", str(seconds), "-o", file, "--json"]
+            given += ["--tune-host"] if TUNE_HOST else []
             self._python("-m", "shardwright", "profile", *given, seconds=3 * seconds)
             return load_machine(file)
 

@@ -50,15 +50,15 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
-from shardwright.machine.calls import Call
+from shardwright.machine.calls import OpCall
 from shardwright.machine.model import Machine
 from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.recost import recosted
-from shardwright.planner.tables.hot_ops import dominating
+from shardwright.planner.tables.hot_ops import hot_calls
 from shardwright.profile.local_ranks import silent
 from shardwright.profile.op_timings import with_timings
-from shardwright.profile.timing_cache import Remembered
+from shardwright.profile.timing_cache import TimingCache
 from shardwright.rules.analysis import analyze
 
 BASELINES = ("data parallel", "fully sharded", "tensor parallel")
@@ -120,7 +120,7 @@ class Subject:
     graph: Graph
     frontier: Frontier
     plans: dict[str, Plan]
-    calls: tuple[Call, ...]
+    calls: tuple[OpCall, ...]
 
     @cached_property
     def programs(self) -> dict[str, str]:
@@ -145,19 +145,19 @@ def subject(name: str, machine: Machine, seconds: float) -> Subject:
     model, batch = MODELS[name]()
     graph = sw.capture(model, (), batch)
     frontier = sw.search(graph, machine)
-    calls: tuple[Call, ...] = ()
+    calls: tuple[OpCall, ...] = ()
     if seconds:
-        calls = tuple(dominating(graph, analyze(graph), (*frontier, *frontier.baselines)))
+        calls = tuple(hot_calls(graph, analyze(graph), (*frontier, *frontier.baselines)))
         frontier = sw.search(graph, _timed(machine, calls, seconds))
     known = {plan.name: plan for plan in frontier.baselines}
     compared = {name: frontier.settled(known[name]) for name in BASELINES if name in known}
     return Subject(name, graph, frontier, {"chosen": frontier.fastest(), **compared}, calls)
 
 
-def _timed(machine: Machine, calls: Sequence[Call], seconds: float) -> Machine:
+def _timed(machine: Machine, calls: Sequence[OpCall], seconds: float) -> Machine:
     """`machine` with timings of `calls`, none of which is remembered from before."""
     with tempfile.TemporaryDirectory() as folder:
-        known = Remembered(Path(folder) / "timings.sqlite", _warn)
+        known = TimingCache(Path(folder) / "timings.sqlite", _warn)
         return with_timings(machine, calls, seconds, known, silent) if seconds else machine
 
 
@@ -293,7 +293,7 @@ def main() -> None:
             take(place, remote, log, options, options.end)
     if not log.rows:
         sys.exit(f"nothing could be measured: {'; '.join(log.failures)}")
-    record.write(result(log), options.output, SEED)
+    record.write(result(log), options.output, SEED, tuned=record.TUNE_HOST)
     if options.page:
         options.page.write_text(page.written(options.output))
 

@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 import shardwright as sw
 from benchmarks.estimates.models import MODELS
-from shardwright.profile.host_load import Neighbours
+from benchmarks.record import TUNE_HOST
+from shardwright.profile.host_load import HostLoad
 from shardwright.profile.timing import of_these_cores
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 
@@ -68,14 +69,14 @@ def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measure
     shuffled = random.Random(options.order)  # the same on every rank
     subjects: list[Any] = [None] * len(plans)
     for place in shuffled.sample(range(len(plans)), len(plans)):
-        module = sw.parallelize(model, plans[place])
+        module = sw.parallelize(model, plans[place], tune_host=TUNE_HOST)
         optimizer = torch.optim.AdamW(module.parameters())
         module.train_step(optimizer, batch)  # makes the optimizer's state
         subjects[place] = module, optimizer
     held = [_metered(module, optimizer, batch) for module, optimizer in subjects]
     wall: list[list[float]] = [[] for _ in subjects]
     thread: list[list[float]] = [[] for _ in subjects]
-    watched, ours, end = Neighbours(), time.process_time(), time.monotonic() + options.seconds
+    watched, ours, end = HostLoad(), time.process_time(), time.monotonic() + options.seconds
     for number in range(options.rounds):
         if number >= LEAST_ROUNDS and _late(end):
             break
@@ -87,7 +88,7 @@ def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measure
             module.train_step(optimizer, batch).item()
             wall[place].append(time.perf_counter() - start)
             thread[place].append(time.thread_time() - computed)
-    busy = watched.taken(of_these_cores(time.process_time() - ours))
+    busy = watched.used_by_others(of_these_cores(time.process_time() - ours))
     return [
         Measured(tuple(seconds), tuple(cpu), size, busy)
         for seconds, cpu, size in zip(wall, thread, held, strict=True)

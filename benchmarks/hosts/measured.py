@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.hosts.cluster import Cluster
+from benchmarks.record import TUNE_HOST
 from shardwright.machine.files import load_machine
 from shardwright.machine.model import Machine
 
@@ -18,6 +19,7 @@ def measured(cluster: Cluster, seconds: float, processes_per_host: int = 1) -> M
         file = Path(folder) / "machine.toml"
         cluster.torchrun(
             *("shardwright", "profile", "--output", str(file), "--seconds", str(seconds)),
+            *(["--tune-host"] if TUNE_HOST else []),
             timeout_seconds=_START_SECONDS + 4 * seconds,
             processes_per_host=processes_per_host,
         )

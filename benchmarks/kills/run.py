@@ -36,8 +36,10 @@ from benchmarks import record
 from shardwright.ir.plan import Plan
 from shardwright.train.checkpoint.folder import CheckpointFolder
 from shardwright.train.checkpoint.reading import read_index
-from shardwright.train.launch import Saving, Training, launch
+from shardwright.train.launch import Training, launch
+from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.targets.target import load_job
+from shardwright.train.targets.target_text import Target
 
 SEED = 0
 RANKS, EVERY = 2, 2
@@ -173,14 +175,15 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
     killer = Killer(kills, checkpoints, random.Random(seed), 10.0)
     with log.open("w") as out:
         training = launch(
-            target,
+            Target(target, settings=("pause=0.05",)),
             plan_of(target),
-            steps,
-            settings=("pause=0.05",),
-            saving=Saving(str(checkpoints.path), EVERY),
-            max_restarts=2 * kills + 10,
-            stall_timeout=STANDING,
-            start_timeout=STANDING,
+            LaunchOptions(
+                steps,
+                SaveOptions(str(checkpoints.path), EVERY),
+                max_restarts=2 * kills + 10,
+                stall_timeout=STANDING,
+                start_timeout=STANDING,
+            ),
             stdout=out,
             run=killer,
         )
@@ -214,7 +217,7 @@ def undisturbed(steps: int, folder: Path) -> dict[int, float]:
     """Losses of as many steps, by step."""
     target = f"{folder / 'job.py'}:job"
     with (folder / "undisturbed.log").open("w") as out:
-        return _losses(launch(target, plan_of(target), steps, stdout=out))
+        return _losses(launch(Target(target), plan_of(target), LaunchOptions(steps), stdout=out))
 
 
 def _step(names: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def prepared(folder: Path, steps: int) -> list[float]:
             found.append(one.loss)
 
     seed_all(job.seed)
-    train(start(module, job), job, steps, torch.device("cpu"), keep)
+    train(start(module, job), replace(job, steps=steps), torch.device("cpu"), keep)
     return found
 
 

@@ -153,7 +153,7 @@ def _our_step(
     torch.manual_seed(SEED)
     module, batch = make()
     plan = sw.plan(module, (), batch, machine=sw.Machine.preset("1xcpu"))
-    parallel = sw.parallelize(module, plan)
+    parallel = sw.parallelize(module, plan, tune_host=record.TUNE_HOST)
     optimizer = torch.optim.AdamW(parallel.parameters(), **options)
     return lambda: float(parallel.train_step(optimizer, batch))
 
@@ -202,7 +202,7 @@ def main() -> None:
         "clock": "CPU seconds of one thread" if options.cpu_time else "wall seconds",
         "models": results,
     }
-    record.write(result, options.out, SEED)
+    record.write(result, options.out, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

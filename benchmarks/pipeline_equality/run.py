@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import record
 from shardwright.ir.layout import Mesh
-from tests.ranks.harness import run_ranks
-from tests.ranks.pipelined import Subject
+from tests.harness.pipelines import Subject
+from tests.harness.ranks import run_ranks
 
 HERE = Path(__file__).parent
 MESHES = {

@@ -31,10 +31,10 @@ from shardwright.machine.model import Machine
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.space_factory import SpaceFactory
-from shardwright.planner.tables.hot_ops import dominating
+from shardwright.planner.tables.hot_ops import hot_calls
 from shardwright.profile.local_ranks import silent
 from shardwright.profile.op_timings import with_timings
-from shardwright.profile.timing_cache import Remembered
+from shardwright.profile.timing_cache import TimingCache
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 
@@ -54,7 +54,7 @@ def plans_of(graph: Graph, machine: Machine) -> list[Plan]:
     """The fastest pipeline under each schedule; nothing is recomputed."""
     found = []
     for schedule, each in SCHEDULES:
-        rounds = MeshLoop(SpaceFactory(graph, recompute=False), machine, "adamw", False)
+        rounds = MeshLoop(SpaceFactory(graph, recompute=False), machine)
         mesh = Mesh.parse("dp=1")
         rounds.pipe(
             mesh, GROUPS, MICRO_BATCHES, float("inf"), compare=False, schedule=schedule, each=each
@@ -70,8 +70,8 @@ def rows_of(name: str, machine: Machine, options: argparse.Namespace) -> list[di
     model, batch = MODELS[name]()
     graph = sw.capture(model, (), batch)
     with tempfile.TemporaryDirectory() as folder:
-        timings = Remembered(Path(folder) / "timings.sqlite", lambda text: None)
-        calls = dominating(graph, analyze(graph), plans_of(graph, machine))
+        timings = TimingCache(Path(folder) / "timings.sqlite", lambda text: None)
+        calls = hot_calls(graph, analyze(graph), plans_of(graph, machine))
         machine = with_timings(machine, calls, options.operators_seconds, timings, silent)
         plans = plans_of(graph, machine)
         given, out = Path(folder) / "plans.json", Path(folder) / "measured.json"
@@ -137,7 +137,7 @@ def main() -> None:
         "rows": rows,
         "peak_flop_per_s": machine.device.peak_flop_per_s("float32"),
     }
-    record.write(found, options.out, SEED)
+    record.write(found, options.out, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

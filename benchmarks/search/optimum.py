@@ -21,9 +21,9 @@ from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
 from shardwright.solve.elimination.problem import Problem
-from shardwright.solve.frontier.fast import fast_frontier
-from tests.oracles import integer_program
-from tests.strategies import as_lists
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from tests.harness.generators import as_lists
+from tests.harness.oracles import integer_program
 
 MACHINES = ("8xH100", "4x2xA100")
 MESHES = ("dp=8", "dp=4 tp=2")
@@ -47,7 +47,7 @@ def distances(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 def distance(problem: Problem) -> dict[str, Any]:
     """The worst of ten limits, as parts of the optimum, and what it took."""
     start = time.process_time()
-    found = fast_frontier(problem, max_points=300, max_sums=_SUMS)
+    found = fast_frontier(problem, Effort(max_points=300, max_sums=_SUMS))
     searched = time.process_time() - start
     most, least = found.points[0].memory, found.points[-1].memory
     over, below = [], []

@@ -35,7 +35,7 @@ from shardwright.planner.space.repeats import shorten
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.solve.frontier.fast import fast_frontier
+from shardwright.solve.frontier.fast import Effort, fast_frontier
 
 SEED = 0
 MACHINE = "8x8xH100"
@@ -158,7 +158,9 @@ def _captured(name: str) -> tuple[Graph, tuple[float, float]]:
 
 def _unfolded(graph: Graph) -> object:
     model = CostModel(graph, analyze(graph), sw.Machine.preset(MACHINE), MESH)
-    return fast_frontier(make_space(model).problem, max_weights=40, max_points=64, resolution=1e-3)
+    return fast_frontier(
+        make_space(model).problem, Effort(max_weights=40, max_points=64, resolution=1e-3)
+    )
 
 
 def _timed(search: Callable[[], object]) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
+from benchmarks.record import TUNE_HOST
 from benchmarks.soybean.models import Classified
 
 Batch = dict[str, Tensor]
@@ -33,7 +34,7 @@ OURS = "ours"
 
 def ours(model: Classified, batch: Batch, plan: sw.Plan) -> Step:
     """The plan that was searched for."""
-    parallel = sw.parallelize(model, plan)
+    parallel = sw.parallelize(model, plan, tune_host=TUNE_HOST)
     optimizer = _sgd(parallel)
     return lambda: parallel.train_step(optimizer, batch) / dist.get_world_size()
 

@@ -164,7 +164,12 @@ def _measure(options: argparse.Namespace) -> list[str]:
                 kept += found
                 left = [one for one in left if one not in {row.subject for row in found}]
                 result: dict[str, Any] = {"rows": [asdict(row) for row in kept]}
-                record.write({**result, "measured_machines": machines}, options.output, SEED)
+                record.write(
+                    {**result, "measured_machines": machines},
+                    options.output,
+                    SEED,
+                    tuned=record.TUNE_HOST,
+                )
             missing += [f"{one} on {count} hosts, {link}" for one in left]
     return missing
 

@@ -15,9 +15,11 @@ Row = dict[str, Any]
 
 
 def body(result: Row) -> str:
-    """What it comes to; docs/async.md has the rest."""
+    """What it comes to; docs/how-to/async.md has the rest."""
     told = "\n".join(f"* {line}" for line in verdicts(result["rows"]))
-    return f"{_about(result)}\n\n{told}\n\nTable and curves: [docs/async.md](async.md)."
+    return (
+        f"{_about(result)}\n\n{told}\n\nTable and curves: [docs/how-to/async.md](how-to/async.md)."
+    )
 
 
 def details(result: Row) -> str:
@@ -28,11 +30,11 @@ L_synchronous), L being the mean loss on what was held out.
 
 {told}
 
-![Training loss by mini-batch](pictures/{CURVES})
+![Training loss by mini-batch](../pictures/{CURVES})
 
 How far predicted weights are from those that came, in that run of the transformer:
 
-![Error of predicted weights by updates ahead](pictures/{ERRORS})
+![Error of predicted weights by updates ahead](../pictures/{ERRORS})
 
 {_errors(result["prediction_errors"])}
 

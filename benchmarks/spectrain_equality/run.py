@@ -38,7 +38,7 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.pipeline.stage import Stages, capture_stages
 from shardwright.runtime.weight_versions import weights_named
-from tests.ranks.harness import run_ranks
+from tests.harness.ranks import run_ranks
 
 HERE = Path(__file__).parent
 STAGES, STEPS = (2, 4), 200

@@ -29,9 +29,9 @@ from shardwright.ir.layout import Mesh
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.solve.frontier.fast import fast_frontier
-from tests.oracles import integer_program
-from tests.strategies import as_lists
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from tests.harness.generators import as_lists
+from tests.harness.oracles import integer_program
 
 SEED = 0
 MACHINE, MESH = "8x8xH100", Mesh.parse("dp=8 tp=8")
@@ -85,7 +85,9 @@ def program_row(layers: int, width: int) -> dict[str, Any]:
 
 def _unfolded(graph: Graph) -> object:
     costs = CostModel(graph, analyze(graph), sw.Machine.preset(MACHINE), MESH)
-    return fast_frontier(make_space(costs).problem, max_weights=40, max_points=64, resolution=1e-3)
+    return fast_frontier(
+        make_space(costs).problem, Effort(max_weights=40, max_points=64, resolution=1e-3)
+    )
 
 
 def _autoparallel(depths: Sequence[int]) -> dict[str, Any]:

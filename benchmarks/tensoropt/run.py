@@ -155,7 +155,7 @@ def main() -> None:
         done = rows(found[ranks], ranks, [limit * MIB for limit in limits], options.steps)
         print(*done, sep="\n", flush=True)
         result["rows"] += [asdict(row) for row in done]
-        record.write(result, options.output, SEED)
+        record.write(result, options.output, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

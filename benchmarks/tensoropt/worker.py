@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardwright as sw
 from benchmarks.efficiency.strategies import data_parallel, fully_sharded
+from benchmarks.record import TUNE_HOST
 from shardwright.runtime.train_module import TrainModule
 
 ALLOWANCE = 12 * 2**20  # fragments of the heap
@@ -89,7 +90,7 @@ def run(rank: int, task: Task, folder: str) -> None:
 def _train(task: Task, told: Path) -> None:
     model, batch = made()
     if task.name == OURS:
-        parallel: Any = sw.parallelize(model, sw.Plan.from_json(task.plan))
+        parallel: Any = sw.parallelize(model, sw.Plan.from_json(task.plan), tune_host=TUNE_HOST)
         batch = {key: value.clone() for key, value in parallel.local_batch(batch).items()}
         trained: nn.Module = parallel
     else:

@@ -76,7 +76,7 @@ def _limited(text: str) -> str:
     """One step within the limit, and what came of it."""
     plan = sw.Plan.from_json(text)
     module, batch = longest()
-    parallel = sw.parallelize(module, plan)
+    parallel = sw.parallelize(module, plan, tune_host=record.TUNE_HOST)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
     resource.setrlimit(resource.RLIMIT_DATA, (_held() + ALLOWED,) * 2)
     started = time.perf_counter()
@@ -114,7 +114,7 @@ def logits() -> Iterator[dict[str, Any]]:
 def _counted(text: str) -> int:
     """Bytes of tensors at the peak of a second step, less those that are there before it."""
     model, batch = wide()
-    module = sw.parallelize(model, sw.Plan.from_json(text))
+    module = sw.parallelize(model, sw.Plan.from_json(text), tune_host=record.TUNE_HOST)
 
     def step() -> None:
         module(**batch).backward()
@@ -144,7 +144,7 @@ def main() -> None:
         for found in PARTS[part]():
             rows.append({"part": part, "commit": record.commit(), **found})
             print(rows[-1], flush=True)
-        record.write({"rows": rows}, options.output, SEED)
+        record.write({"rows": rows}, options.output, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":

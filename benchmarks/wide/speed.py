@@ -104,7 +104,7 @@ def _timed(name: str, texts: Sequence[str], rounds: int) -> list[list[float]]:
 
 def _stepper(name: str, text: str) -> Callable[[], Tensor]:
     model, batch = MODELS[name][0]()
-    parallel = sw.parallelize(model, sw.Plan.from_json(text))
+    parallel = sw.parallelize(model, sw.Plan.from_json(text), tune_host=record.TUNE_HOST)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4, foreach=True)
     return lambda: parallel.train_step(optimizer, batch)
 
@@ -123,7 +123,7 @@ def main() -> None:
     if rows:
         machine = parse_toml(json.loads(options.output.read_text())["machine_file"])
     else:
-        machine = sw.Machine.measure(RANKS)
+        machine = sw.Machine.measure(RANKS, tune_host=record.TUNE_HOST)
     for name in options.models:
         have = {row["part"] for row in rows if row["model"] == name}
         limits = [part for part in options.limits if part not in have]
@@ -131,7 +131,7 @@ def main() -> None:
             rows.append({"commit": record.commit(), **found})
             print(rows[-1], flush=True)
             result = {"rows": rows, "machine_file": to_toml(machine)}
-            record.write(result, options.output, SEED)
+            record.write(result, options.output, SEED, tuned=record.TUNE_HOST)
 
 
 if __name__ == "__main__":
