@@ -1,4 +1,4 @@
-"""Atomic file writes, and reads up to a size."""
+"""Atomic and durable file writes, and reads up to a size."""
 
 from __future__ import annotations
 
@@ -12,15 +12,35 @@ from pathlib import Path
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to a temporary file and rename it, so that a reader never sees half of it.
 
-    Raises `OSError`, and leaves no file behind, where that is not possible.
+    Once it returns, the file survives a power cut. Raises `OSError`, and leaves no file behind,
+    where that is not possible.
     """
     target, temporary = _target_and_temporary(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+    sync_folder(target.parent)
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Make the names in a folder durable, where its file system can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written and not be listed
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems without it
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _target_and_temporary(path: str | os.PathLike[str]) -> tuple[Path, Path]:

@@ -24,7 +24,8 @@ from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints
-from shardwright.train.checkpoint.folder import RECORD
+from shardwright.train.checkpoint.digests import digest_of_file
+from shardwright.train.checkpoint.folder import RECORD, sealed
 from shardwright.train.checkpoint.reading import INDEX, CheckpointError
 from shardwright.train.job import Job
 from shardwright.train.loop import start
@@ -102,11 +103,8 @@ class CheckpointFile:
         self.record = self.file.with_name(RECORD)
 
     def read(self):
-        """What a resume does; a checkpoint that is passed over counts as refused."""
-        saved, wrong = Checkpoints(self.folder, PLAN).resume(started())
-        if wrong:
-            (text,) = wrong
-            raise CheckpointError(text)
+        """The only checkpoint there is."""
+        saved, _ = Checkpoints(self.folder, PLAN).resume(started())
         return saved
 
 
@@ -144,8 +142,11 @@ def _tell_size(kind):
     """As someone would who writes a whole checkpoint of his own."""
     if isinstance(kind, CheckpointFile):
         record = json.loads(kind.record.read_text())
+        del record["digest"]
         record["files"][kind.file.name] = kind.file.stat().st_size
-        kind.record.write_text(json.dumps(record))
+        if kind.file.stat().st_size < HUGE:
+            record["digests"][kind.file.name] = digest_of_file(kind.file)
+        kind.record.write_text(sealed(record))
 
 
 def cut(kind):
@@ -215,7 +216,8 @@ OUTSIDE = ["../outside", "/etc/passwd", "..", "a/../../outside"]
 def test_no_name_leads_out_of_a_checkpoint(path, tmp_path):
     kind = CheckpointFile(tmp_path)
     record = json.loads(kind.record.read_text())
-    kind.record.write_text(json.dumps({**record, "files": {**record["files"], path: 1}}))
+    del record["digest"]
+    kind.record.write_text(sealed({**record, "files": {**record["files"], path: 1}}))
     assert f"lists {path!r}, which is no plain file name" in refused(kind)
 
 

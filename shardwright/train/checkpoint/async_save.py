@@ -15,8 +15,9 @@ from typing import cast, final
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from shardwright.train.checkpoint.digests import DigestWriter
 
 
 @final
@@ -37,7 +38,7 @@ class AsyncSaver:
             "Future[object]",
             async_save(
                 {name: _copied(tensor) for name, tensor in tensors.items()},
-                storage_writer=FileSystemWriter(staging, single_file_per_rank=True),
+                storage_writer=DigestWriter(staging, single_file_per_rank=True),
                 planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=self._group,
                 no_dist=self._group is None,

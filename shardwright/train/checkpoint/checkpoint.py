@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -22,7 +23,13 @@ from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.train.checkpoint.async_save import AsyncSaver
 from shardwright.train.checkpoint.folder import CheckpointFolder, Saved
-from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_index
+from shardwright.train.checkpoint.reading import (
+    CheckpointError,
+    DamageError,
+    SafeReader,
+    read_digests,
+    read_index,
+)
 from shardwright.train.checkpoint.state import Run
 
 PLAN = "plan.json"
@@ -38,14 +45,18 @@ class Checkpoints:
         folder: a folder that all ranks see: on several hosts, on a shared file system.
         plan: written into each checkpoint for the record.
         keep: the number of latest checkpoints that stay.
+        patience: seconds to wait for another run to leave the folder, as after a restart.
+
+    Raises:
+        CheckpointError: another run uses the folder, or it cannot be written.
     """
 
-    def __init__(self, folder: str | Path, plan: Plan, keep: int = 3) -> None:
+    def __init__(self, folder: str | Path, plan: Plan, keep: int = 3, patience: float = 30) -> None:
         self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
         self.last: int | None = None  # step that was saved or resumed from
         self._background = AsyncSaver()
         self._begun: tuple[int, Future[None]] | None = None
-        _on_rank_0(self.folder.open)
+        _on_rank_0(partial(self.folder.open, patience))
 
     def save(self, run: Run) -> None:
         """Write the run as it is, and wait for it.
@@ -120,6 +131,8 @@ class Checkpoints:
     def resume(self, run: Run) -> tuple[Saved | None, list[str]]:
         """Restore the latest complete checkpoint into `run`.
 
+        Later ones that are damaged are renamed to `step-….damaged`.
+
         Args:
             run: a run before its first step, under any plan.
 
@@ -128,26 +141,55 @@ class Checkpoints:
                 passed over.
 
         Raises:
-            CheckpointError: it is one of another model, optimizer or schedule.
+            CheckpointError: it is one of another model, optimizer or schedule, or all are damaged.
         """
-        saved, wrong = _on_rank_0(self.folder.latest)
-        if saved is None:
-            return None, wrong
+        wrong: list[str] = []
+        before: int | None = None
+        while True:
+            saved, passed = _on_rank_0(partial(self.folder.latest, before))
+            wrong += passed
+            if saved is None:
+                break
+            try:
+                self._restore(run, saved)
+            except DamageError as e:
+                wrong.append(str(e))
+                before = saved.step
+                continue
+            if wrong:
+                _on_rank_0(partial(self.folder.set_aside_after, saved.step))
+            self.last = saved.step
+            return saved, wrong
+        if wrong:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder.path} can be read ({wrong[0]}); restore one, or"
+                " give another folder to start anew"
+            )
+        return None, wrong
+
+    def _restore(self, run: Run, saved: Saved) -> None:
+        """Load one checkpoint; raises `DamageError`, or `CheckpointError` if it is of another run.
+
+        Both are raised on all ranks.
+        """
         try:
-            index = read_index(saved.folder, saved.sizes)
+            index = _raise_on_all_ranks(lambda: read_index(saved.folder, saved.sizes))
+            digests = None
+            if saved.has_digests:
+                digests = _raise_on_all_ranks(lambda: read_digests(saved.folder))
             with _quiet():
                 load(
                     _raise_on_all_ranks(lambda: run.prepare(saved.record, index)),
-                    storage_reader=SafeReader(saved.folder, saved.sizes),
+                    storage_reader=SafeReader(saved.folder, saved.sizes, digests),
                     planner=DefaultLoadPlanner(
                         flatten_state_dict=False, flatten_sharded_tensors=False
                     ),
                 )
             _raise_on_all_ranks(lambda: run.restore(saved.record, saved.step))
         except (CheckpointException, ValueError, KeyError, TypeError) as e:
+            if damage := _damage(e):
+                raise damage from e
             raise CheckpointError(f"cannot go on from {saved.folder}: {_reason(e)}") from e
-        self.last = saved.step
-        return saved, wrong
 
     def _finish(self, step: int, record: dict[str, Any]) -> None:
         staging = self.folder.staging(step)
@@ -157,7 +199,8 @@ class Checkpoints:
             read_index(staging, sizes)
         except CheckpointError as e:
             raise CheckpointError(f"{e}; do all hosts see the same {self.folder.path}?") from e
-        self.folder.finish(step, record)
+        digested = {name for name, _, _ in read_digests(staging)}
+        self.folder.finish(step, record, digested)
 
 
 def _on_rank_0(do: Callable[[], Any]) -> Any:
@@ -197,6 +240,14 @@ def _sendable(error: BaseException | None) -> Exception | None:
     if error is None or isinstance(error, OSError | CheckpointError):
         return error
     return CheckpointError(_reason(error))
+
+
+def _damage(error: BaseException) -> DamageError | None:
+    """The damage that an error of loading comes from, of the lowest rank that found any."""
+    if isinstance(error, CheckpointException):
+        found = (cause for _, (cause, _) in sorted(error.failures.items()))
+        return next((cause for cause in found if isinstance(cause, DamageError)), None)
+    return error if isinstance(error, DamageError) else None
 
 
 def _rank() -> int:

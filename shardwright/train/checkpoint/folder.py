@@ -12,29 +12,40 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardwright.ir.atomic_io import sync_folder, write_atomically
+from shardwright.train.checkpoint.digests import digest_of_file, digest_of_text
+from shardwright.train.checkpoint.lock import lock_folder
 from shardwright.train.checkpoint.reading import CheckpointError
 
 FORMAT = "shardwright checkpoint"
-VERSION = 1
+VERSION = 2
+_WITHOUT_DIGESTS = 1  # a version that is still read
 RECORD = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
+_DAMAGED = ".damaged"
+_SEAL = "digest"  # of the rest of the record
 _LARGEST_RECORD = 2**28  # bytes; more is no record of a run
+_LARGEST_FILE = 2**30  # bytes of a file without tensors: the index of a million tiles has 200 MiB
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One complete checkpoint: its folder, its step, its files by size and its record."""
+    """One complete checkpoint: its folder, its step, its files by size and its record.
+
+    `has_digests` is false of one that an earlier version wrote.
+    """
 
     folder: Path
     step: int
     sizes: Mapping[str, int]
     record: Mapping[str, Any]
+    has_digests: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +59,16 @@ class CheckpointFolder:
         if self.keep < 1:
             raise CheckpointError(f"keep={self.keep} checkpoints; at least 1 has to be kept")
 
-    def open(self) -> None:
-        """Make the folder and drop what killed runs left in it; on one rank only."""
+    def open(self, patience: float = 0) -> None:
+        """Make the folder and drop what killed runs left in it; on one rank only.
+
+        Raises `CheckpointError` where another process has it open for longer than `patience`
+        seconds, or where it cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path.parent)
+            lock_folder(self.path, patience)
             for left in self.path.glob(f"step-*{_PARTIAL}"):
                 shutil.rmtree(left)
         except OSError as e:
@@ -74,20 +91,26 @@ class CheckpointFolder:
         """Delete a checkpoint that could not be written completely."""
         shutil.rmtree(self.staging(step), ignore_errors=True)
 
-    def finish(self, step: int, record: Mapping[str, Any]) -> Path:
+    def finish(self, step: int, record: Mapping[str, Any], digested: Container[str] = ()) -> Path:
         """Give what was written aside its record and its name; drop those that are too old.
 
+        The record has digests of all files but the `digested`, which have their own elsewhere.
         Raises `OSError` if the disk does not take it.
         """
         staging, target = self.staging(step), self.path / _name(step)
-        sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
-        head = {"format": FORMAT, "version": VERSION, "step": step, "files": sizes}
-        _write(staging / RECORD, json.dumps({**head, **record}))
-        _sync(staging)
+        files = sorted(staging.iterdir())
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": step,
+            "files": {file.name: file.stat().st_size for file in files},
+            "digests": {f.name: digest_of_file(f) for f in files if f.name not in digested},
+        }
+        write_atomically(staging / RECORD, sealed({**head, **record}))
         if target.exists():  # one that is damaged, else the run had gone on from there
             self._drop(target)
         os.rename(staging, target)
-        _sync(self.path)
+        sync_folder(self.path)
         for old in self.names()[self.keep :]:
             self._drop(self.path / old)
         return target
@@ -103,15 +126,26 @@ class CheckpointFolder:
         named = [match for name in found if (match := _NAME.fullmatch(name))]
         return [m[0] for m in sorted(named, key=lambda m: int(m[1]), reverse=True)]
 
-    def latest(self) -> tuple[Saved | None, list[str]]:
-        """The latest checkpoint that is whole, and for later ones what is wrong with them."""
+    def latest(self, before: int | None = None) -> tuple[Saved | None, list[str]]:
+        """The latest whole checkpoint before a step, and what is wrong with later ones of these."""
         wrong: list[str] = []
         for name in self.names():
+            if before is not None and _step(name) >= before:
+                continue
             try:
                 return read_record(self.path / name), wrong
             except CheckpointError as e:
                 wrong.append(str(e))
         return None, wrong
+
+    def set_aside_after(self, step: int) -> None:
+        """Rename damaged checkpoints of later steps, so that none counts among those to keep."""
+        for name in self.names():
+            if _step(name) > step:
+                aside = self.path / f"{name}{_DAMAGED}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(self.path / name, aside)
+        sync_folder(self.path)
 
     def _drop(self, folder: Path) -> None:
         """Rename the folder, then delete it: a half deleted one must not look complete."""
@@ -134,10 +168,11 @@ def read_record(folder: Path) -> Saved:
         raise CheckpointError(f"{file} is damaged: {e}") from e
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"{file} is no checkpoint of ours")
-    if record.get("version") != VERSION:
-        raise CheckpointError(
-            f"{file} has format {record.get('version')}, this version reads {VERSION}"
-        )
+    version = record.get("version")
+    if version not in (_WITHOUT_DIGESTS, VERSION):
+        raise CheckpointError(f"{file} has format {version}, this version reads {VERSION}")
+    if version == VERSION and record.pop(_SEAL, None) != digest_of_text(json.dumps(record)):
+        raise CheckpointError(f"{file} is damaged: its digest is another")
     step, sizes = record.get("step"), record.get("files")
     if type(step) is not int or folder.name != _name(step):
         raise CheckpointError(f"{file} is of step {step}, its folder is called {folder.name}")
@@ -147,7 +182,31 @@ def read_record(folder: Path) -> Saved:
         if Path(name).name != name or name in ("", ".", ".."):
             raise CheckpointError(f"{file} lists {name!r}, which is no plain file name")
         _check_size(folder / name, size)
-    return Saved(folder, step, sizes, record)
+    if version == _WITHOUT_DIGESTS:
+        return Saved(folder, step, sizes, record, has_digests=False)
+    digests = record.get("digests")
+    if not isinstance(digests, dict) or not digests.keys() <= sizes.keys():
+        raise CheckpointError(f"{file} does not list the digests of its files")
+    for name, digest in digests.items():
+        if sizes[name] > _LARGEST_FILE:
+            raise CheckpointError(f"{folder / name} has {sizes[name]} bytes, too many for it")
+        _check_digest(folder / name, digest)
+    return Saved(folder, step, sizes, record, has_digests=True)
+
+
+def _check_digest(file: Path, digest: str) -> None:
+    try:
+        found = digest_of_file(file)
+    except OSError as e:
+        raise CheckpointError(f"cannot read {file}: {e.strerror}") from e
+    if found != digest:
+        raise CheckpointError(f"{file} is damaged: its digest is another")
+
+
+def sealed(record: Mapping[str, Any]) -> str:
+    """The record as JSON, with its own digest."""
+    plain = json.loads(json.dumps(record))  # keys are texts, as when it is read
+    return json.dumps({**plain, _SEAL: digest_of_text(json.dumps(plain))})
 
 
 def _check_size(file: Path, size: int) -> None:
@@ -165,17 +224,5 @@ def _name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def _write(file: Path, text: str) -> None:
-    with file.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in `folder` last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))

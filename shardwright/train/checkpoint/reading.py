@@ -9,16 +9,23 @@ every file it names must lie beside it.
 from __future__ import annotations
 
 import io
+import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from shardwright.ir.atomic_io import read_text_up_to
+from shardwright.train.checkpoint.digests import TENSORS, Place, digest_at, place_of
 
 INDEX = ".metadata"
+Digests = Mapping[Place, str]  # of stored tensors
 _LARGEST = 2**30  # bytes of an index; one of a million tiles has 200 MiB
 
 _CLASSES = {
@@ -41,34 +48,70 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be written, or that is none for this run."""
 
 
-class SafeReader(FileSystemReader):
-    """Reads tensors of a checkpoint whose files have the given `sizes`, by name, in bytes."""
+class DamageError(CheckpointError):
+    """Stored bytes that are not those which were written."""
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+
+class SafeReader(FileSystemReader):
+    """Reads tensors of a checkpoint whose files have the given `sizes`, by name, in bytes.
+
+    What a rank reads is compared with `digests`; None: there are none.
+    """
+
+    def __init__(
+        self, folder: Path, sizes: Mapping[str, int], digests: Digests | None = None
+    ) -> None:
         super().__init__(folder)
-        self.folder, self.sizes = folder, sizes
+        self.folder, self.sizes, self.digests = folder, sizes, digests
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what `plan` asks for; raises `DamageError` where bytes are not those written."""
+        names = {place_of(self.storage_data[x.storage_index]): x for x in plan.items}
+        if (place := self.damaged(names)) is not None:
+            raise DamageError(
+                f"{self.folder / place[0]} is damaged: {names[place].storage_index.fqn} is not what"
+                " was written"
+            )
+        return super().read_data(plan, planner)
+
+    def damaged(self, places: Iterable[Place]) -> Place | None:
+        """The first place whose bytes are not those that were written; None without digests."""
+        if self.digests is None:
+            return None
+        known = self.digests
+        return next((x for x in places if digest_at(self.folder, x) != known.get(x)), None)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index of the checkpoint; raises `CheckpointError` for any other content."""
+        """The index of the checkpoint; raises `DamageError` for any other content."""
         del args, kwargs
         return read_index(self.folder, self.sizes)
 
 
 def read_index(folder: Path, sizes: Mapping[str, int]) -> Metadata:
-    """The index in `folder`, checked; raises `CheckpointError` for what is no index of tensors."""
+    """The index in `folder`, checked; raises `DamageError` for what is no index of tensors."""
     try:
         if (size := (folder / INDEX).stat().st_size) > _LARGEST:
             raise CheckpointError(f"it has {size} bytes, too many for an index")
         found = _Unpickler(io.BytesIO((folder / INDEX).read_bytes())).load()
         _check(found, sizes)
     except CheckpointError as e:
-        raise CheckpointError(f"{folder / INDEX}: {e}") from None
+        raise DamageError(f"{folder / INDEX}: {e}") from None
     except Exception as e:  # a damaged pickle may raise anything
-        text = f"{type(e).__name__}: {e}"
-        raise CheckpointError(f"{folder / INDEX} is no index of a checkpoint ({text})") from e
+        text = " ".join(f"{type(e).__name__}: {e}".split())
+        raise DamageError(f"{folder / INDEX} is no index of a checkpoint ({text})") from e
     assert isinstance(found, Metadata)
     found.storage_meta = StorageMeta()
     return found
+
+
+def read_digests(folder: Path) -> Digests:
+    """The digests of the tensors in `folder`; raises `DamageError` for any other content."""
+    file = folder / TENSORS
+    try:
+        rows = json.loads(read_text_up_to(file, _LARGEST))
+        return {(name, offset, length): digest for name, offset, length, digest in rows}
+    except (OSError, ValueError, TypeError, RecursionError) as e:
+        raise DamageError(f"{file} has no digests of tensors: {e}") from e
 
 
 class _Unpickler(pickle.Unpickler):

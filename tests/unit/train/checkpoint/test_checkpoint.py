@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from shardwright.train.checkpoint import async_save
 from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.digests import DigestWriter
+from shardwright.train.checkpoint.lock import LOCK
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.job import Job
@@ -85,6 +86,11 @@ def losses(run, steps, saves=None):
     return found
 
 
+def names(folder):
+    """What is in a folder of checkpoints, beside the lock."""
+    return sorted(p.name for p in folder.iterdir() if p.name != LOCK)
+
+
 OPTIMIZERS = {
     "adamw": adamw,
     "adamw with a tensor as rate": lambda ps: torch.optim.AdamW(
@@ -118,7 +124,7 @@ def test_a_resumed_run_does_what_an_undisturbed_one_does(name, tmp_path):
 
 def test_it_saves_every_so_often_and_at_the_end(tmp_path):
     losses(start(Serial(), job()), 12, saving(tmp_path))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    assert names(tmp_path) == [
         "step-00000005",
         "step-00000010",
         "step-00000012",
@@ -188,27 +194,27 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     """The checkpoint of step 5 fails, training goes on, that of step 10 is there."""
     told = []
 
-    class Full(FileSystemWriter):
+    class Full(DigestWriter):
         def write_data(self, *args):
             (self.path / "half").write_bytes(b"x")
             raise OSError(errno.ENOSPC, "No space left on device")
 
     class Once(Full):
         def write_data(self, *args):
-            monkeypatch.setattr(async_save, "FileSystemWriter", FileSystemWriter)
+            monkeypatch.setattr(async_save, "DigestWriter", DigestWriter)
             super().write_data(*args)
 
-    monkeypatch.setattr(async_save, "FileSystemWriter", Once)
+    monkeypatch.setattr(async_save, "DigestWriter", Once)
     losses(start(Serial(), job()), 10, saving(tmp_path, failed=lambda e: told.append(str(e))))
     assert told == [
         f"the checkpoint of step 5 could not be written to {tmp_path}: No space left on device"
     ]
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
+    assert names(tmp_path) == ["step-00000010"]
 
-    monkeypatch.setattr(async_save, "FileSystemWriter", Full)
+    monkeypatch.setattr(async_save, "DigestWriter", Full)
     with pytest.raises(CheckpointError, match="step 7 could not be written"):  # the last one
         losses(start(Serial(), job()), 7, saving(tmp_path / "b", failed=lambda e: None))
-    assert list((tmp_path / "b").iterdir()) == []
+    assert names(tmp_path / "b") == []
 
 
 def test_what_the_system_does_not_write_is_told_and_gone(tmp_path):
@@ -223,7 +229,7 @@ def test_what_the_system_does_not_write_is_told_and_gone(tmp_path):
             checkpoints.save(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
     checkpoints.save(run)
     assert checkpoints.folder.names() == ["step-00000002"]
 
@@ -232,22 +238,22 @@ def test_steps_go_on_while_what_was_is_written(tmp_path, monkeypatch):
     """The writer of step 5 waits until step 8; what it writes is still what was at step 5."""
     undisturbed, go = losses(start(Serial(), job()), 9), threading.Event()
 
-    class Waits(FileSystemWriter):
+    class Waits(DigestWriter):
         def write_data(self, *args):
             assert go.wait(60)
             return super().write_data(*args)
 
-    monkeypatch.setattr(async_save, "FileSystemWriter", Waits)
+    monkeypatch.setattr(async_save, "DigestWriter", Waits)
     seen = {}
 
     def report(record):
-        seen[record.step] = [p.name for p in tmp_path.iterdir()]
+        seen[record.step] = names(tmp_path)
         if record.step == 8:
             go.set()
 
     train(start(Serial(), job()), replace(job(), steps=9), CPU, report, saving(tmp_path))
     assert seen[8] == ["step-00000005.partial"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000005", "step-00000009"]
+    assert names(tmp_path) == ["step-00000005", "step-00000009"]
     shutil.rmtree(tmp_path / "step-00000009")
     run = start(Serial(), job())
     with torch.no_grad():
@@ -271,7 +277,7 @@ def test_what_a_checkpoint_cannot_hold_is_a_mistake(tmp_path):
     run = start(Serial(), job(schedule=lambda o: Odd(o, 4)))
     with pytest.raises(ValueError, match=r"cannot hold a builtins\.object"):
         Checkpoints(tmp_path, PLAN).save(run)
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 def test_the_record_is_plain_json(tmp_path):

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from shardwright.train.checkpoint.folder import RECORD, CheckpointFolder, read_record
+from shardwright.train.checkpoint.folder import RECORD, CheckpointFolder, read_record, sealed
+from shardwright.train.checkpoint.lock import LOCK
 from shardwright.train.checkpoint.reading import CheckpointError
 
 
@@ -40,7 +41,7 @@ def test_what_is_not_complete_is_not_seen_and_goes(folder):
     (folder.begin(2) / "data").write_bytes(b"half")
     assert folder.latest()[0].step == 1
     folder.open()
-    assert sorted(p.name for p in folder.path.iterdir()) == ["step-00000001"]
+    assert sorted(p.name for p in folder.path.iterdir()) == [LOCK, "step-00000001"]
 
 
 def test_a_failure_between_any_two_calls_of_the_system_leaves_a_whole_checkpoint(folder):
@@ -97,7 +98,19 @@ def _link(path):
 def _record(**changes):
     def change(path):
         record = json.loads((path / RECORD).read_text())
-        (path / RECORD).write_text(json.dumps({**record, **changes}))
+        del record["digest"]
+        (path / RECORD).write_text(sealed({**record, **changes}))
+
+    return change
+
+
+def _flip(name):
+    """One bit is another, and the file as long as it was."""
+
+    def change(path):
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(data)
 
     return change
 
@@ -123,7 +136,11 @@ def _huge(path):
         (_text("[" * 100_000), "state.json is damaged"),
         (_text("{}"), "is no checkpoint of ours"),
         (_huge, "too many for a record"),
-        (_record(version=2), "has format 2, this version reads 1"),
+        (_flip("data"), "data is damaged: its digest is another"),
+        (_flip(RECORD), "state.json is damaged"),
+        (_record(digests=["data"]), "does not list the digests of its files"),
+        (_record(digests={"../data": ""}), "does not list the digests of its files"),
+        (_record(version=3), "has format 3, this version reads 2"),
         (_record(step=3), "is of step 3, its folder is called step-00000002"),
         (_record(files=["data"]), "does not list its files"),
         (_record(files={"../../step-00000001/data": 10}), "which is no plain file name"),
@@ -148,6 +165,27 @@ def test_a_folder_of_someone_else_is_no_checkpoint(folder):
     )
     with pytest.raises(CheckpointError, match="No such file"):
         read_record(folder.path / "step-7")
+
+
+def test_a_checkpoint_of_the_first_format_is_read(folder):
+    """It has no digests."""
+    file = save(folder, 1) / RECORD
+    record = json.loads(file.read_text()) | {"version": 1}
+    del record["digest"], record["digests"]
+    file.write_text(json.dumps(record))
+    (saved, wrong) = folder.latest()
+    assert (saved.step, saved.has_digests, wrong) == (1, False, [])
+
+
+def test_damaged_checkpoints_of_later_steps_are_set_aside(folder):
+    """They counted among those to keep, so that the next one that was saved was deleted at once."""
+    for step in (1, 2, 3):
+        (folder.begin(step) / "data").write_bytes(b"x")
+        CheckpointFolder(folder.path, keep=3).finish(step, {})
+    folder.set_aside_after(1)
+    save(folder, 2)
+    assert folder.names() == ["step-00000002", "step-00000001"]
+    assert (folder.path / "step-00000003.damaged" / "data").exists()
 
 
 def test_a_step_may_be_saved_again_over_a_damaged_one(folder):

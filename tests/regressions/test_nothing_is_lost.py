@@ -1,0 +1,167 @@
+"""A checkpoint that has its name is whole, and comes back as it was written, or is passed over.
+
+The files of checkpoints were compared by size alone: a flipped bit, or a file of another step of
+the same size, was trained on. Plans inside of them were not synced. Damaged checkpoints of later
+steps counted among those to keep, so that after a resume the next one was deleted as it was saved.
+Where all were damaged, training began anew and deleted them. Two runs could share a folder.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.folder import CheckpointFolder
+from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_digests
+from tests.harness.crash_disk import crash_disk
+from tests.unit.train.checkpoint.test_checkpoint import PLAN, Serial, job, losses, saving, start
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Checkpoints of steps 5 and 10, and the losses after each."""
+    folder = tmp_path_factory.mktemp("runs") / "kept"
+    torch.manual_seed(0)
+    found = losses(start(Serial(), job()), 15, saving(folder))
+    shutil.rmtree(folder / "step-00000015")
+    return folder, found
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def resumed(folder):
+    run = start(Serial(), job())
+    saves = saving(folder)
+    saved, wrong = saves.checkpoints.resume(run)
+    return saved.step, wrong, losses(run, 15, saves)
+
+
+FILES = [".metadata", "__0_0.distcp", "digests.json", "plan.json", "state.json"]
+
+
+def test_these_are_all_files(trained):
+    assert sorted(p.name for p in (trained[0] / "step-00000010").iterdir()) == FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("part", (0.05, 0.35, 0.65, 0.95))
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, part, trained, runs):
+    file = runs / "step-00000010" / name
+    data = bytearray(file.read_bytes())
+    places = len(data) - 1
+    if name == "__0_0.distcp":  # damage a tensor and no padding
+        ends = [(offset, length) for _, offset, length in read_digests(file.parent)]
+        offset, length = sorted(ends)[int(part * len(ends))]
+        data[offset + length // 2] ^= 4
+    else:
+        data[int(part * places)] ^= 4
+    file.write_bytes(data)
+    step, (wrong,), after = resumed(runs)
+    assert step == 5 and str(file) in wrong and "\n" not in wrong
+    assert after == trained[1][5:]
+    assert (runs / "step-00000010.damaged" / name).exists()
+
+
+def test_a_shard_of_another_step_is_found(trained, runs):
+    for name in ("__0_0.distcp", "digests.json"):
+        shutil.copy(runs / "step-00000005" / name, runs / "step-00000010" / name)
+    step, (wrong,), after = resumed(runs)
+    assert step == 5 and "step-00000010" in wrong and after == trained[1][5:]
+
+
+def test_after_a_damaged_one_the_next_that_are_saved_stay(runs):
+    (runs / "step-00000010" / "plan.json").write_text("")
+    run = start(Serial(), job())
+    checkpoints = Checkpoints(runs, PLAN, keep=1)
+    checkpoints.resume(run)
+    losses(run, 7)
+    checkpoints.save(run)
+    assert checkpoints.folder.names() == ["step-00000007"]
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(runs):
+    for step in (5, 10):
+        (runs / f"step-{step:08}" / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read .*restore one, or"):
+        Checkpoints(runs, PLAN).resume(start(Serial(), job()))
+    assert sorted(p.name for p in runs.glob("step-*")) == ["step-00000005", "step-00000010"]
+
+
+def _verified(folder):
+    """The step of the latest checkpoint, all of which is what was written; None without one."""
+    saved, _ = CheckpointFolder(folder).latest()
+    if saved is None:
+        return None
+    digests = read_digests(saved.folder)
+    assert SafeReader(saved.folder, saved.sizes, digests).damaged(digests) is None
+    return saved.step
+
+
+def test_after_a_power_cut_at_any_moment_there_is_a_whole_checkpoint(tmp_path):
+    """Also while the one before is deleted; and the new one lasts once `save` has returned."""
+    runs = tmp_path / "runs"
+    run = start(Serial(), job())
+    losses(run, 1)
+    checkpoints = Checkpoints(runs, PLAN, keep=1)
+    checkpoints.save(run)
+    losses(run, 2)
+    with crash_disk(runs) as disk:
+        checkpoints.save(run)
+    assert len(disk.states) > 20
+    found = [(moment, _verified(state)) for moment, state in disk.after_crashes(tmp_path / "cut")]
+    assert {step for _, step in found} == {1, 2}
+    assert found[-1] == (len(disk.states) - 1, 2)
+    last = {step for moment, step in found if moment == len(disk.states) - 1}
+    assert last == {2}
+    assert all(a[0] <= b[0] for a, b in pairwise(found))
+
+
+def test_the_disk_forgets_what_is_not_synced(tmp_path, monkeypatch):
+    """The test above can fail: without syncs there are moments with no whole checkpoint."""
+    runs = tmp_path / "runs"
+    run = start(Serial(), job())
+    checkpoints = Checkpoints(runs, PLAN, keep=1)
+    checkpoints.save(run)
+    losses(run, 2)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    with crash_disk(runs) as disk:
+        disk.synced = lambda path: None
+        checkpoints.save(run)
+    steps = [_verified(state) for _, state in disk.after_crashes(tmp_path / "cut")]
+    assert None in steps
+
+
+HOLDER = """
+import sys
+from tests.unit.train.checkpoint.test_checkpoint import PLAN
+from shardwright.train.checkpoint.checkpoint import Checkpoints
+Checkpoints(sys.argv[1], PLAN)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(CheckpointError, match=rf"process {other.pid} on .* uses .*another"):
+            Checkpoints(tmp_path, PLAN, patience=0.2)
+        other.stdin.close()
+    Checkpoints(tmp_path, PLAN)
+    Checkpoints(tmp_path, PLAN)  # of the same process
