@@ -16,7 +16,7 @@ from shardwright.ir.plan_options import DEFAULTS, PlanOptions
 from shardwright.machine.files import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner import planner
-from shardwright.planner.arguments import asked_of
+from shardwright.planner.arguments import search_scope
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
 from shardwright.planner.tables.memory import state_bytes
@@ -231,7 +231,7 @@ def plan(
         allow_async=allow_async,
     )
     machine, limit = machine_of(machine), options.memory_limit
-    asked_of(machine, options)
+    search_scope(machine, options)
     require_module(model)
     check_limit(machine, limit, weight_bytes(model), WEIGHTS)
     graph = capture(

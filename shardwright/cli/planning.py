@@ -158,12 +158,12 @@ def check(machines: Sequence[Machine], options: PlanOptions, batch: int | None =
 
     `batch` is the number of samples, if known.
     """
-    from shardwright.planner.arguments import asked_of
+    from shardwright.planner.arguments import search_scope
 
     last: ValueError | None = None
     for machine in machines:
         try:
-            asked_of(machine, options, batch)
+            search_scope(machine, options, batch)
             return
         except (ConstraintError, PipelineError) as e:
             last = e

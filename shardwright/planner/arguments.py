@@ -14,7 +14,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan_options import PlanOptions
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
-from shardwright.planner.permitted import meshes_by_groups, stages_asked
+from shardwright.planner.permitted import meshes_by_groups, requested_stages
 from shardwright.rules.micro_batches import check_micro_batch_count
 
 _MOST_STAGES = 64  # that are tried when nobody says how many
@@ -33,7 +33,7 @@ def require_graph(given: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchScope:
     """Numbers of stages to search, and the meshes of plans without stages.
 
     With `every` all numbers of stages are tried.
@@ -44,7 +44,7 @@ class Asked:
     every: bool
 
 
-def asked_of(machine: Machine, options: PlanOptions, batch: int | None = None) -> Asked:
+def search_scope(machine: Machine, options: PlanOptions, batch: int | None = None) -> SearchScope:
     """What `options` ask for on `machine`; the batch has so many samples where that is known.
 
     Raises `ConstraintError`, `PipelineError` or `MicroBatchError` for what its devices and the
@@ -54,11 +54,11 @@ def asked_of(machine: Machine, options: PlanOptions, batch: int | None = None) -
         for count in options.counts if min(options.counts) > batch else ():
             check_micro_batch_count(batch, count)
     wanted, stages = options.constraints, options.stages
-    groups = _stages_of(machine, stages_asked(wanted, stages))
+    groups = _stages_of(machine, requested_stages(wanted, stages))
     meshes = meshes_by_groups(machine.devices, groups, wanted, options.meshes)
     if options.allow_async and stages == (1,):  # to allow them and to try none would be odd
-        return Asked(_stages_of(machine, None), meshes, every=False)
-    return Asked(groups, meshes, every=stages is not None)
+        return SearchScope(_stages_of(machine, None), meshes, every=False)
+    return SearchScope(groups, meshes, every=stages is not None)
 
 
 def _stages_of(machine: Machine, wanted: Sequence[int] | None) -> tuple[int, ...]:

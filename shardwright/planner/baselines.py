@@ -44,15 +44,17 @@ _RECIPES: tuple[tuple[str, tuple[AxisRole, ...], Stored], ...] = (
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
     """Names and assignments, of the space's `problem`, that this mesh has a place for."""
-    book, axes = _BaselineBuilder(space), len(space.model.mesh.axes)
+    builder, axes = _BaselineBuilder(space), len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
-        yield "one device", book.write(everywhere, "replicated")
+        yield "one device", builder.write(everywhere, "replicated")
         return
     for name, roles, stored in _RECIPES:
-        possible = (book.inner or roles == ("data",)) and (book.sequence or "sequence" not in roles)
+        possible = (builder.inner or roles == ("data",)) and (
+            builder.sequence or "sequence" not in roles
+        )
         if len(roles) == axes and possible:
-            yield name, book.write(roles, stored)
+            yield name, builder.write(roles, stored)
 
 
 def batch_atoms(space: Space) -> frozenset[int]:
@@ -79,7 +81,7 @@ def inner_atoms(space: Space) -> frozenset[int]:
     whole. One atom is chosen for each weight that has none yet.
     """
     analysis, mesh = space.model.analysis, space.model.mesh
-    ways = mesh.shape[-1]
+    parts = mesh.shape[-1]
     weights = [leaf for leaf in space.parameters if len(analysis.atoms[leaf.name]) > 1]
     counts = Counter(
         atom for leaf in weights for atom in {a for dim in analysis.dims[leaf.name] for a in dim}
@@ -101,7 +103,7 @@ def inner_atoms(space: Space) -> frozenset[int]:
         ]
         if any(atom in chosen for atom, _ in pairs):
             continue
-        free = [atom for atom, size in pairs if atom not in forbidden and size % ways == 0]
+        free = [atom for atom, size in pairs if atom not in forbidden and size % parts == 0]
         chosen.update(free[:1])
     return frozenset(chosen)
 

@@ -159,11 +159,11 @@ class Cutter:
         """The space's problem without the choices that are not legal for those that lead."""
         nodes = list(space.problem.nodes)
         for op in self.graph.ops:
-            place = space.places[op.name]
-            if place.leads:
-                node = nodes[place.own_node]
+            op_node = space.op_nodes[op.name]
+            if op_node.leads:
+                node = nodes[op_node.own_node]
                 time = np.where(self._legal(space, op), node.time, np.inf)
-                nodes[place.own_node] = Node(node.name, time, node.memory)
+                nodes[op_node.own_node] = Node(node.name, time, node.memory)
         return Problem(tuple(nodes), space.problem.edges)
 
     def _legal(self, space: Space, op: Op) -> list[bool]:
@@ -197,7 +197,7 @@ def _numbers(space: Space, choice: Sequence[int]) -> tuple[_Numbers, _Numbers]:
     """What an assignment means for every operator and for every parameter."""
     model = space.model
     tilings = {
-        op.name: model.options(op).choices[space.option(space.places[op.name], choice)]
+        op.name: model.options(op).choices[space.option(space.op_nodes[op.name], choice)]
         for op in model.graph.ops
     }
     storage = {}

@@ -40,11 +40,11 @@ def kcut_frontier(
     start = time.perf_counter()
     cutter = Cutter(graph, machine, optimizer)
 
-    def tell(done: int) -> None:
+    def report_cut(done: int) -> None:
         if progress:
             progress(f"cut {mesh.names[done]}={mesh.shape[done]}", done / len(mesh.axes))
 
-    cuts = cutter.cut(mesh, progress=tell)
+    cuts = cutter.cut(mesh, progress=report_cut)
     space = cutter.space(cuts)
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     point = PriceList.of(space.folded).point((0,) * len(space.problem.nodes))

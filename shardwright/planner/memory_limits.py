@@ -17,13 +17,13 @@ def limit_on(machine: Machine, memory_limit: int | str | None) -> int | None:
     return None if isinstance(memory_limit, str) else memory_limit
 
 
-def check_limit(machine: Machine, memory_limit: int | str | None, held: int, what: str) -> None:
-    """Raise `InfeasibleError` where `held` bytes, of `what`, do not fit on all devices together.
+def check_limit(machine: Machine, memory_limit: int | str | None, needed: int, what: str) -> None:
+    """Raise `InfeasibleError` where `needed` bytes, of `what`, do not fit on all devices together.
 
     The memory limit is that of `Frontier.fastest`. Some rank holds its even share, or more.
     """
     limit = limit_on(machine, memory_limit)
-    least = -(-held // machine.devices)
+    least = -(-needed // machine.devices)
     if limit is not None and least > limit:
         devices = f"{machine.devices} device{'s' * (machine.devices > 1)}"
         raise InfeasibleError(

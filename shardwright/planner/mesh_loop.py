@@ -127,7 +127,7 @@ class MeshLoop:
     `refused` says why meshes were left out, `notes` are on all plans.
     """
 
-    sources: SpaceFactory
+    factory: SpaceFactory
     machine: Machine
     options: PlanOptions = DEFAULTS
     notes: tuple[str, ...] = ()
@@ -159,8 +159,8 @@ class MeshLoop:
         With `compare` the well-known plans are added. Raises `ConstraintError`
         where constraints leave something no choice.
         """
-        writer = self.writer(self.sources, mesh, count)
-        narrowed = (_NARROWED,) if mesh in self.sources.too_wide else ()
+        writer = self.writer(self.factory, mesh, count)
+        narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
@@ -203,12 +203,12 @@ class MeshLoop:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
 
         self.bounds.append((0, bound))
-        room = _leaves_room(costs, bound)
+        promising = _may_beat(costs, bound)
         if compare:
             self._add_even(group.offer, groups)
-        if not room:
+        if not promising:
             return NOTHING
-        pipelines = Pipelines(group.offer, self.sources.cuts, groups, schedule, each)
+        pipelines = Pipelines(group.offer, self.factory.cuts, groups, schedule, each)
         asynchronous = schedule_named(schedule).asynchronous
         every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
         new = [
@@ -233,12 +233,12 @@ class MeshLoop:
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
         """Add the even pipeline of `groups` on `mesh`, each doing what data parallelism does."""
-        self._add_even(Offer(self.writer(self.sources, mesh, count, staged=True), ()), groups)
+        self._add_even(Offer(self.writer(self.factory, mesh, count, staged=True), ()), groups)
 
     def _add_even(self, offer: Offer, groups: int) -> None:
         space = offer.writer.space
         schedule = schedule_of(groups, space.model.micro_batches)
-        pipelines = Pipelines(offer, self.sources.cuts, groups, schedule)
+        pipelines = Pipelines(offer, self.factory.cuts, groups, schedule)
         assignment = next((a for _, a in baselines(space)), None)
         if assignment is None:
             return
@@ -254,7 +254,7 @@ class MeshLoop:
         """What is searched of one group of a pipeline."""
         if (mesh, count) in self._groups:
             return self._groups[mesh, count]
-        writer = self.writer(self.sources, mesh, count, staged=True)
+        writer = self.writer(self.factory, mesh, count, staged=True)
         points, alone, notes = _frontier(
             writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
         )
@@ -266,7 +266,7 @@ class MeshLoop:
         """What a bound on what adds up means for steps."""
         if not self.machine.settles:
             return bound
-        given = self.sources.graph, self._waiting(mesh, 1), mesh
+        given = self.factory.graph, self._waiting(mesh, 1), mesh
         hidden, shared = most_hidden(*given), most_shared(*given, count)
         at_once = most_at_once(mesh, self.machine.contention)
         settled = partial(
@@ -278,19 +278,19 @@ class MeshLoop:
         """Remember why a mesh has no plan."""
         self.refused.append(str(error))
 
-    def compare(self, sources: SpaceFactory, mesh: Mesh, count: int, marks: Marks) -> None:
-        """Add the well-known plans of one mesh, made from `sources` without constraints."""
-        writer = self.writer(sources, mesh, count)
+    def compare(self, factory: SpaceFactory, mesh: Mesh, count: int, marks: Marks) -> None:
+        """Add the well-known plans of one mesh, made from `factory` without constraints."""
+        writer = self.writer(factory, mesh, count)
         self.known += _baselines(writer, self.options.constraints, marks)
 
     def writer(
-        self, sources: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
+        self, factory: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
     ) -> PlanBuilder:
         """What writes the plans of one mesh, or of a group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = sources.space(machine, mesh, optimizer, count, staged=staged)
-        return PlanBuilder(space, sources.graph, short, optimizer)
+        space, short = factory.space(machine, mesh, optimizer, count, staged=staged)
+        return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
@@ -298,7 +298,7 @@ class MeshLoop:
 
     @cached_property
     def _stretch(self) -> Seconds:
-        return stretch(self.sources.graph, self.sources.analysis, self.machine)
+        return stretch(self.factory.graph, self.factory.analysis, self.machine)
 
     def bound(self, peak: Bytes) -> float:
         """Seconds that no plan beats whose peak memory is at most `peak`."""
@@ -341,7 +341,7 @@ def _may_improve(
     return lambda bound: any(bound.at(memory) < seconds for seconds, memory in corners)
 
 
-def _leaves_room(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
+def _may_beat(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
     """Whether something within `bound` may be better than all of `costs`."""
     limit = math.inf
     for seconds, peak in sorted(costs):

@@ -28,7 +28,7 @@ from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 
 
-def stages_asked(
+def requested_stages(
     constraints: Sequence[Constraint], stages: Sequence[int] | None
 ) -> Sequence[int] | None:
     """The numbers of stages to search: those of meshes with `pp`, where none but 1 is asked for."""
@@ -83,26 +83,30 @@ def allowed_meshes(
                 f"mesh {mesh}: {MICRO_BATCHES} is the axis of micro-batches; name it otherwise"
             )
     fixed = [_of_group(m) for m in named if PIPELINE not in m.names or _groups(m) == groups]
-    spoken = [(c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along] + [
-        (c, c.axis) for c in constraints if isinstance(c, Cap)
-    ]
+    named_axes = [
+        (c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along
+    ] + [(c, c.axis) for c in constraints if isinstance(c, Cap)]
     known = {*AXES, *(axis for mesh in (*named, *(given or ())) for axis in mesh.names)}
-    for constraint, axis in spoken:
+    for constraint, axis in named_axes:
         if axis not in (EVERY_AXIS, *known):
             names = ", ".join(sorted(known))
             raise ConstraintError(
                 f"{constraint}: there is no axis {axis}; meshes have {names}, or name your own in a"
                 " mesh constraint such as 'mesh dp=4 ep=2'"
             )
-    found = given or fixed or _default_meshes(devices, constraints, {axis for _, axis in spoken})
+    found = (
+        given or fixed or _default_meshes(devices, constraints, {axis for _, axis in named_axes})
+    )
     found = [mesh for mesh in found if mesh.size == devices and (not named or mesh in fixed)]
     if not found:
         raise _of_wrong_size(named or given or (), devices, groups)
     caps = [c for c in constraints if isinstance(c, Cap)]
     left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]
     if not left:
-        said = "; ".join(map(str, caps))
-        raise ConstraintError(f"{said}: no mesh of {devices} devices is that narrow; raise a cap")
+        caps_text = "; ".join(map(str, caps))
+        raise ConstraintError(
+            f"{caps_text}: no mesh of {devices} devices is that narrow; raise a cap"
+        )
     return tuple(left)
 
 
@@ -142,9 +146,9 @@ def refuse(reasons: Sequence[str], devices: int) -> None:
 
 
 def _default_meshes(
-    devices: int, constraints: Sequence[Constraint], spoken: Iterable[str]
+    devices: int, constraints: Sequence[Constraint], named_axes: Iterable[str]
 ) -> list[Mesh]:
-    found = list(meshes_of(devices, 3 if "sp" in spoken else 2))
+    found = list(meshes_of(devices, 3 if "sp" in named_axes else 2))
     pinned = {a.axis for c in constraints if isinstance(c, Pin) for a in c.along} - {EVERY_AXIS}
     if devices > 1:
         found += [Mesh(((name, devices),)) for name in sorted(pinned - {"dp"})]

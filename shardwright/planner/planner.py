@@ -16,7 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.plan_options import OptionsError, PlanOptions
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
-from shardwright.planner.arguments import Asked, asked_of, require_graph
+from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut_plan import kcut_frontier
 from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
@@ -58,30 +58,30 @@ def search(
     Memory is settled with what `tracer` says of single operator calls.
 
     Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet, and
-    what `asked_of` raises.
+    what `search_scope` raises.
     """
     require_graph(graph)
     if progress is not None and not callable(progress):
         raise OptionsError(f"progress is {progress!r}; give a function of a text and a number")
-    asked = asked_of(machine, options)
+    scope = search_scope(machine, options)
     if options.method == "kcut":
         (mesh,) = options.meshes or (mesh_of_cuts(machine),)
         # Its neighbours on the page: the ends of the frontier, and the baselines.
-        neighbours = PlanOptions(
+        baseline_options = PlanOptions(
             optimizer=options.optimizer, seconds=0, recompute=False, micro_batches=(1,)
         )
-        ends = partial(search, graph, machine, neighbours, tracer)
+        ends = partial(search, graph, machine, baseline_options, tracer)
         found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
         return replace(found, device_bytes=machine.device.usable_bytes)
     marks = Marks.on(graph, options.constraints)
-    sources = SpaceFactory(graph, marks, recompute=options.recompute)
-    end, tell = time.perf_counter() + options.seconds, progress or _silent
+    factory = SpaceFactory(graph, marks, recompute=options.recompute)
+    end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
 
     def run(micro_batches: tuple[int, ...] | str) -> SearchedFrontier:
         these = replace(options, micro_batches=micro_batches)
         start = time.perf_counter()
-        rounds = _search(sources, machine, these, asked, end, tell)
-        return _frontier_of(rounds, start, tracer)
+        loop = _search(factory, machine, these, scope, end, notify)
+        return _frontier_of(loop, start, tracer)
 
     if options.micro_batches is None:
         return if_tight(run, options.memory_limit)
@@ -89,116 +89,118 @@ def search(
 
 
 def _search(
-    sources: SpaceFactory,
+    factory: SpaceFactory,
     machine: Machine,
     options: PlanOptions,
-    asked: Asked,
+    scope: SearchScope,
     end: float,
-    tell: Progress,
+    notify: Progress,
 ) -> MeshLoop:
     """What is found with the numbers of micro-batches in `options`, up to the moment `end`."""
-    wanted, groups = options.constraints, asked.groups
-    counts, impossible = sources.possible(options.counts)
+    wanted, groups = options.constraints, scope.groups
+    counts, impossible = factory.possible(options.counts)
     if options.counts is not None and len(impossible) == len(set(options.counts)):
         raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
     several = groups[groups[0] == 1 :]
-    if several and (reason := needs_one_stage(sources.graph)):
+    if several and (reason := needs_one_stage(factory.graph)):
         if 1 not in groups:
             raise PipelineError(reason)
         several, impossible = (), (*impossible, reason)
-    rounds = MeshLoop(sources, machine, options, impossible)
+    loop = MeshLoop(factory, machine, options, impossible)
     share = _SHARE if several else 1.0  # of the bar
     if 1 in groups:
-        _search_meshes(rounds, asked.meshes, counts, end, _part(tell, 0.0, share))
-    part = _part(tell, share, 1.0)
-    PipelineSearch(rounds, asked.every, end, part).search(several)
-    if not rounds.found:
-        refuse(rounds.refused, machine.devices)
+        _search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
+    part = _part(notify, share, 1.0)
+    PipelineSearch(loop, scope.every, end, part).search(several)
+    if not loop.found:
+        refuse(loop.refused, machine.devices)
         raise PipelineError(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
             " ask for fewer stages"
         )
     if wanted:
-        free = SpaceFactory(sources.graph, recompute=False)
-        known = (*(options.meshes or meshes_of(machine.devices)), *asked.meshes)
+        free = SpaceFactory(factory.graph, recompute=False)
+        known = (*(options.meshes or meshes_of(machine.devices)), *scope.meshes)
         for mesh in dict.fromkeys(known):
-            rounds.compare(free, mesh, counts[0], sources.marks)
-    tell("done", 1.0)
-    return rounds
+            loop.compare(free, mesh, counts[0], factory.marks)
+    notify("done", 1.0)
+    return loop
 
 
 def _search_meshes(
-    rounds: MeshLoop,
+    loop: MeshLoop,
     meshes: Sequence[Mesh],
     counts: Sequence[int],
     end: float,
-    tell: Progress,
+    notify: Progress,
 ) -> None:
     """Search every mesh with every number of micro-batches, or while more of them give anything."""
-    while_useful, compare = rounds.options.counts is None, not rounds.options.constraints
+    while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = counts[0]  # the last number of micro-batches that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
     for i, (count, mesh) in enumerate(turns):
         if while_useful and count > 2 * useful:
             break
-        best = f", best so far {rounds.best * 1e3:.1f} ms" if rounds.best is not None else ""
-        pieces = f", {count} micro-batches" if count > 1 else ""
-        tell(f"mesh {mesh}{pieces}{best}", i / len(turns))
+        best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
+        batches = f", {count} micro-batches" if count > 1 else ""
+        notify(f"mesh {mesh}{batches}{best}", i / len(turns))
         first = count == counts[0]
         try:
-            if rounds.run(mesh, count, end - time.perf_counter(), compare=first and compare):
+            if loop.run(mesh, count, end - time.perf_counter(), compare=first and compare):
                 useful = count
         except ConstraintError as e:
             if first:
-                rounds.refuse(e)
+                loop.refuse(e)
 
 
-def _part(tell: Progress, begin: float, end: float) -> Progress:
+def _part(notify: Progress, begin: float, end: float) -> Progress:
     """What tells of the part of a search between `begin` and `end`."""
-    return lambda what, done: tell(what, begin + (end - begin) * done)
+    return lambda what, done: notify(what, begin + (end - begin) * done)
 
 
-def _silent(_what: str, _done: float) -> None:
+def _ignore_progress(_what: str, _done: float) -> None:
     """Nobody wants to know."""
 
 
-def _frontier_of(rounds: MeshLoop, start: float, tracer: OpTracer) -> SearchedFrontier:
+def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFrontier:
     """The plans worth showing; they are written when they are looked at."""
-    wanted, optimizer = rounds.options.constraints, rounds.options.optimizer
+    wanted, optimizer = loop.options.constraints, loop.options.optimizer
 
     def write(candidate: Candidate) -> Plan:
-        return candidate.plan(rounds.bound(candidate.peak), _said(wanted, candidate.broken))
+        return candidate.plan(
+            loop.bound(candidate.peak), _constraint_notes(wanted, candidate.broken)
+        )
 
-    permitted = rounds.permitted
-    every = [*rounds.found, *permitted]
+    permitted = loop.permitted
+    every = [*loop.found, *permitted]
     kept = spaced(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
-    shown = _first_of_each(rounds.known)
-    plans, yardsticks = _plans(kept, write), _plans(shown, write)
-    sources = rounds.sources
-    memories = MemoryRefinement(sources.graph, rounds.machine, optimizer, tracer, sources.analysis)
-    if rounds.machine.settles:  # then times do not just add up
+    shown = _first_of_each(loop.known)
+    plans, baselines = _plans(kept, write), _plans(shown, write)
+    factory = loop.factory
+    refinement = MemoryRefinement(factory.graph, loop.machine, optimizer, tracer, factory.analysis)
+    if loop.machine.settles:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
         thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
         kept = [candidate for candidate, _ in thinned]
         plans = _settled(thinned, written)
         costs, written = settled(shown, write)
-        yardsticks = _settled(list(zip(shown, costs, strict=True)), written)
+        baselines = _settled(list(zip(shown, costs, strict=True)), written)
     return SearchedFrontier(
         plans,
-        yardsticks,
+        baselines,
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
-        settle=memories.settled,
-        least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(every, write, memories.settled).faster,
-        device_bytes=rounds.machine.device.usable_bytes,
-        hints=rounds.notes,
+        settle=refinement.settled,
+        least=lambda index: kept[index].least,
+        off_frontier=OffFrontierPlans(every, write, refinement.settled).faster,
+        device_bytes=loop.machine.device.usable_bytes,
+        hints=loop.notes,
     )
 
 
-def _said(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:
+def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:
     """What a plan notes of the constraints."""
     if broke:
         return (f"breaks the constraints: {'; '.join(map(str, broke))}",)
@@ -206,13 +208,13 @@ def _said(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[st
 
 
 def _plans(candidates: Sequence[Candidate], write: Callable[[Candidate], Plan]) -> Plans:
-    return Plans([c.cost for c in candidates], lambda place: write(candidates[place]))
+    return Plans([c.cost for c in candidates], lambda index: write(candidates[index]))
 
 
 def _settled(
     found: Sequence[tuple[Candidate, tuple[Seconds, Bytes]]], written: Callable[[Candidate], Plan]
 ) -> Plans:
-    return Plans([cost for _, cost in found], lambda place: written(found[place][0]))
+    return Plans([cost for _, cost in found], lambda index: written(found[index][0]))
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:

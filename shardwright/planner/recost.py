@@ -108,8 +108,8 @@ def _assignment(space: Space, decisions: Decisions) -> Assignment:
         )
         for leaf, stored in zip(space.parameters, space.stored, strict=True)
     }
-    choice = list(space.assignment(dict.fromkeys(space.places, 0), storage))
-    for segment in _again(space, decisions.segments):
+    choice = list(space.assignment(dict.fromkeys(space.op_nodes, 0), storage))
+    for segment in _recomputed_segments(space, decisions.segments):
         choice[space.recompute_choice.switches[segment]] = 1
         for node, twin in space.recompute_choice.twins.items():
             if space.segment_of[node] == segment:
@@ -121,12 +121,12 @@ def _code(layout: Layout, name: str, analysis: Analysis) -> int:
     return encode(layout, analysis.atoms[name])
 
 
-def _again(space: Space, segments: Mapping[str, int]) -> set[int]:
-    """The pieces that are recomputed, which are so as a whole or not at all."""
+def _recomputed_segments(space: Space, segments: Mapping[str, int]) -> set[int]:
+    """The segments that are recomputed, which are so as a whole or not at all."""
     known = {
         name: space.segment_of[node]
-        for name, place in space.places.items()
-        if (node := place.node) is not None and node in space.segment_of
+        for name, op_node in space.op_nodes.items()
+        if (node := op_node.node) is not None and node in space.segment_of
     }
     again = {name for name, segment in segments.items() if segment}
     if odd := sorted(again - known.keys()):

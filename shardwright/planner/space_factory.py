@@ -40,7 +40,7 @@ class SpaceFactory:
         self.graph = graph
         self.marks = marks
         self._routes = Routes()  # the same on all meshes
-        self._books: dict[bool, MicroBatchCounts] = {}
+        self._counts: dict[bool, MicroBatchCounts] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
 
     @cached_property
@@ -56,7 +56,9 @@ class SpaceFactory:
     @cached_property
     def analysis(self) -> Analysis:
         """Of the whole graph; what repeats shares its rules."""
-        return expand_analysis(self._book(whole=False).analysis, self.graph, self.short.stands_for)
+        return expand_analysis(
+            self._counts_of(whole=False).analysis, self.graph, self.short.stands_for
+        )
 
     @cached_property
     def _buckets(self) -> BucketSizes:
@@ -64,12 +66,12 @@ class SpaceFactory:
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Numbers of micro-batches that the graph can have, and why it cannot have others."""
-        return self._book(whole=False).possible(wanted)
+        return self._counts_of(whole=False).possible(wanted)
 
     @property
     def batch(self) -> int:
         """Samples in the batch; 1 where it cannot be told."""
-        return self._book(whole=False).batch
+        return self._counts_of(whole=False).batch
 
     def space(
         self,
@@ -105,32 +107,32 @@ class SpaceFactory:
     def _space(
         self, model: Callable[[bool], CostModel], *, recompute: bool
     ) -> tuple[Space, ShortGraph]:
-        short, pieces = self.short, self._segments if recompute else ()
-        kept = kept_segments(pieces, self.graph, short.graph)
+        short, segments = self.short, self._segments if recompute else ()
+        kept = kept_segments(segments, self.graph, short.graph)
         costs, skeleton = self._decided(model(False), kept)
         space = make_folded_space(
             costs, short.repeats, short.skipped, kept, most_run=_MOST_RUN, skeleton=skeleton
         )
         if space is not None:
             return space, short
-        costs, skeleton = self._decided(model(True), pieces)
-        return make_space(costs, pieces, skeleton), ShortGraph(self.graph, (), (), {}, {})
+        costs, skeleton = self._decided(model(True), segments)
+        return make_space(costs, segments, skeleton), ShortGraph(self.graph, (), (), {}, {})
 
-    def _decided(self, model: CostModel, pieces: Sequence[range]) -> tuple[CostModel, Skeleton]:
+    def _decided(self, model: CostModel, segments: Sequence[range]) -> tuple[CostModel, Skeleton]:
         """What constraints leave, and what is decided together: the same without them."""
         marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
         if not marked or model.mesh.size == 1:
             return model, FREE
-        return constrained(model, frozenset(marked), pieces)
+        return constrained(model, frozenset(marked), segments)
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:
-            sized = self._book(whole=whole).analyzed(count)
+            sized = self._counts_of(whole=whole).analyzed(count)
             self._limits[count, whole] = Limits(*sized, self.marks, self._routes)
         return self._limits[count, whole]
 
-    def _book(self, *, whole: bool) -> MicroBatchCounts:
-        if whole not in self._books:
+    def _counts_of(self, *, whole: bool) -> MicroBatchCounts:
+        if whole not in self._counts:
             graph = self.graph if whole else self.short.graph
-            self._books[whole] = MicroBatchCounts(graph, analyze(graph))
-        return self._books[whole]
+            self._counts[whole] = MicroBatchCounts(graph, analyze(graph))
+        return self._counts[whole]

@@ -68,12 +68,12 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
     shape = tuple(parameters[0].shape)
     parts = tuple(Load(f"{i}", f"{i}", shape) for i in range(len(parameters)))
     loading = Loading(Fetch(parts, "works", (False,) * len(parts)))
-    held = [nn.Parameter(parameter.detach()) for parameter in parameters]
+    stored = [nn.Parameter(parameter.detach()) for parameter in parameters]
 
     def run() -> None:
-        *tiles, _ = loading(*held)
+        *tiles, _ = loading(*stored)
         torch.autograd.backward(tiles, [torch.ones_like(tile) for tile in tiles])
-        for parameter in held:
+        for parameter in stored:
             parameter.grad = None
 
     return run

@@ -83,7 +83,7 @@ def _outline(tree: Module, joint: Module) -> None:
     joint.parameters += tree.parameters
     joint.ops += tree.ops
     joint.transfers += tree.transfers
-    joint.held += tree.held
+    joint.memory += tree.memory
     joint.rest += tree.rest
     for name, child in tree.children.items():
         _outline(child, joint.children.setdefault(name, Module()))

@@ -193,12 +193,12 @@ def _metered(
 ) -> tuple[list[StepResult], int]:
     """A step, and the most bytes of tensors in it, on this rank."""
     run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
-    held = [*run.module.parameters(), *run.module.lasting_buffers().values()]
-    held += tensors_of(run.optimizer)
+    tensors = [*run.module.parameters(), *run.module.lasting_buffers().values()]
+    tensors += tensors_of(run.optimizer)
     for batch in batches:
         values = batch.values() if isinstance(batch, Mapping) else batch
-        held += [value for value in values if isinstance(value, torch.Tensor)]
-    return metered(lambda: step(run, batches), held, device)
+        tensors += [value for value in values if isinstance(value, torch.Tensor)]
+    return metered(lambda: step(run, batches), tensors, device)
 
 
 def evaluate(

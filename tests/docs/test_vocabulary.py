@@ -11,24 +11,28 @@ PACKAGE = Path(__file__).parents[2] / "shardwright"
 RETIRED = {
     "alike": "equal, or by what",
     "apart": "what separates them",
+    "brings": "redistributes",
     "brought": "gathered, or redistributed",
     "habits": "numerics",
     "heap": "allocator",
+    "held": "memory, bytes, or kept",
     "hubs": "shared inputs",
+    "lies": "is stored, or position",
     "lives": "liveness",
     "meet": "barrier",
     "overtaken": "off frontier",
     "piece": "segment, or chunk",
     "pieces": "segments, or chunks",
     "piping": "pipeline search",
+    "spoken": "named",
     "told": "reported, or comparable",
     "twofold": "recompute choice",
     "walk": "visit, path or simulation",
     "walks": "paths",
     "watch": "guard, or stopwatch",
 }
-# Until the step program replaces them, and the planner's names are done (docs/roadmap.md).
-EXEMPT = ("program", "simulate", "runtime", "planner")
+# Until the step program replaces them (docs/roadmap.md).
+EXEMPT = ("program", "simulate", "runtime")
 
 
 def packages():

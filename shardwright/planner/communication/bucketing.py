@@ -26,12 +26,12 @@ Bools = NDArray[np.bool_]
 class Sizes(NamedTuple):
     """Bytes of a parameter's tile in each layout it may be stored in, (Ks,), and read in, (Kt,).
 
-    Its gradient has `wide` times as many.
+    Its gradient has `gradient_ratio` times as many.
     """
 
     stored: Ints
     read: Ints
-    wide: int
+    gradient_ratio: int
 
 
 class Saved(NamedTuple):
@@ -67,10 +67,10 @@ class Bucketing:
 
         `wanted` and `grads` are codes of the layouts that are read, and that gradients come in.
         """
-        home, come = self._pairs(sources, grads)
-        summed = (come == SUMS) & (home == WHOLE)
-        only = (summed | (come == home)).all(axis=2) & (sources[:, None] == wanted)
-        part = np.minimum(1.0, sizes.stored * sizes.wide / self._sizes.sums)
+        source, grad = self._pairs(sources, grads)
+        summed = (grad == SUMS) & (source == WHOLE)
+        only = (summed | (grad == source)).all(axis=2) & (sources[:, None] == wanted)
+        part = np.minimum(1.0, sizes.stored * sizes.gradient_ratio / self._sizes.sums)
         launches: Floats = (summed * self._sum).sum(axis=2)
         saved = np.where(only, launches * (1 - part)[:, None], 0.0)
         nothing = np.zeros(saved.shape)
@@ -82,29 +82,33 @@ class Bucketing:
         Tiles are joined and copies cut out again, which takes passes over memory. What travels
         alone, cut along the first dimension, needs neither.
         """
-        there, opened, summed = self._gathered(sources, wanted, grads)
-        home, _ = self._pairs(sources, wanted)
+        eligible, opened, summed = self._gathered(sources, wanted, grads)
+        source, _ = self._pairs(sources, wanted)
         least = self._measure.alone_bytes
         large = np.full(sizes.read.shape, False) if least is None else sizes.read >= least
-        alone = large & (opened & (home == FIRST_ATOM)).any(axis=2)
+        alone = large & (opened & (source == FIRST_ATOM)).any(axis=2)
         share = np.where(alone, 1.0, np.minimum(1.0, sizes.read / self._sizes.gathers))
         moved = 2 * (sizes.stored[:, None] + sizes.read)
         packed = np.where(share < 1, self._measure.packed(moved, 2), 0.0)
         forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
-        joined = np.where(alone, 0.0, self._measure.packed(2 * sizes.read * sizes.wide, 1))
+        joined = np.where(
+            alone, 0.0, self._measure.packed(2 * sizes.read * sizes.gradient_ratio, 1)
+        )
         scattered = (opened * self._scatter).sum(axis=2) * (1 - share) - joined
         sums = (summed * self._sum).sum(axis=2) * (1 - share)
-        forward, scattered, sums = (np.where(there, x, 0.0) for x in (forward, scattered, sums))
+        forward, scattered, sums = (np.where(eligible, x, 0.0) for x in (forward, scattered, sums))
         return Saved(forward, scattered, sums)
 
     def _gathered(self, sources: Ints, wanted: Ints, grads: Ints) -> tuple[Bools, Bools, Bools]:
         """Which pairs are gathered so, (Ks, Kt), along which axis, and summed over which others."""
-        home, target = self._pairs(sources, wanted)
-        _, come = self._pairs(sources, grads)
-        opened = (home >= FIRST_ATOM) & (target == WHOLE)
-        summed = (come == SUMS) & (home == WHOLE)
-        along = np.where(opened, come == SUMS, (target == home) & (summed | (come == home)))
-        twice = (opened[..., None] & (home[..., None] == home[..., None, :])).sum(axis=(2, 3)) > 1
+        source, target = self._pairs(sources, wanted)
+        _, grad = self._pairs(sources, grads)
+        opened = (source >= FIRST_ATOM) & (target == WHOLE)
+        summed = (grad == SUMS) & (source == WHOLE)
+        along = np.where(opened, grad == SUMS, (target == source) & (summed | (grad == source)))
+        twice = (opened[..., None] & (source[..., None] == source[..., None, :])).sum(
+            axis=(2, 3)
+        ) > 1
         return along.all(axis=2) & (opened.sum(axis=2) == 1) & ~twice, opened, summed
 
     def _pairs(self, sources: Ints, others: Ints) -> tuple[Ints, Ints]:

@@ -91,9 +91,9 @@ class IntraOpCollectives:
         for dims, codes in zip(rule.internal_reductions, options.internal_reductions, strict=True):
             before = int(codes[k])
             after = int(duals(codes[k : k + 1], len(self._mesh.axes))[0])
-            ways = [(phase, before, after, times) for phase in phases]
+            moves = [(phase, before, after, times) for phase in phases]
             atoms, item = rule.atoms(dims), self._item_bytes(op)
-            found += transfers(name, op.name, ways, atoms, item, self._machine, self._mesh)
+            found += transfers(name, op.name, moves, atoms, item, self._machine, self._mesh)
         for part in self._parts(op, rule, work, options, k, again):
             collectives = (f"{part.what} {part.axis}",)
             seconds = Seconds(part.seconds * times)

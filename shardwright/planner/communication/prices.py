@@ -68,20 +68,20 @@ class Routes:
     def _made(self, src: Ints, dst: Ints, axes: int) -> _Route:
         row = np.flatnonzero(src != dst)
         now, want = digits(src[row], axes), digits(dst[row], axes)
-        places, found = [now], []
+        visited, found = [now], []
         while row.size:
             axis, target = self._next(now, want)
             at = np.arange(len(row))
             types = np.minimum(now[at, axis], 2), np.minimum(target, 2)
             now = now.copy()
             now[at, axis] = target
-            places.append(now)
+            visited.append(now)
             found.append((row, (axis, *types)))
             left = np.flatnonzero((now != want).any(axis=1))
             row, now, want = row[left], now[left], want[left]
-            places.append(now)
-        codes, number = np.unique(joined(np.concatenate(places)), return_inverse=True)
-        ends = np.cumsum([len(place) for place in places])[:-1]
+            visited.append(now)
+        codes, number = np.unique(joined(np.concatenate(visited)), return_inverse=True)
+        ends = np.cumsum([len(layouts) for layouts in visited])[:-1]
         numbers = np.split(number, ends)
         steps = (
             _Step(rows, before, after, kind)
@@ -152,11 +152,13 @@ def _blockers(now: Ints, want: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool
     """[row, axis, other]: axes inside and outside of `axis` that must change before it can."""
     axes = np.arange(now.shape[1])
     shard_now, shard_want = now >= FIRST_ATOM, want >= FIRST_ATOM
-    mine, wanted = now[:, :, None], want[:, :, None]
-    held, needed = now[:, None, :], want[:, None, :]
-    touched = (shard_now[:, :, None] & (held == mine)) | (shard_want[:, :, None] & (held == wanted))
+    own_now, own_want = now[:, :, None], want[:, :, None]
+    other_now, other_want = now[:, None, :], want[:, None, :]
+    touched = (shard_now[:, :, None] & (other_now == own_now)) | (
+        shard_want[:, :, None] & (other_now == own_want)
+    )
     inner = touched & (axes[None, :] > axes[:, None])
     changes = (now != want)[:, None, :]
-    meets = shard_want[:, :, None] & ((wanted == held) | (wanted == needed))
+    meets = shard_want[:, :, None] & ((own_want == other_now) | (own_want == other_want))
     outer = changes & meets & (axes[None, :] < axes[:, None])
     return inner, outer

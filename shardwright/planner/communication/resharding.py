@@ -144,7 +144,7 @@ class Reads:
         tensor = self._graph.tensor
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
-    def way_back(self, value: str, op: Op) -> int:
+    def gradient_reduction(self, value: str, op: Op) -> int:
         """Which way gradients take over this edge: none, home each time, or summed up before."""
         if not self.has_gradient(value, op):
             return NO_GRADIENT
@@ -158,7 +158,7 @@ class Reads:
         """
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
         known = EACH_TIME, *(() if self._staged else (SUMMED_FIRST,))
-        return alone and value in self._parameters and self.way_back(value, op) in known
+        return alone and value in self._parameters and self.gradient_reduction(value, op) in known
 
     def kept(self, value: str) -> bool:
         """Whether micro-batches read one copy of `value`, if it is not made again for each."""
@@ -224,19 +224,19 @@ class Reads:
             seconds = seconds - saved.scattered * self._micro_batches
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
-        held = np.zeros(seconds.shape, np.int64)
+        memory = np.zeros(seconds.shape, np.int64)
         if terms.pays or terms.copies:
             moved = sources[:, None] != want.layout
-            held = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
-        return Read(seconds, one * more, held)
+            memory = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
+        return Read(seconds, one * more, memory)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
         """What a read saves by sharing buckets with others; None where it shares none."""
         if not terms.bucketed:
             return None
-        wide = self.gradient_bytes(value) // self.item_bytes(value)
+        gradient_ratio = self.gradient_bytes(value) // self.item_bytes(value)
         stored, read = (self.local_bytes(value, codes) for codes in (sources, want.layout))
-        given = sources, want.layout, want.grad, Sizes(stored, read, wide)
+        given = sources, want.layout, want.grad, Sizes(stored, read, gradient_ratio)
         sums = self._bucketing.sums(*given)
         if not terms.ahead:
             return sums
@@ -250,8 +250,8 @@ class Reads:
         grad, to_grad = self._distinct(grads)
         summed = summed_gradients(sources, grad, axes)
         each = self._pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
-        home = np.repeat(duals(sources, axes), len(grad))
-        once = self._pairs(atoms, item, summed.ravel(), home)
+        dual_codes = np.repeat(duals(sources, axes), len(grad))
+        once = self._pairs(atoms, item, summed.ravel(), dual_codes)
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:

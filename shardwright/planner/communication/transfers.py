@@ -17,14 +17,14 @@ from shardwright.simulate.costs.collectives import priced_steps
 def transfers(
     value: str,
     consumer: str,
-    ways: list[tuple[Phase, int, int, int]],
+    moves: list[tuple[Phase, int, int, int]],
     atoms: Atoms,
     item_bytes: int,
     machine: Machine,
     mesh: Mesh,
 ) -> Iterator[Transfer]:
-    """What is moved on each of `ways`: phase, layout before and after, how often a step."""
-    for phase, start, end, times in ways:
+    """What is moved on each of `moves`: phase, layout before and after, how often a step."""
+    for phase, start, end, times in moves:
         src, dst = (decode(code, atoms, mesh) for code in (start, end))
         steps = list(priced_steps(atoms, item_bytes, src, dst, machine))
         if steps:
@@ -41,7 +41,7 @@ def transfers(
             )
 
 
-def ways_of(
+def moves_of(
     source: int,
     want: tuple[int, int],
     back: int,
@@ -57,15 +57,15 @@ def ways_of(
     is made once for all micro-batches.
     """
     layout, grad = want
-    ways = [(Phase.FORWARD, source, layout, 1 if kept and not again else micro_batches)]
+    moves = [(Phase.FORWARD, source, layout, 1 if kept and not again else micro_batches)]
     if again:
-        ways.append((Phase.RECOMPUTE, source, layout, micro_batches))
+        moves.append((Phase.RECOMPUTE, source, layout, micro_batches))
     if back != NO_GRADIENT:
         (dual,) = duals(np.array([source]), axes).tolist()
         (summed,) = summed_gradients(np.array([source]), np.array([grad]), axes).ravel()
         if back == SUMMED_FIRST:
-            ways.append((Phase.BACKWARD, grad, int(summed), micro_batches))
-            ways.append((Phase.BACKWARD, int(summed), dual, 1))
+            moves.append((Phase.BACKWARD, grad, int(summed), micro_batches))
+            moves.append((Phase.BACKWARD, int(summed), dual, 1))
         else:
-            ways.append((Phase.BACKWARD, grad, dual, micro_batches))
-    return ways
+            moves.append((Phase.BACKWARD, grad, dual, micro_batches))
+    return moves

@@ -12,7 +12,7 @@ from shardwright.program.liveness import Liveness
 from shardwright.program.lower.stages import splits_between
 from shardwright.solve.elimination.problem import Bools, Ints
 
-_PLACES = 160  # to cut at
+_MOST_POSITIONS = 160  # to cut at
 
 
 @final
@@ -24,47 +24,47 @@ class StageCuts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._lives = Liveness(graph, copies=True)
+        self._liveness = Liveness(graph, copies=True)
         self._crossing: dict[int, tuple[str, ...]] = {}
         self._splits: dict[tuple[int, int], bool] = {}
 
-    def places(self, groups: int) -> Ints:
+    def positions(self, groups: int) -> Ints:
         """Where to cut into so many stages, both ends included: where least crosses."""
         crossing = self._bytes
         may = np.flatnonzero(crossing >= 0)
-        few = max(_PLACES // 4, 4 * groups)
+        few = max(_MOST_POSITIONS // 4, 4 * groups)
         if len(may) > few:
             may = may[crossing[may] <= np.sort(crossing[may])[few - 1]]
-        if len(may) > _PLACES:
-            may = may[np.unique(np.linspace(0, len(may) - 1, _PLACES).round().astype(int))]
+        if len(may) > _MOST_POSITIONS:
+            may = may[np.unique(np.linspace(0, len(may) - 1, _MOST_POSITIONS).round().astype(int))]
         return np.concatenate(([0], may, [len(self.graph.ops)])).astype(np.int64)
 
     def allow(self, groups: int) -> bool:
         """Whether there may be so many stages, each with parameters of its own."""
-        return len(np.unique(self._births[self.places(groups)])) > groups
+        return len(np.unique(self._births[self.positions(groups)])) > groups
 
-    def trains(self, places: Ints) -> Bools:
+    def trains(self, positions: Ints) -> Bools:
         """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
-        births = self._births[places]
+        births = self._births[positions]
         found: Bools = births[None, :] > births[:, None]
         return found
 
-    def crossing(self, place: int) -> tuple[str, ...]:
+    def crossing(self, position: int) -> tuple[str, ...]:
         """What is handed on at a place."""
-        if place not in self._crossing:
-            self._crossing[place] = self._lives.crossing(place)
-        return self._crossing[place]
+        if position not in self._crossing:
+            self._crossing[position] = self._liveness.crossing(position)
+        return self._crossing[position]
 
     def splits(self, begin: int, end: int) -> bool:
         """Whether backward passes of the stage between two places come in halves."""
         if (begin, end) not in self._splits:
-            self._splits[begin, end] = splits_between(self._lives, begin, end)
+            self._splits[begin, end] = splits_between(self._liveness, begin, end)
         return self._splits[begin, end]
 
     @cached_property
     def read_again(self) -> tuple[tuple[str, Ints], ...]:
         """Parameters that several operators read, with the numbers of these."""
-        graph, number = self.graph, self._lives.index
+        graph, number = self.graph, self._liveness.index
         return tuple(
             (leaf.name, np.array([number[op.name] for op in readers], np.int64))
             for leaf in graph.leaves_of(LeafKind.PARAMETER)
@@ -73,8 +73,8 @@ class StageCuts:
 
     @cached_property
     def _bytes(self) -> Ints:
-        return np.array(self._lives.crossing_bytes(), np.int64)
+        return np.array(self._liveness.crossing_bytes(), np.int64)
 
     @cached_property
     def _births(self) -> Ints:
-        return np.concatenate(([0], np.cumsum(self._lives.trained_births())))
+        return np.concatenate(([0], np.cumsum(self._liveness.trained_births())))

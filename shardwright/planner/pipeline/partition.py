@@ -29,14 +29,14 @@ _BOUNDS = (1.0, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, np.inf)
 @final
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Intervals of a chain of `places`, both ends included, that may be stages.
+    """Intervals of a chain of `positions`, both ends included, that may be stages.
 
     From place `begin` to place `end`, (I,) each, in order of their ends.
     """
 
     begin: Ints
     end: Ints
-    places: int
+    positions: int
 
     @classmethod
     def of(cls, may: Bools) -> Intervals:
@@ -104,28 +104,30 @@ def _shortest(costs: Floats, intervals: Intervals) -> list[int] | None:
     """The intervals of the smallest sum."""
     reach, steps = _at_the_begin(intervals), []
     for stage in costs:
-        ways = reach[intervals.begin] + stage
-        reach = _ends(ways, intervals)
-        steps.append((ways, reach))
+        sums = reach[intervals.begin] + stage
+        reach = _ends(sums, intervals)
+        steps.append((sums, reach))
     if not np.isfinite(reach[-1]):
         return None
     found: list[int] = []
-    place = len(reach) - 1
-    for ways, reach in reversed(steps):
-        found.append(int(np.flatnonzero((intervals.end == place) & (ways == reach[place]))[0]))
-        place = int(intervals.begin[found[-1]])
+    position = len(reach) - 1
+    for sums, reach in reversed(steps):
+        found.append(
+            int(np.flatnonzero((intervals.end == position) & (sums == reach[position]))[0])
+        )
+        position = int(intervals.begin[found[-1]])
     return found[::-1]
 
 
 def _at_the_begin(intervals: Intervals) -> Floats:
-    reach = np.full(intervals.places, np.inf)
+    reach = np.full(intervals.positions, np.inf)
     reach[0] = 0.0
     return reach
 
 
-def _ends(ways: Floats, intervals: Intervals) -> Floats:
+def _ends(sums: Floats, intervals: Intervals) -> Floats:
     """The least of the ways to each place: (I,) -> (places,)."""
-    found = np.full(intervals.places, np.inf)
-    if ways.size:
-        found[intervals.end[intervals.starts]] = np.minimum.reduceat(ways, intervals.starts)
+    found = np.full(intervals.positions, np.inf)
+    if sums.size:
+        found[intervals.end[intervals.starts]] = np.minimum.reduceat(sums, intervals.starts)
     return found

@@ -59,31 +59,31 @@ class PipelineSearch:
     With `every` all numbers of stages are tried.
     """
 
-    rounds: MeshLoop
+    loop: MeshLoop
     every: bool
     end: float
-    tell: Callable[[str, float], None]
+    notify: Callable[[str, float], None]
     done: float = 0.0  # the part that is
     _found: dict[_Candidate, Gain] = field(default_factory=dict)
 
     def search(self, stages: Sequence[int]) -> None:
         """Add the pipelines of each of these numbers of stages, or of those that are best."""
-        possible = [groups for groups in stages if self.rounds.sources.cuts.allow(groups)]
+        possible = [groups for groups in stages if self.loop.factory.cuts.allow(groups)]
         for i, groups in enumerate(possible):
             self.done = i / len(possible)
-            for mesh in self._meshes(groups) if self.rounds.options.allow_async else ():
-                self._gained(_Candidate(mesh, groups, 1, continuous(_WEIGHTS).name))
+            for mesh in self._meshes(groups) if self.loop.options.allow_async else ():
+                self._try(_Candidate(mesh, groups, 1, continuous(_WEIGHTS).name))
             if self.every:
                 self._groups(groups)
         if not self.every:
-            self._compared(possible)
-            self._climbed(possible)
+            self._add_even_pipeline(possible)
+            self._climb(possible)
         best = self._best
         if best is not None:
             self.done = _CLIMB
-            fastest = self._scheduled(best, possible)
-            for one in () if self._asked else dict.fromkeys((best, fastest)):
-                self._counted(one)  # more of them save memory
+            fastest = self._try_schedules(best, possible)
+            for one in () if self._counts_given else dict.fromkeys((best, fastest)):
+                self._vary_counts(one)  # more of them save memory
 
     @property
     def _best(self) -> _Candidate | None:
@@ -91,7 +91,7 @@ class PipelineSearch:
         plain = [t for t, gain in self._found.items() if gain.new and not t.weights]
         return min(plain, key=lambda tried: self._found[tried].seconds, default=None)
 
-    def _climbed(self, stages: Sequence[int]) -> None:
+    def _climb(self, stages: Sequence[int]) -> None:
         """Go to what is next to the best, for as long as that is better."""
         middle = len(stages) // 2
         for groups in sorted(stages, key=lambda groups: abs(stages.index(groups) - middle)):
@@ -110,42 +110,42 @@ class PipelineSearch:
     def _next_to(self, best: _Candidate, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
         """Numbers of stages and meshes one step away: another inner axis, more stages, fewer."""
         meshes = sorted(self._meshes(best.groups), key=_inner)
-        place = meshes.index(best.mesh)
-        yield from ((best.groups, mesh) for mesh in reversed(meshes[max(0, place - 1) : place]))
-        yield from ((best.groups, mesh) for mesh in meshes[place + 1 : place + 2])
-        place = stages.index(best.groups)
-        for groups in (*stages[place + 1 : place + 2], *stages[max(0, place - 1) : place]):
+        index = meshes.index(best.mesh)
+        yield from ((best.groups, mesh) for mesh in reversed(meshes[max(0, index - 1) : index]))
+        yield from ((best.groups, mesh) for mesh in meshes[index + 1 : index + 2])
+        index = stages.index(best.groups)
+        for groups in (*stages[index + 1 : index + 2], *stages[max(0, index - 1) : index]):
             yield from ((groups, mesh) for mesh in self._meshes(groups)[:1])
 
-    def _counted(self, best: _Candidate) -> None:
+    def _vary_counts(self, best: _Candidate) -> None:
         """Try more and fewer micro-batches than `best` has, while these give anything new."""
         counts = self._counts(best.groups)
-        place = counts.index(best.count)
-        for way in (counts[place + 1 :], counts[:place][::-1]):
+        index = counts.index(best.count)
+        for way in (counts[index + 1 :], counts[:index][::-1]):
             for count in way:
-                if not self._gained(replace(best, count=count)).new:
+                if not self._try(replace(best, count=count)).new:
                     break
 
-    def _scheduled(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
+    def _try_schedules(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
         """Try other schedules, and deeper pipelines under the fastest; what is fastest then."""
         fastest = best
         others = ((one.name, each) for one in SCHEDULES.values() for each in one.tried)
         for schedule, each in others:
-            if self.rounds.sources.cuts.allow(best.groups * each):
+            if self.loop.factory.cuts.allow(best.groups * each):
                 tried = replace(best, schedule=schedule, each=each)
-                if self._gained(tried).seconds < self._found[fastest].seconds:
+                if self._try(tried).seconds < self._found[fastest].seconds:
                     fastest = tried
-        return fastest if self.every or fastest == best else self._deeper(fastest, stages)
+        return fastest if self.every or fastest == best else self._try_more_stages(fastest, stages)
 
-    def _deeper(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
+    def _try_more_stages(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
         """Try more stages under the same schedule, while that is faster."""
         for groups in stages[stages.index(best.groups) + 1 :]:
             meshes = [mesh for mesh in self._meshes(groups) if _inner(mesh) == _inner(best.mesh)]
-            if not meshes or not self.rounds.sources.cuts.allow(groups * best.each):
+            if not meshes or not self.loop.factory.cuts.allow(groups * best.each):
                 break
             count = self._first(self._counts(groups), meshes[0], groups)
             tried = replace(best, mesh=meshes[0], groups=groups, count=count)
-            if self._gained(tried).seconds >= self._found[best].seconds:
+            if self._try(tried).seconds >= self._found[best].seconds:
                 break
             best = tried
         return best
@@ -155,65 +155,67 @@ class PipelineSearch:
         useless = 0
         for mesh in self._meshes(groups):
             # An even pipeline on one axis is one of the well-known plans.
-            missing = len(mesh.axes) == 1 and not self.rounds.knows("even pipeline")
+            missing = len(mesh.axes) == 1 and not self.loop.knows("even pipeline")
             if useless < _PATIENCE or (missing and not self._wanted):
                 useless = 0 if self._all_counts(groups, mesh) else useless + 1
 
-    def _compared(self, stages: Sequence[int]) -> None:
+    def _add_even_pipeline(self, stages: Sequence[int]) -> None:
         """Add the even pipeline on one axis, one of the well-known plans."""
         for groups in stages:
             for mesh in self._meshes(groups):
-                if len(mesh.axes) == 1 and not (self._wanted or self.rounds.knows("even pipeline")):
-                    self.rounds.compare_even(
+                if len(mesh.axes) == 1 and not (self._wanted or self.loop.knows("even pipeline")):
+                    self.loop.compare_even(
                         mesh, groups, self._first(self._counts(groups), mesh, groups)
                     )
 
     def _all_counts(self, groups: int, mesh: Mesh) -> bool:
         """Search with all numbers of micro-batches asked for, or one; whether that gave new."""
         counts = self._counts(groups)
-        tried = counts if self._asked else [self._first(counts, mesh, groups)]
-        gains = [self._gained(_Candidate(mesh, groups, count)) for count in tried]
+        tried = counts if self._counts_given else [self._first(counts, mesh, groups)]
+        gains = [self._try(_Candidate(mesh, groups, count)) for count in tried]
         return any(gain.new for gain in gains)
 
     @property
-    def _asked(self) -> bool:
+    def _counts_given(self) -> bool:
         """Whether numbers of micro-batches are asked for."""
-        return self.rounds.options.counts not in (None, (1,))
+        return self.loop.options.counts not in (None, (1,))
 
     @property
     def _wanted(self) -> tuple[Constraint, ...]:
-        return self.rounds.options.constraints
+        return self.loop.options.constraints
 
     def _counts(self, groups: int) -> Sequence[int]:
         wanted = (
-            self.rounds.options.counts if self._asked else [groups * count for count in _ROUNDS]
+            self.loop.options.counts
+            if self._counts_given
+            else [groups * count for count in _ROUNDS]
         )
-        return self.rounds.sources.possible(wanted)[0]
+        return self.loop.factory.possible(wanted)[0]
 
     def _first(self, counts: Sequence[int], mesh: Mesh, groups: int) -> int:
         """The number of micro-batches to begin with on a mesh.
 
         Many enough to hide the waiting, but each with a sample for every device of the outer axis.
         """
-        most = min(_FIRST * groups, self.rounds.sources.batch // mesh.shape[0])
+        most = min(_FIRST * groups, self.loop.factory.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
 
-    def _gained(self, tried: _Candidate) -> Gain:
+    def _try(self, tried: _Candidate) -> Gain:
         """Search pipelines on one mesh, once; what that gave."""
         if tried not in self._found:
-            self._found[tried] = self._searched(tried)
+            self._found[tried] = self._search_one(tried)
         return self._found[tried]
 
-    def _searched(self, tried: _Candidate) -> Gain:
+    def _search_one(self, tried: _Candidate) -> Gain:
         left = self.end - time.perf_counter()
-        if left <= 0 and self.rounds.found:
+        if left <= 0 and self.loop.found:
             return NOTHING
-        best = self.rounds.best
+        best = self.loop.best
         so_far = f", best so far {best * 1e3:.1f} ms" if best is not None else ""
-        self.tell(f"{tried}{so_far}", self.done)
+        self.notify(f"{tried}{so_far}", self.done)
         compare = self.every and len(tried.mesh.axes) == 1 and not self._wanted
         try:
-            return self.rounds.pipe(
+            return self.loop.pipe(
                 tried.mesh,
                 tried.groups,
                 tried.count,
@@ -223,18 +225,18 @@ class PipelineSearch:
                 each=tried.each,
             )
         except ConstraintError as e:
-            self.rounds.refuse(e)
+            self.loop.refuse(e)
             return NOTHING
 
     def _meshes(self, groups: int) -> Sequence[Mesh]:
         """Meshes of one group, from that on which is most like what was best."""
         try:
-            devices = self.rounds.machine.devices // groups
+            devices = self.loop.machine.devices // groups
             found = allowed_meshes(devices, self._wanted, groups=groups)
         except ConstraintError as e:
-            self.rounds.refuse(e)
+            self.loop.refuse(e)
             return ()
-        fastest, best = self.rounds.fastest, self._best
+        fastest, best = self.loop.fastest, self._best
         if best is not None:
             inner = _inner(best.mesh)
         elif fastest:

@@ -78,40 +78,40 @@ class Pipelines:
         self.schedule, self.spec = schedule, schedule_named(schedule)
         # Without a flush only the slowest stage counts, and of equals the sum.
         self.rounds = _ENDLESS if self.spec.asynchronous else self.micro_batches * each
-        self.homes_of_stages = np.array(self.spec.homes(groups, self.stages), np.int64)
+        self.group_of_stage = np.array(self.spec.homes(groups, self.stages), np.int64)
         # Of the weights beside one copy: predicted ones while a pass runs.
         self.copies = 0.0
         if self.spec.asynchronous:
             self.copies = 1 / (2 + optimizer_spec(writer.optimizer).state_tensors)
         self.points = offer.points
-        self.places = cuts.places(self.stages)
+        self.positions = cuts.positions(self.stages)
 
     def staged(self) -> list[Staged]:
         """The fastest pipeline that is found within each of some limits of memory."""
-        return self._staged([found for found in self._joined(list(self._fastest())) if found])
+        return self._staged([found for found in self._combined(list(self._fastest())) if found])
 
     def _fastest(self) -> Iterator[_Picked]:
         """Cuts, and the number of the point that each stage has."""
-        if len(self.places) <= self.stages or not len(self.points):
+        if len(self.positions) <= self.stages or not len(self.points):
             return
-        costs = self._costs(self.offer.running, self.places)
-        every = np.where(self.cuts.trains(self.places), costs.seconds(), np.inf)
-        worth = self._worth(every)
-        near = self._near(costs, every, *next(worth))
+        costs = self._costs(self.offer.running, self.positions)
+        every = np.where(self.cuts.trains(self.positions), costs.seconds(), np.inf)
+        widening = self._widening_intervals(every)
+        search = self._search_within(costs, every, *next(widening))
         limit = float("inf")
         for _ in range(_LIMITS):
-            while (found := near.fastest(limit)) is None:
-                wider = next(worth, None)
+            while (found := search.fastest(limit)) is None:
+                wider = next(widening, None)
                 if wider is None:
                     return
-                near = self._near(costs, every, *wider)
+                search = self._search_within(costs, every, *wider)
             stages, picked, worst = found
-            yield self.places[near.intervals.begin[stages[1:]]].tolist(), picked
+            yield self.positions[search.intervals.begin[stages[1:]]].tolist(), picked
             limit = min(worst - 1, _NARROWER * limit if np.isfinite(limit) else _NARROWER * worst)
 
-    def _near(
+    def _search_within(
         self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: Seconds
-    ) -> _Near:
+    ) -> _IntervalSearch:
         """The pipelines of these intervals, of which those up to `slowest` seconds are all."""
         at = np.s_[:, intervals.begin, intervals.end]
         once = costs.bytes(0)[at]
@@ -121,22 +121,22 @@ class Pipelines:
         # Stages that share a group get equal parts of its memory here; then all is priced anew.
         kinds = [(s == self.stages - 1, most) for s, most in enumerate(self._most_waiting)]
         distinct = list(dict.fromkeys(kinds))
-        held = self.each * np.stack([least[-last] + most * each for last, most in distinct])
+        stage_bytes = self.each * np.stack([least[-last] + most * each for last, most in distinct])
         kind = np.array([distinct.index(one) for one in kinds])
-        return _Near(intervals, self.rounds, slowest, every[at], held, kind)
+        return _IntervalSearch(intervals, self.rounds, slowest, every[at], stage_bytes, kind)
 
     def even(self, assignment: Assignment) -> Staged | None:
         """Stages of about equal time, all of which do what `assignment` says."""
-        if len(self.places) <= self.stages:
+        if len(self.positions) <= self.stages:
             return None
         running = self.offer.running_of(np.array([assignment], np.int64))
-        intervals = Intervals.of(self.cuts.trains(self.places))
-        seconds = self._costs(running, self.places).seconds()
+        intervals = Intervals.of(self.cuts.trains(self.positions))
+        seconds = self._costs(running, self.positions).seconds()
         times = seconds[0, intervals.begin, intervals.end]
         stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
         if stages is None:
             return None
-        return self.priced(assignment, self.places[intervals.begin[stages[1:]]].tolist())
+        return self.priced(assignment, self.positions[intervals.begin[stages[1:]]].tolist())
 
     def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
         """One pipeline, from scratch; None if its parts do not fit together."""
@@ -159,15 +159,15 @@ class Pipelines:
             return found
         ends = np.array([[0, *cuts, len(self.writer.graph.ops)] for cuts in every_cuts], np.int64)
         costs = self._costs(self.offer.running_of(assignments), ends)
-        homes, held = self.homes_of_stages, self._held(costs)
-        moved = np.diff(homes, prepend=-1) != 0  # a group hands nothing to itself
+        groups, stage_bytes = self.group_of_stage, self._stage_bytes(costs)
+        moved = np.diff(groups, prepend=-1) != 0  # a group hands nothing to itself
         rows = np.flatnonzero(costs.feasible).tolist()
         times = [
             [
                 StageTime(
                     float(costs.passes[row, s + 1] - costs.passes[row, s]) / self.micro_batches,
                     float(costs.once[row, s + 1] - costs.once[row, s]),
-                    float(costs.way[row, s]) / 2 * bool(moved[s]),
+                    float(costs.crossing_seconds[row, s]) / 2 * bool(moved[s]),
                     splits,
                 )
                 for s, splits in enumerate(self._splits(every_cuts[row]))
@@ -176,7 +176,7 @@ class Pipelines:
         ]
         every_seconds = steps_seconds(self.schedule, times, self.micro_batches, self.groups)
         for row, seconds, stages in zip(rows, every_seconds, times, strict=True):
-            most, _, _ = held.worst(row, homes, self._waiting)
+            most, _, _ = stage_bytes.worst(row, groups, self._waiting)
             point = Point(seconds, most, tuple(assignments[row].tolist()))
             receive_seconds = tuple(Seconds(stage.receives) for stage in stages[1:])
             found[row] = point, every_cuts[row], receive_seconds
@@ -187,20 +187,20 @@ class Pipelines:
         choice = np.array([staged.point.choice], np.int64)
         ends = np.array([[0, *staged.cuts, len(self.writer.graph.ops)]], np.int64)
         costs = self._costs(self.offer.running_of(choice), ends)
-        held, homes = self._held(costs), self.homes_of_stages
-        most, group, moment = held.worst(0, homes, self._waiting)
-        waiting = {s: int(moment[s]) for s in np.flatnonzero(homes == group).tolist()}
-        weights = sum(int(held.weights[0, stage]) for stage in waiting)
+        stage_bytes, groups = self._stage_bytes(costs), self.group_of_stage
+        most, group, moment = stage_bytes.worst(0, groups, self._waiting)
+        waiting = {s: int(moment[s]) for s in np.flatnonzero(groups == group).tolist()}
+        weights = sum(int(stage_bytes.weights[0, stage]) for stage in waiting)
         transient = staged.peak - fixed_bytes(self.writer.graph) - most
         rank = group * self.mesh.size // self.groups
         return stage_memory(costs, waiting, weights, transient, rank)
 
-    def _held(self, costs: StageCosts) -> _Held:
+    def _stage_bytes(self, costs: StageCosts) -> _StageBytes:
         begin = np.arange(self.stages)
         none, one = (costs.bytes(count)[:, begin, begin + 1] for count in (0, 1))
         weights = self._weights(costs)[:, begin, begin + 1]
         weights[:, -1] = 0  # the last stage predicts none
-        return _Held(none, one - none, weights)
+        return _StageBytes(none, one - none, weights)
 
     def _splits(self, cuts: Sequence[int]) -> list[bool]:
         """Of every stage, whether its backward passes come in halves."""
@@ -218,8 +218,8 @@ class Pipelines:
     @property
     def _waiting(self) -> tuple[Ints, ...]:
         """Micro-batches that wait in each stage of a group, at some moments: (moments, stages)."""
-        pieces = self.stages if self.spec.asynchronous else self.micro_batches
-        return waiting(self.schedule, self.groups, self.stages, pieces)
+        passes = self.stages if self.spec.asynchronous else self.micro_batches
+        return waiting(self.schedule, self.groups, self.stages, passes)
 
     @property
     def _most_waiting(self) -> list[int]:
@@ -227,10 +227,10 @@ class Pipelines:
         most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
         return [int(count) for count in most]
 
-    def _costs(self, running: Running, places: Ints) -> StageCosts:
-        return StageCosts(running, self.cuts, places, self.link)
+    def _costs(self, running: Running, positions: Ints) -> StageCosts:
+        return StageCosts(running, self.cuts, positions, self.link)
 
-    def _joined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
+    def _combined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
         """Every stage with its own point, or all with the one that most of them have."""
         if not every:
             return []
@@ -246,10 +246,10 @@ class Pipelines:
 
     def _point_of(self, cuts: Sequence[int], picked: Sequence[int]) -> Ints:
         """Of every node the number of the point that decides it."""
-        found: Ints = np.array(picked)[np.searchsorted(cuts, self.offer.homes.choice, "right")]
+        found: Ints = np.array(picked)[np.searchsorted(cuts, self.offer.owners.choice, "right")]
         return found
 
-    def _worth(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
+    def _widening_intervals(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
         """Intervals that pipelines have which are up to so many times as slow as the fastest.
 
         And how many seconds that is. `every` are those of intervals under each point, (P, C, C). A
@@ -263,13 +263,13 @@ class Pipelines:
         for slower in _SLOWER:
             most = slower * whole
             last = slower == _SLOWER[-1]
-            near = Intervals.of(np.isfinite(seconds) & (seconds <= most))
-            yield near, Seconds(np.inf if last else most)
+            search = Intervals.of(np.isfinite(seconds) & (seconds <= most))
+            yield search, Seconds(np.inf if last else most)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _StageBytes:
     """Bytes that add up in every stage of pipelines: (P, stages).
 
     Those that are always there, those of every micro-batch that waits, and predicted weights.
@@ -279,34 +279,34 @@ class _Held:
     each: Ints
     weights: Ints
 
-    def worst(self, row: int, homes: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
+    def worst(self, row: int, groups: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
         """What the group holds that holds most; its number, and what waits in each stage then.
 
-        `homes` are the groups of the stages, `waiting` as in `cost.passes`.
+        `groups` are the groups of the stages, `waiting` as `pipeline_schedules.waiting` gives it.
         """
         found = []
-        kept = np.bincount(homes, self.once[row] + self.weights[row], len(waiting))
+        kept = np.bincount(groups, self.once[row] + self.weights[row], len(waiting))
         for group, moments in enumerate(waiting):
-            held = moments @ self.each[row]
-            at = int(held.argmax())
-            found.append((int(kept[group]) + int(held[at]), group, moments[at]))
+            stage_bytes = moments @ self.each[row]
+            at = int(stage_bytes.argmax())
+            found.append((int(kept[group]) + int(stage_bytes[at]), group, moments[at]))
         return max(found, key=lambda one: one[0])
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Near:
+class _IntervalSearch:
     """Pipelines whose stages are among some intervals.
 
     Others take more than `slowest` seconds. Under point p interval i takes `seconds[p, i]` and a
-    stage s holds `held[kind[s], p, i]` bytes.
+    stage s holds `stage_bytes[kind[s], p, i]` bytes.
     """
 
     intervals: Intervals
     rounds: int
     slowest: Seconds
     seconds: Floats  # (P, I)
-    held: Ints  # (kinds of stages, P, I)
+    stage_bytes: Ints  # (kinds of stages, P, I)
     kind: Ints  # (stages,)
 
     def fastest(self, limit: float) -> tuple[list[int], list[int], int] | None:
@@ -314,9 +314,11 @@ class _Near:
 
         None if there is no such pipeline, or if others may be faster.
         """
-        least = np.full((self.held.shape[0], self.held.shape[2]), np.inf)
-        for held, seconds in zip(self.held.swapaxes(0, 1), self.seconds, strict=True):
-            np.minimum(least, seconds, out=least, where=held <= limit)  # a point: stays in cache
+        least = np.full((self.stage_bytes.shape[0], self.stage_bytes.shape[2]), np.inf)
+        for stage_bytes, seconds in zip(self.stage_bytes.swapaxes(0, 1), self.seconds, strict=True):
+            np.minimum(
+                least, seconds, out=least, where=stage_bytes <= limit
+            )  # a point: stays in cache
         costs = least[self.kind]
         stages = partition(costs, self.intervals, self.rounds)
         if stages is None:
@@ -324,7 +326,7 @@ class _Near:
         every = np.arange(len(stages))
         if objective(costs[every, stages].tolist(), self.rounds) > self.slowest:
             return None
-        held = self.held[self.kind, :, stages]
-        picked = np.where(held <= limit, self.seconds[:, stages].T, np.inf).argmin(axis=1)
-        worst = int(held[every, picked].max())
+        stage_bytes = self.stage_bytes[self.kind, :, stages]
+        picked = np.where(stage_bytes <= limit, self.seconds[:, stages].T, np.inf).argmin(axis=1)
+        worst = int(stage_bytes[every, picked].max())
         return stages, picked.tolist(), worst

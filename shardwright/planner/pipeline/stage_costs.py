@@ -27,11 +27,11 @@ _POINTS = 12  # of those found on a mesh
 
 
 @dataclass(frozen=True, eq=False)
-class Homes:
+class NodeOwners:
     """Where every node of whole assignments of a space belongs.
 
     `cost` is the operator, by number, whose stage pays for a node, `choice` that
-    whose stage decides: pieces that may be recomputed are decided as a whole.
+    whose stage decides: segments that may be recomputed are decided as a whole.
     `state` are the parameters.
     """
 
@@ -40,7 +40,7 @@ class Homes:
     state: Bools  # (nodes,)
 
     @classmethod
-    def of(cls, writer: PlanBuilder) -> Homes:
+    def of(cls, writer: PlanBuilder) -> NodeOwners:
         graph, folded = writer.graph, writer.space.folded
         count, last = folded.num_nodes, len(graph.ops)
         state = np.zeros(count, bool)
@@ -49,13 +49,13 @@ class Homes:
             readers = graph.consumers[leaf.name]
             number[leaf.name] = number[readers[0].name] if readers else 0
             state[list(writer.nodes(leaf.name)[0])] = True
-        homes, switches = [last] * count, [-1] * count
-        for name, home in number.items():
+        owners, switches = [last] * count, [-1] * count
+        for name, owner in number.items():
             nodes, switch = writer.nodes(name)
             for node in nodes:
-                homes[node] = min(homes[node], home)
+                owners[node] = min(owners[node], owner)
                 switches[node] = switch
-        cost, switch_of = np.array(homes, np.int64), np.array(switches, np.int64)
+        cost, switch_of = np.array(owners, np.int64), np.array(switches, np.int64)
         _, tail, head = folded.edge_ends()
         unknown = cost == last  # readings and switches: with the first that they lead to
         found = cost.copy()
@@ -73,7 +73,7 @@ class Offer:
     def __init__(self, writer: PlanBuilder, points: Sequence[Point]) -> None:
         self.writer = writer
         self.prices = PriceList.of(writer.space.folded)
-        self.homes = Homes.of(writer)
+        self.owners = NodeOwners.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
 
@@ -84,7 +84,7 @@ class Offer:
 
     def running_of(self, assignments: Ints) -> Running:
         """What whole assignments cost, (P, nodes)."""
-        return Running(self.writer, self.prices, self.homes, assignments)
+        return Running(self.writer, self.prices, self.owners, assignments)
 
 
 def most_updates(writer: PlanBuilder) -> float:
@@ -106,41 +106,43 @@ class Running:
     Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
     """
 
-    def __init__(self, writer: PlanBuilder, prices: PriceList, homes: Homes, points: Ints) -> None:
-        self.writer, self.homes, self.points = writer, homes, points
+    def __init__(
+        self, writer: PlanBuilder, prices: PriceList, owners: NodeOwners, points: Ints
+    ) -> None:
+        self.writer, self.owners, self.points = writer, owners, points
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])
-        home = homes.cost[prices.head]
-        is_state = (terms < len(homes.cost)) & homes.state[prices.head]
+        owner = owners.cost[prices.head]
+        is_state = (terms < len(owners.cost)) & owners.state[prices.head]
         time, memory = prices.time[entries], prices.memory[entries]
         self.feasible = np.isfinite(time).all(axis=1)
         time[~np.isfinite(time)] = 0.0
-        self.passes = self._running(time, home, ~is_state)  # seconds of a step
-        self.once = self._running(time, home, is_state)
-        self.state = self._running(memory, home, is_state).astype(np.int64)  # bytes
-        self.kept = self._running(memory, home, ~is_state).astype(np.int64)
-        self.states = memory[:, : len(homes.cost)]  # of the nodes that are parameters
+        self.passes = self._running(time, owner, ~is_state)  # seconds of a step
+        self.once = self._running(time, owner, is_state)
+        self.state = self._running(memory, owner, is_state).astype(np.int64)  # bytes
+        self.kept = self._running(memory, owner, ~is_state).astype(np.int64)
+        self.states = memory[:, : len(owners.cost)]  # of the nodes that are parameters
 
-    def _running(self, amounts: Floats | Ints, home: Ints, mine: Bools) -> Floats:
+    def _running(self, amounts: Floats | Ints, owner: Ints, mask: Bools) -> Floats:
         """(P, terms) -> (P, operators + 1). Bytes stay exact."""
         size, rows = len(self.writer.graph.ops) + 1, len(amounts)
-        where = (np.arange(rows) * size)[:, None] + (home[mine] + 1)
-        found = sums(where.ravel(), amounts[:, mine].ravel(), rows * size).reshape(rows, size)
+        where = (np.arange(rows) * size)[:, None] + (owner[mask] + 1)
+        found = sums(where.ravel(), amounts[:, mask].ravel(), rows * size).reshape(rows, size)
         return np.cumsum(found, axis=1)
 
 
 @final
 class StageCosts:
-    """Costs of intervals between `places`, some of `cuts` with both ends of the graph.
+    """Costs of intervals between `positions`, some of `cuts` with both ends of the graph.
 
-    `places` are the same for all of the assignments that are `running`, (C,), or of each its own,
+    `positions` are equal for all `running` assignments, (C,), or given for each of them,
     (P, C); `link` is what joins the groups.
     """
 
-    def __init__(self, running: Running, cuts: StageCuts, places: Ints, link: Link) -> None:
+    def __init__(self, running: Running, cuts: StageCuts, positions: Ints, link: Link) -> None:
         self.running, self.cuts = running, cuts
         self.writer, self.feasible = running.writer, running.feasible
-        self.places = np.broadcast_to(places, (len(running.points), places.shape[-1]))
+        self.positions = np.broadcast_to(positions, (len(running.points), positions.shape[-1]))
         self.micro_batches = self.writer.space.model.micro_batches
         self.passes = self._at(running.passes)  # seconds of a step, (P, C)
         self.once = self._at(running.once)
@@ -151,48 +153,51 @@ class StageCosts:
         machine = self.writer.space.model.machine
         call = machine.collective_launch_seconds + per_hop
         inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
-        self.way = inner * 2  # of values, and of their gradients back
+        self.crossing_seconds = inner * 2  # of values, and of their gradients back
 
     def seconds(self) -> Floats:
         """Of every interval, a step's: (P, C, C), from the first cut to the second."""
-        way, total = self.way * self.micro_batches, self.passes + self.once
-        found: Floats = total[:, None, :] - total[:, :, None] + way[:, :, None]
+        crossing_seconds, total = (
+            self.crossing_seconds * self.micro_batches,
+            self.passes + self.once,
+        )
+        found: Floats = total[:, None, :] - total[:, :, None] + crossing_seconds[:, :, None]
         found[~self.feasible] = np.inf
         return found
 
     def bytes(self, waiting: int) -> Ints:
         """Of every interval, as a stage in which `waiting` micro-batches wait: (P, C, C)."""
-        held: Ints = self.state + waiting * self.kept
+        sizes: Ints = self.state + waiting * self.kept
         buffers = 2 * self.micro_batches * self.crossing
         ends: Ints = buffers[:, :, None] + buffers[:, None, :]
-        found: Ints = held[:, None, :] - held[:, :, None] + self._copies + ends
+        found: Ints = sizes[:, None, :] - sizes[:, :, None] + self._copies + ends
         return found
 
     @cached_property
     def _copies(self) -> Ints:
         """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
-        places = self.places
-        found = np.zeros((*places.shape, places.shape[1]), np.int64)
+        positions = self.positions
+        found = np.zeros((*positions.shape, positions.shape[1]), np.int64)
         for name, readers in self.cuts.read_again:
-            reads = np.searchsorted(readers, places)  # how many are before each place
+            reads = np.searchsorted(readers, positions)  # how many are before each place
             again = reads[:, None, :] > reads[:, :, None]
-            again &= places[:, :, None] > readers[0]
+            again &= positions[:, :, None] > readers[0]
             if again.any():
                 nodes = list(self.writer.nodes(name)[0])
-                held = self.running.states[:, nodes].sum(axis=1)
-                found += held[:, None, None] * again
+                sizes = self.running.states[:, nodes].sum(axis=1)
+                found += sizes[:, None, None] * again
         return found
 
     def _at(self, running: NDArray[Any]) -> Any:
-        return np.take_along_axis(running, self.places, axis=1)
+        return np.take_along_axis(running, self.positions, axis=1)
 
     def _crossing(self) -> Ints:
         """Bytes of a rank's tiles of what crosses each cut."""
-        found = np.zeros(self.places.shape, np.int64)
+        found = np.zeros(self.positions.shape, np.int64)
         known: dict[str, Ints] = {}
-        for place in np.unique(self.places[:, 1:-1]).tolist():
-            at = self.places == place
-            for name in self.cuts.crossing(place):
+        for position in np.unique(self.positions[:, 1:-1]).tolist():
+            at = self.positions == position
+            for name in self.cuts.crossing(position):
                 if name not in known:
                     known[name] = self.writer.tile_bytes(name, self.running.points)
                 found += known[name][:, None] * at

@@ -27,8 +27,8 @@ def stage_memory(
     first.
     """
     writer, running = costs.writer, costs.running
-    graph, places = writer.graph, costs.places[0].tolist()
-    spans = {stage: places[stage : stage + 2] for stage in waiting}
+    graph, positions = writer.graph, costs.positions[0].tolist()
+    spans = {stage: positions[stage : stage + 2] for stage in waiting}
     found: Counter[tuple[str | None, str]] = Counter()
     kept = np.diff(running.kept[0]).tolist()
     for stage, (begin, end) in spans.items():
@@ -39,9 +39,9 @@ def stage_memory(
     again = dict(costs.cuts.read_again)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         nodes = list(writer.nodes(leaf.name)[0])
-        home, readers = int(running.homes.cost[nodes[0]]), again.get(leaf.name, ())
+        owner, readers = int(running.owners.cost[nodes[0]]), again.get(leaf.name, ())
         copies = sum(
-            begin <= home < end or (begin > home and any(begin <= i < end for i in readers))
+            begin <= owner < end or (begin > owner and any(begin <= i < end for i in readers))
             for begin, end in spans.values()
         )
         size = copies * int(running.states[0, nodes].sum())

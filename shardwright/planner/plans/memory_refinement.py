@@ -65,10 +65,10 @@ class MemoryRefinement:
         if id(plan) in self._known:
             return self._known[id(plan)][1]
         decisions = read_plan(plan, self.graph, self._analysis)
-        alike = plan.mesh.size == 1 or ranks_are_alike(self.graph, self._analysis, decisions)
+        equal = plan.mesh.size == 1 or ranks_are_equal(self.graph, self._analysis, decisions)
         found = [
             step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._tracer)
-            for rank in ((0,) if alike else (0, plan.mesh.size - 1))
+            for rank in ((0,) if equal else (0, plan.mesh.size - 1))
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
         found_plan = replace(plan, memory=most, peak_bytes=most.peak)
@@ -76,7 +76,7 @@ class MemoryRefinement:
         return found_plan
 
 
-def ranks_are_alike(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
+def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
     """Whether it is certain that all ranks hold as much: every cut leaves parts of one size.
 
     Pieces of the batch and lines that devices share out among them may be uneven in other ways.

@@ -22,7 +22,7 @@ _GAIN = 1e-2  # a plan that is faster by less is not worth a try
 
 
 @dataclass
-class _Lane:
+class _MeshCandidates:
     """What is left of the candidates of one mesh, fastest first."""
 
     left: list[Candidate]
@@ -48,11 +48,12 @@ class OffFrontierPlans:
         write: Callable[[Candidate], Plan],
         settle: Callable[[Plan], Plan],
     ) -> None:
-        lanes: dict[int, list[Candidate]] = {}
+        by_mesh: dict[int, list[Candidate]] = {}
         for candidate in candidates:
-            lanes.setdefault(id(candidate.writer), []).append(candidate)
-        self._lanes: Sequence[list[Candidate]] = [
-            sorted(lane, key=lambda one: one.cost) for lane in lanes.values()
+            by_mesh.setdefault(id(candidate.writer), []).append(candidate)
+        self._by_mesh: Sequence[list[Candidate]] = [
+            sorted(candidates_of_mesh, key=lambda one: one.cost)
+            for candidates_of_mesh in by_mesh.values()
         ]
         self._write, self._settle = write, settle
 
@@ -63,26 +64,26 @@ class OffFrontierPlans:
         mesh then has its own. None where no plan is found, or where too many were tried.
         """
         enough = than / (1 + _GAIN)
-        heap: list[tuple[Seconds, int, Candidate, Plan]] = []
-        lanes = [_Lane(list(candidates), share) for candidates in self._lanes]
+        queue: list[tuple[Seconds, int, Candidate, Plan]] = []
+        by_mesh = [_MeshCandidates(list(candidates), share) for candidates in self._by_mesh]
 
         def offer(number: int) -> None:
-            candidate = lanes[number].next(limit)
+            candidate = by_mesh[number].next(limit)
             if candidate is None:
                 return
             plan = self._write(candidate)
             if plan.step_seconds < enough:
-                heapq.heappush(heap, (plan.step_seconds, number, candidate, plan))
+                heapq.heappush(queue, (plan.step_seconds, number, candidate, plan))
 
-        for number in range(len(lanes)):
+        for number in range(len(by_mesh)):
             offer(number)
         for _ in range(_TRIES):
-            if not heap:
+            if not queue:
                 break
-            _, number, candidate, plan = heapq.heappop(heap)
+            _, number, candidate, plan = heapq.heappop(queue)
             settled = self._settle(plan)
             if settled.peak_bytes <= limit:
                 return settled
-            lanes[number].share = settled.peak_bytes / candidate.peak
+            by_mesh[number].share = settled.peak_bytes / candidate.peak
             offer(number)
         return None

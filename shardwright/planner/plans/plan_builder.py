@@ -55,13 +55,14 @@ class PlanBuilder:
 
         Twin and switch are -1 where there are none, all of it None where nothing is decided.
         """
-        places, first = self.space.places, self.space.first_parameter
+        op_nodes, first = self.space.op_nodes, self.space.first_parameter
         own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
         found = {
-            op.name: self._three(op.name, places[self._rep(op.name)].node) for op in self.graph.ops
+            op.name: self._decision_nodes(op.name, op_nodes[self._rep(op.name)].node)
+            for op in self.graph.ops
         }
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            found[leaf.name] = self._three(leaf.name, own[self._rep(leaf.name)])
+            found[leaf.name] = self._decision_nodes(leaf.name, own[self._rep(leaf.name)])
         return found
 
     def nodes(self, name: str) -> tuple[tuple[int, ...], int]:
@@ -70,10 +71,10 @@ class PlanBuilder:
         The second, if there is one, decides where it is recomputed; and the node that says whether
         it is, -1 if it never is.
         """
-        three = self._node[name]
-        if three is None:
+        decision = self._node[name]
+        if decision is None:
             return (), -1
-        return three[: 1 if three[1] < 0 else 2], three[2]
+        return decision[: 1 if decision[1] < 0 else 2], decision[2]
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
         """Bytes of the largest tile of a value that an operator makes, or of a whole leaf.
@@ -86,12 +87,12 @@ class PlanBuilder:
             return np.full(len(choices), tensor.bytes)
         like = self._like[self._rep(maker.name)]
         chosen = np.zeros(len(choices), np.int64)
-        if (three := self._node[maker.name]) is not None:
-            node, twin, switch = three
+        if (decision := self._node[maker.name]) is not None:
+            node, twin, switch = decision
             chosen = choices[:, node]
             if switch >= 0:
                 chosen = np.where(choices[:, switch] == 1, choices[:, twin], chosen)
-        k = self.space.places[like.name].options[chosen]
+        k = self.space.op_nodes[like.name].options[chosen]
         return self._tiles(like, maker.outputs.index(value), tensor.dtype)[k]
 
     def _tiles(self, like: Op, i: int, dtype: str) -> Ints:
@@ -104,21 +105,21 @@ class PlanBuilder:
             self._tile_bytes[like.name, i] = tiles
         return self._tile_bytes[like.name, i]
 
-    def _three(self, name: str, node: int | None) -> tuple[int, int, int] | None:
+    def _decision_nodes(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:
             return None
-        both, piece = self.space.recompute_choice, self.space.segment_of.get(node)
-        if piece is None:
+        both, segment = self.space.recompute_choice, self.space.segment_of.get(node)
+        if segment is None:
             return self._whole(name, node), -1, -1
-        twin, switch = both.twins[node], both.switches[piece]
+        twin, switch = both.twins[node], both.switches[segment]
         return self._whole(name, node), self._whole(name, twin), self._whole(name, switch)
 
     def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
         """What was chosen for `name`, and the switch by which it is recomputed, -1 by none."""
-        three = self._node[name]
-        if three is None:
+        decision = self._node[name]
+        if decision is None:
             return 0, -1
-        node, twin, switch = three
+        node, twin, switch = decision
         again = switch >= 0 and choice[switch] == 1
         return (choice[twin], switch) if again else (choice[node], -1)
 
@@ -137,13 +138,13 @@ class PlanBuilder:
             number, copy = self._second.get(name, (-1, 0))
             if number < 0:
                 return node
-        run, (places, column) = folded.runs[number], self._places[number]
+        run, (rows, column) = folded.runs[number], self._run_nodes[number]
         if node == run.entry and copy > 0:
-            return places[copy - 1][column[run.exit]]
-        return places[copy][column[node]] if node in column else node
+            return rows[copy - 1][column[run.exit]]
+        return rows[copy][column[node]] if node in column else node
 
     @cached_property
-    def _places(self) -> list[tuple[list[list[int]], dict[int, int]]]:
+    def _run_nodes(self) -> list[tuple[list[list[int]], dict[int, int]]]:
         """Of every run where its nodes stand, copy by copy, and the column of each node."""
         folded = self.space.folded
         return [
@@ -206,8 +207,8 @@ class PlanBuilder:
         What is `staged` has copies of a parameter for each stage.
         """
         machine, measure = self.space.model.machine, self.space.model.measure
-        shares = machine.settles and measure.brings_once and not staged
-        ops, transfers, spared = self._operators(point.choice, shares=shares)
+        shares = machine.settles and measure.redistributes_once and not staged
+        ops, transfers, saved = self._operators(point.choice, shares=shares)
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         plan = Plan(
@@ -215,7 +216,7 @@ class PlanBuilder:
             machine=machine.name,
             mesh=self.space.model.mesh,
             optimizer=self.optimizer,
-            step_seconds=Seconds(point.time - spared),
+            step_seconds=Seconds(point.time - saved),
             peak_bytes=peak,
             lower_bound_seconds=Seconds(0.0),
             inputs=tuple(InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors),
@@ -261,16 +262,18 @@ class PlanBuilder:
         """
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
-        spared = 0.0
+        saved = 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
         layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
         weights = frozenset(layouts)
-        pieces: dict[int, int] = {}  # switch -> number of the piece in the plan
-        for given in self._steps.given:
-            chosen, switch = self._chosen(given.op.name, choice)
-            piece = 0 if switch < 0 else pieces.setdefault(switch, len(pieces) + 1)
-            sources = tuple(layouts.get(value, ANYWHERE) for value in given.brings)
-            step = self._steps.of(given, given.options[chosen], piece, sources)
+        segment_numbers: dict[int, int] = {}  # switch -> number of the segment in the plan
+        for call in self._steps.calls:
+            chosen, switch = self._chosen(call.op.name, choice)
+            segment = (
+                0 if switch < 0 else segment_numbers.setdefault(switch, len(segment_numbers) + 1)
+            )
+            sources = tuple(layouts.get(value, ANYWHERE) for value in call.values)
+            step = self._steps.of(call, call.options[chosen], segment, sources)
             layouts.update(step.layouts)
             ops.append(step.op)
             for value, wanted, moved in step.operand_transfers:
@@ -278,16 +281,16 @@ class PlanBuilder:
                 copy = (
                     value,
                     wanted,
-                    piece if made_there else 0,
+                    segment if made_there else 0,
                 )  # as in `program/lower/rank_program.py`
                 if shares and copy in copies:
-                    spared += sum(t.seconds for t in moved)
+                    saved += sum(t.seconds for t in moved)
                     continue
                 if value in weights:
                     copies.add(copy)
                 transfers += moved
             transfers += step.transfers
-        return ops, transfers, Seconds(spared)
+        return ops, transfers, Seconds(saved)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
         """Every parameter, its storage (code, regathered), its place among the short graph's."""
@@ -315,10 +318,10 @@ class PlanBuilder:
 
     def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
         model, leaf = self.space.model, self.space.parameters[number]
-        seconds, held = model.parameter(leaf, _only(code))
+        seconds, sizes = model.parameter(leaf, _only(code))
         layout = model.layout(leaf.name, code)
-        size, spent = Bytes(int(held[0])), Seconds(float(seconds[0]))
-        return PlannedParameter(name, layout, size, spent, regathered)
+        size, update_seconds = Bytes(int(sizes[0])), Seconds(float(seconds[0]))
+        return PlannedParameter(name, layout, size, update_seconds, regathered)
 
 
 def _only(code: int) -> Ints:

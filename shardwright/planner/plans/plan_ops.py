@@ -59,7 +59,7 @@ class PlannedCall(NamedTuple):
     op: Op
     like: Op
     options: list[int]
-    brings: tuple[str, ...]  # values that it reads, and no other brings for both
+    values: tuple[str, ...]  # values that it reads, and no other brings for both
     form: tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]
 
 
@@ -69,7 +69,7 @@ class _Pattern(NamedTuple):
     op: PlannedOp
     operand_transfers: tuple[
         tuple[int, OperandTransfers], ...
-    ]  # by the index in `PlannedCall.brings`
+    ]  # by the index in `PlannedCall.values`
     returned: tuple[tuple[int, Transfer], ...]  # by the number of the output
     internal_reductions: tuple[Transfer, ...]
     results: tuple[StoredLayout, ...]
@@ -88,7 +88,7 @@ class Steps:
         self._patterns: dict[object, _Pattern] = {}
 
     @cached_property
-    def given(self) -> list[PlannedCall]:
+    def calls(self) -> list[PlannedCall]:
         """Every operator, in order."""
         shared = {
             (reading.value, op.name): reading.readers[0].name
@@ -99,44 +99,44 @@ class Steps:
         found = []
         for op in self.graph.ops:
             like = self._like[self._stands_for.get(op.name, op.name)]
-            places: dict[str, list[int]] = {}
-            for place, value in enumerate(op.operands):
-                places.setdefault(value, []).append(place)
+            positions: dict[str, list[int]] = {}
+            for position, value in enumerate(op.operands):
+                positions.setdefault(value, []).append(position)
             reads = {
                 value: (like.operands[at[0]], tuple(at))
-                for value, at in places.items()
+                for value, at in positions.items()
                 if shared.get((like.operands[at[0]], like.name), like.name) == like.name
             }
             out = tuple(i for i, value in enumerate(op.outputs) if value in returned)
             form = tuple(reads.values()), out
-            options = self.space.places[like.name].options.tolist()
+            options = self.space.op_nodes[like.name].options.tolist()
             found.append(PlannedCall(op, like, options, tuple(reads), form))
         return found
 
     def of(
-        self, given: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
     ) -> Step:
         """The step of an operator under its option `k`, given the layouts of its operands.
 
         `segment` is the number of its recomputed segment, 0 if it is not recomputed.
         """
-        key = given.op.name, k, segment, sources
+        key = call.op.name, k, segment, sources
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._step(given, k, segment, sources)
+            found = self._known[key] = self._step(call, k, segment, sources)
         return found
 
     def _step(
-        self, given: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
     ) -> Step:
-        key = given.like.name, k, segment > 0, sources, given.form
+        key = call.like.name, k, segment > 0, sources, call.form
         pattern = self._patterns.get(key)
         if pattern is None:
-            pattern = self._patterns[key] = self._pattern(given, k, segment > 0, sources)
-        op = given.op
+            pattern = self._patterns[key] = self._pattern(call, k, segment > 0, sources)
+        op = call.op
         operand_transfers = []
-        for place, one in pattern.operand_transfers:
-            value = given.brings[place]
+        for index, one in pattern.operand_transfers:
+            value = call.values[index]
             moved = tuple(_of(t, value, op.name) for t in one.transfers)
             operand_transfers.append(OperandTransfers(value, one.wanted, moved))
         transfers = [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
@@ -147,23 +147,23 @@ class Steps:
         return Step(planned, tuple(operand_transfers), tuple(transfers), layouts)
 
     def _pattern(
-        self, given: PlannedCall, k: int, again: bool, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, again: bool, sources: tuple[StoredLayout, ...]
     ) -> _Pattern:
         """The step of operators of one form, given the layouts of their operands."""
-        model, like, (reads, out) = self.space.model, given.like, given.form
+        model, like, (reads, out) = self.space.model, call.like, call.form
         options = model.options(like)
         operand_transfers: list[tuple[int, OperandTransfers]] = []
-        for place, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
+        for index, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
             wants = dict.fromkeys(
                 (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
             )
             for want in wants:
                 moved = self._moved(like, rep, (code, again, regathered), want)
                 if moved:
-                    operand_transfers.append((place, OperandTransfers(rep, want, tuple(moved))))
+                    operand_transfers.append((index, OperandTransfers(rep, want, tuple(moved))))
         codes = [int(result[k]) for result in options.results]
         returned = [(i, t) for i in out for t in model.returned(like.outputs[i], codes[i])]
-        internal_reductions = tuple(model.agreements(like, k, again))
+        internal_reductions = tuple(model.internal_transfers(like, k, again))
         return _Pattern(
             self._operator(like, k, again, internal_reductions),
             tuple(operand_transfers),

@@ -50,11 +50,11 @@ class Skeleton:
     """What of a space does not depend on what its operators may do.
 
     `leaders` are the operators that lead a cluster, None for those that the model says, and then
-    also those `apart`; `shared` has by value the readers of each reading, None likewise.
+    also those `forced_leaders`; `shared` has by value the readers of each reading, None likewise.
     """
 
     leaders: frozenset[str] | None = None
-    apart: frozenset[str] = frozenset()
+    forced_leaders: frozenset[str] = frozenset()
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
 
 
@@ -65,34 +65,34 @@ FREE = Skeleton()
 class Assembly:
     """What a space is made of: nodes are clusters, then readings, then parameters.
 
-    `pieces` are operator numbers that may be recomputed together.
+    `segments` are operator numbers that may be recomputed together.
     """
 
     def __init__(
-        self, model: CostModel, pieces: Sequence[range], skeleton: Skeleton = FREE
+        self, model: CostModel, segments: Sequence[range], skeleton: Skeleton = FREE
     ) -> None:
         self.model = model
         self._given = skeleton
         self.leaves = model.graph.leaves_of(LeafKind.PARAMETER)
         self.number = {op.name: i for i, op in enumerate(model.graph.ops)}
-        self._piece = {
-            model.graph.ops[i].name: number for number, span in enumerate(pieces) for i in span
+        self._segment = {
+            model.graph.ops[i].name: number for number, span in enumerate(segments) for i in span
         }
-        self.clusters = Clusters(model, self._piece, skeleton.leaders, skeleton.apart)
-        self.segment_of = self._movable()  # node -> its piece
+        self.clusters = Clusters(model, self._segment, skeleton.leaders, skeleton.forced_leaders)
+        self.segment_of = self._movable()  # node -> its segment
         self.readings: list[Reading] = []
         self._reads: dict[tuple[str, str], int] = {}  # (value, reader) -> node of its reading
         self._wants: dict[tuple[bytes, bytes], tuple[Ints, bytes]] = {}
-        for op in model.graph.ops if model.measure.brings_once else ():
+        for op in model.graph.ops if model.measure.redistributes_once else ():
             for value in op.outputs:
                 self._share(value)
         self.storage = tuple(self._storage())
         for i, leaf in enumerate(self.leaves, self.first_parameter):
             readers = model.graph.consumers[leaf.name]
-            at = {self.segment_of.get(self.clusters.places[op.name].own_node) for op in readers}
-            (piece,) = at if len(at) == 1 else (None,)
-            if piece is not None:  # then only this piece need know how it is stored
-                self.segment_of[i] = piece
+            at = {self.segment_of.get(self.clusters.op_nodes[op.name].own_node) for op in readers}
+            (segment,) = at if len(at) == 1 else (None,)
+            if segment is not None:  # then only this segment need know how it is stored
+                self.segment_of[i] = segment
         self._tables: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[object] = []  # what the keys of `_tables` are made of
 
@@ -108,7 +108,7 @@ class Assembly:
             shared[reading.value] = (*shared.get(reading.value, ()), group)
         return Skeleton(frozenset(op.name for op in self.clusters.leaders), shared=shared)
 
-    def homes(self) -> list[frozenset[int]]:
+    def owners(self) -> list[frozenset[int]]:
         """The operators that each node belongs to."""
         consumers = self.model.graph.consumers
         found = [frozenset({self.number[op.name]}) for op in self.clusters.leaders]
@@ -122,7 +122,7 @@ class Assembly:
         """Every operator that may be recomputed, with those that are recomputed with it."""
         groups: dict[int, set[str]] = {}
         for op in self.model.graph.ops:
-            node = self.clusters.places[op.name].node
+            node = self.clusters.op_nodes[op.name].node
             if node is not None and node in self.segment_of:
                 groups.setdefault(self.segment_of[node], set()).add(op.name)
         frozen = [frozenset(group) for group in groups.values()]
@@ -138,8 +138,8 @@ class Assembly:
         ]
         for reading in self.readings:
             size = len(reading.want.layout)
-            silent = self._known(("silent", size), partial(_silent, size))
-            nodes.append(Node(f"{reading.value} as read by {reading.readers[0].name}", *silent))
+            zeros = self._known(("silent", size), partial(_zeros, size))
+            nodes.append(Node(f"{reading.value} as read by {reading.readers[0].name}", *zeros))
         for leaf, stored in zip(self.leaves, self.storage, strict=True):
             table = self.model.parameter(leaf, stored.codes)
             nodes.append(Node(leaf.name, table.seconds, table.bytes))
@@ -147,31 +147,31 @@ class Assembly:
         return Problem(tuple(nodes), tuple(edges))
 
     def _movable(self) -> dict[int, int]:
-        """Clusters that are recomputed with their piece: all but those at its end.
+        """Clusters that are recomputed with their segment: all but those at its end.
 
-        What only later pieces read is made once: nothing that is recomputed needs it.
+        What only later segments read is made once: nothing that is recomputed needs it.
         """
-        places, consumers = self.clusters.places, self.model.graph.consumers
+        op_nodes, consumers = self.clusters.op_nodes, self.model.graph.consumers
         staying: set[int] = set()
         members: dict[int, list[Op]] = {}
         for op in self.model.graph.ops:
-            node = places[op.name].node
+            node = op_nodes[op.name].node
             if node is not None:
                 members.setdefault(node, []).append(op)
         found: dict[int, int] = {}
         for node in range(len(self.clusters.leaders) - 1, -1, -1):
-            piece = self._piece.get(self.clusters.leaders[node].name)
-            if piece is None:
+            segment = self._segment.get(self.clusters.leaders[node].name)
+            if segment is None:
                 continue
             readers = [op for made in members[node] for v in made.outputs for op in consumers[v]]
             inside = {
-                places[op.name].node for op in readers if self._piece.get(op.name) == piece
+                op_nodes[op.name].node for op in readers if self._segment.get(op.name) == segment
             } - {node, None}
-            crossing = any(self._piece.get(op.name) != piece for op in readers)
+            crossing = any(self._segment.get(op.name) != segment for op in readers)
             if crossing and inside <= staying:
                 staying.add(node)
             else:
-                found[node] = piece
+                found[node] = segment
         return found
 
     def _share(self, value: str) -> None:
@@ -187,9 +187,9 @@ class Assembly:
             layout, grad = _pairs(self._want(value, asked), self._wants)[0]
             node = len(self.clusters.leaders) + len(self.readings)
             self.readings.append(Reading(value, tuple(readers), Want(layout, grad)))
-            piece = self.segment_of.get(self.clusters.places[readers[0].name].own_node)
-            if piece is not None:
-                self.segment_of[node] = piece
+            segment = self.segment_of.get(self.clusters.op_nodes[readers[0].name].own_node)
+            if segment is not None:
+                self.segment_of[node] = segment
             for op in readers:
                 self._reads[value, op.name] = node
 
@@ -206,18 +206,18 @@ class Assembly:
             return [[op for op in readers if op.name in group] for group in named]
         groups: dict[tuple[bytes, int | None], list[Op]] = {}
         for op in readers:
-            place, positions = self.clusters.places[op.name], _positions(op, value)
-            if place.leads and place.node != source and len(positions) == 1:
+            op_node, positions = self.clusters.op_nodes[op.name], _positions(op, value)
+            if op_node.leads and op_node.node != source and len(positions) == 1:
                 want = self.model.want(value, op, positions[0])
-                key = _pairs(want, self._wants)[1], self.segment_of.get(place.own_node)
+                key = _pairs(want, self._wants)[1], self.segment_of.get(op_node.own_node)
                 groups.setdefault(key, []).append(op)
         return groups.values()
 
     def _activations(self, recomputed: _Recomputed) -> list[Edge]:
         """From the clusters that make values to those that read them."""
-        written, places = self.clusters.written, self.clusters.places
+        written, op_nodes = self.clusters.written, self.clusters.op_nodes
         edges = []
-        kept: set[tuple[str, int]] = set()  # (value, piece) that is paid for
+        kept: set[tuple[str, int]] = set()  # (value, segment) that is paid for
         for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
             source = written[reading.value]
             again = reading.readers[0].name in recomputed
@@ -229,7 +229,7 @@ class Assembly:
             assert source.node is not None
             edges.append(Edge(source.node, number, table.seconds, table.bytes))
         for leader in self.clusters.leaders:
-            node = places[leader.name].own_node
+            node = op_nodes[leader.name].own_node
             for value in dict.fromkeys(leader.operands):
                 made = written.get(value)
                 if made is None or made.node is None:
@@ -253,19 +253,19 @@ class Assembly:
         table: Table,
         kept: set[tuple[str, int]],
     ) -> Table:
-        """`table`, and what it takes to keep `value` for a piece that it comes into."""
+        """`table`, and what it takes to keep `value` for a segment that it comes into."""
         source = self.clusters.written[value]
-        piece = self._piece[reader.name]
-        own = source.node is not None and self.segment_of.get(source.node) == piece
-        if own or (value, piece) in kept:
+        segment = self._segment[reader.name]
+        own = source.node is not None and self.segment_of.get(source.node) == segment
+        if own or (value, segment) in kept:
             return table
-        kept.add((value, piece))
-        held = self.model.kept_for(value, recomputed[reader.name], source.codes)
-        if held is None:
+        kept.add((value, segment))
+        memory = self.model.kept_for(value, recomputed[reader.name], source.codes)
+        if memory is None:
             return table
-        key = "kept", id(table.seconds), id(table.bytes), held.tobytes()
+        key = "kept", id(table.seconds), id(table.bytes), memory.tobytes()
         self._alive.append(table)
-        return Table(*self._known(key, lambda: (table.seconds, table.bytes + held[:, None])))
+        return Table(*self._known(key, lambda: (table.seconds, table.bytes + memory[:, None])))
 
     def _parameters(self, recomputed: _Recomputed) -> list[Edge]:
         """From parameters to their readers."""
@@ -280,7 +280,7 @@ class Assembly:
                     stored.regathered,
                     op.name in recomputed,
                 )
-                reader = self.clusters.places[op.name].own_node
+                reader = self.clusters.op_nodes[op.name].own_node
                 edges.append(Edge(self.first_parameter + i, reader, table.seconds, table.bytes))
         return edges
 
@@ -332,7 +332,7 @@ def _pairs(want: Want, known: dict[tuple[bytes, bytes], tuple[Ints, bytes]]) -> 
     return known[key]
 
 
-def _silent(size: int) -> tuple[Floats, Ints]:
+def _zeros(size: int) -> tuple[Floats, Ints]:
     return np.zeros(size), np.zeros(size, np.int64)
 
 

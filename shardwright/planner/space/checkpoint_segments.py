@@ -1,11 +1,11 @@
 """Segments of a graph that may be recomputed in the backward pass (activation checkpointing).
 
-What goes into a piece is kept, what autograd saves inside is made again when the backward pass
-arrives. Every copy of a repeated layer is a piece; what lies between repeats is cut where fewest
-activations cross, into pieces that save about as much each.
+What goes into a segment is kept, what autograd saves inside is made again when the backward pass
+arrives. Every copy of a repeated layer is a segment; what lies between repeats is cut where fewest
+activations cross, into segments that save about as much each.
 
 Paper: Chen et al. 2016 (arXiv 1604.06174), segments between kept activations.
-Deviation: which pieces are recomputed is left to the search.
+Deviation: which segments are recomputed is left to the search.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shardwright.ir.graph import Graph, Op
 from shardwright.planner.space.repeats import Repeat
 from shardwright.solve.elimination.problem import Ints
 
-_PIECES = 8  # outside of repeats
-_LEAST_PART = 0.1  # of what the largest piece saves: pieces that save less are left alone
+_SEGMENTS = 8  # outside of repeats
+_LEAST_PART = 0.1  # of what the largest segment saves: segments that save less are left alone
 
 
 def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     """Pieces, as operator numbers, in order. `repeats` are of `graph`.
 
-    What comes last is no piece: its backward pass begins as soon as it has run.
+    What comes last is no segment: its backward pass begins as soon as it has run.
     """
     saved = _saved(graph)
     crossing = _crossing(graph)
@@ -47,7 +47,7 @@ def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range,
 def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
     """Those of `segments` of the `whole` graph whose operators the `short` one has, in its numbers.
 
-    Repeats are left out copy by copy, so all of a piece is there or nothing of it.
+    Repeats are left out copy by copy, so all of a segment is there or nothing of it.
     """
     at = {op.name: i for i, op in enumerate(short.ops)}
     starts = ((at.get(whole.ops[segment.start].name), len(segment)) for segment in segments)
@@ -60,7 +60,7 @@ def _even_segments(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterato
     if not inner.size:
         return
     cuts = inner[crossing[inner] == crossing[inner].min()].tolist()
-    share = saved[begin:end].sum() / _PIECES
+    share = saved[begin:end].sum() / _SEGMENTS
     start = begin
     for cut in (*cuts, end):
         if saved[start:cut].sum() >= share or cut == end:

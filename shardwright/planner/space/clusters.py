@@ -4,7 +4,7 @@ An operator follows where all that it reads comes from one cluster and whatever
 that cluster does, some tiling takes it as it lies: views, pointwise operators
 after one without partial sums, the two halves of a rotary embedding. The other
 operators lead a cluster each. A redistribution in front of a follower is left
-out of the space; the same after it is there. No cluster reaches from one piece
+out of the space; the same after it is there. No cluster reaches from one segment
 that may be recomputed into another.
 
 What depends on constants alone (positions, causal masks, rotary angles) is
@@ -26,7 +26,7 @@ from shardwright.solve.elimination.problem import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class OpNode:
     """Where an operator's decision is made: its option under choice k of `node` is `options[k]`.
 
     Without a node it is `options[0]`, always.
@@ -73,19 +73,19 @@ class Clusters:
         model: CostModel,
         segments: Mapping[str, int],
         leaders: Collection[str] | None = None,
-        apart: Collection[str] = (),
+        forced_leaders: Collection[str] = (),
     ) -> None:
         """`segments` maps every operator of a checkpoint segment to its segment.
 
-        Where `leaders` are given these lead and all others follow; else those `apart` lead, and
-        all that can follow does.
+        Where `leaders` are given, they lead and all others follow. Otherwise the `forced_leaders`
+        lead, and every operator that can follow does.
         """
         self.model = model
         self.segments = segments
         self._leads = leaders
-        self._apart = apart
+        self._forced_leaders = forced_leaders
         self.leaders: list[Op] = []
-        self.places: dict[str, Place] = {}
+        self.op_nodes: dict[str, OpNode] = {}
         self.written: dict[str, Written] = {}
         self._sums: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[_Sum] = []  # what the keys of `_sums` are made of
@@ -97,7 +97,7 @@ class Clusters:
         for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER, LeafKind.INPUT):
             self.written[leaf.name] = Written(None, _WHOLE)
         for op in graph.ops:
-            self._place(op)
+            self._add(op)
 
     def costs(self, recomputed: Mapping[str, frozenset[str]]) -> Iterator[tuple[Floats, Ints]]:
         """Seconds and bytes of every cluster, per choice: the same arrays for equal clusters.
@@ -106,9 +106,9 @@ class Clusters:
         """
         fixed, parts = _Sum(), [_Sum() for _ in self.leaders]
         for op in self.model.graph.ops:
-            place = self.places[op.name]
-            part = fixed if place.node is None else parts[place.node]
-            self._pay(op, place, part, recomputed.get(op.name, frozenset()))
+            op_node = self.op_nodes[op.name]
+            part = fixed if op_node.node is None else parts[op_node.node]
+            self._pay(op, op_node, part, recomputed.get(op.name, frozenset()))
         if fixed.terms and parts:  # what is always there, whoever pays for it
             parts[0].add_fixed(fixed)
         for part in parts:
@@ -118,11 +118,11 @@ class Clusters:
                 self._alive.append(part)
             yield self._sums[key]
 
-    def _place(self, op: Op) -> None:
+    def _add(self, op: Op) -> None:
         model = self.model
         options = model.options(op)
         if all(name in self._constant for name in op.operands):
-            self.places[op.name] = Place(None, _WHOLE, leads=False)
+            self.op_nodes[op.name] = OpNode(None, _WHOLE, leads=False)
             for name in op.outputs:
                 self.written[name] = Written(None, _WHOLE)
             return
@@ -131,18 +131,18 @@ class Clusters:
             assert self._leads is None or op.name in self._leads, f"{op.name} cannot follow"
             node = len(self.leaders)
             self.leaders.append(op)
-            place = Place(node, self._array(range(len(options))), leads=True)
+            op_node = OpNode(node, self._array(range(len(options))), leads=True)
         else:
-            place = Place(follows[0], follows[1], leads=False)
-        self.places[op.name] = place
+            op_node = OpNode(follows[0], follows[1], leads=False)
+        self.op_nodes[op.name] = op_node
         for i, name in enumerate(op.outputs):
-            key = (options.results[i].tobytes(), id(place.options))
+            key = (options.results[i].tobytes(), id(op_node.options))
             if key not in self._arrays:
-                self._arrays[key] = options.results[i][place.options]
-            self.written[name] = Written(place.node, self._arrays[key])
+                self._arrays[key] = options.results[i][op_node.options]
+            self.written[name] = Written(op_node.node, self._arrays[key])
 
     def _must_lead(self, op: Op) -> bool:
-        return op.name in (self._apart if self._leads is None else self._leads)
+        return op.name in (self._forced_leaders if self._leads is None else self._leads)
 
     def _array(self, numbers: range) -> Ints:
         if numbers not in self._arrays:
@@ -190,29 +190,29 @@ class Clusters:
             return None
         return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
 
-    def _pay(self, op: Op, place: Place, part: _Sum, recomputed: frozenset[str]) -> None:
+    def _pay(self, op: Op, op_node: OpNode, part: _Sum, recomputed: frozenset[str]) -> None:
         """Add what an operator costs: itself, slices of what is whole, and copies that it keeps."""
         model, again = self.model, op.name in recomputed
         table = model.operator(op, recomputed)
-        part.add(table.seconds, table.bytes, place.options)
+        part.add(table.seconds, table.bytes, op_node.options)
         for name in dict.fromkeys(op.operands):
             source = self.written.get(name)
-            if source is None or (place.leads and source.node is not None):
+            if source is None or (op_node.leads and source.node is not None):
                 continue
             if source.node is not None:  # taken as it lies, but it may be kept
-                held = model.kept_in_place(name, op, source.codes)
-                if held is not None and not again:
-                    part.add(np.zeros(len(held)), held, slice(None), of=held.tobytes())
+                memory = model.kept_in_place(name, op, source.codes)
+                if memory is not None and not again:
+                    part.add(np.zeros(len(memory)), memory, slice(None), of=memory.tobytes())
                 continue
             positions = [i for i, operand in enumerate(op.operands) if operand == name]
             read = model.edge(name, source.codes, op, positions, recomputed=again)
-            part.add(read.seconds[0], read.bytes[0], place.options, of=read.seconds)
+            part.add(read.seconds[0], read.bytes[0], op_node.options, of=read.seconds)
         for i, name in enumerate(op.outputs):
             if name in self._returned:
                 codes = model.options(op).results[i]
                 seconds = model.returning(name, codes)
                 of = codes.tobytes() + seconds.tobytes()
-                part.add(seconds, np.zeros_like(codes), place.options, of=of)
+                part.add(seconds, np.zeros_like(codes), op_node.options, of=of)
 
 
 @dataclass
@@ -220,27 +220,27 @@ class _Sum:
     """The cost of a cluster as a sum of shared tables, so that equal sums are recognised."""
 
     terms: list[tuple[object, int | None, Floats, Ints]] = field(default_factory=list)
-    held: list[object] = field(default_factory=list)  # keeps alive what keys are made of
+    alive: list[object] = field(default_factory=list)  # keeps alive what keys are made of
 
-    def add(self, seconds: Floats, held: Ints, at: Ints | slice, of: object = None) -> None:
+    def add(self, seconds: Floats, memory: Ints, at: Ints | slice, of: object = None) -> None:
         """Entries `at` of a table; `of` identifies it, else the array of seconds does."""
         key = of if isinstance(of, bytes) else id(seconds if of is None else of)
         where = None if isinstance(at, slice) else id(at)
-        self.held += [of, seconds, at]
-        self.terms.append((key, where, seconds[at], held[at]))
+        self.alive += [of, seconds, at]
+        self.terms.append((key, where, seconds[at], memory[at]))
 
     def add_fixed(self, other: _Sum) -> None:
         """What `other` costs, whatever is chosen."""
         seconds = np.array([sum(float(term[2][0]) for term in other.terms)])
-        held = np.array([sum(int(term[3][0]) for term in other.terms)])
-        self.held.append(other)
-        self.terms.append((id(other), 0, seconds, held))
+        memory = np.array([sum(int(term[3][0]) for term in other.terms)])
+        self.alive.append(other)
+        self.terms.append((id(other), 0, seconds, memory))
 
     def key(self) -> object:
         return tuple((table, options) for table, options, _, _ in self.terms)
 
     def total(self) -> tuple[Floats, Ints]:
-        _, _, seconds, held = self.terms[0]
+        _, _, seconds, memory = self.terms[0]
         for _, _, more, others in self.terms[1:]:
-            seconds, held = seconds + more, held + others
-        return seconds, held
+            seconds, memory = seconds + more, memory + others
+        return seconds, memory

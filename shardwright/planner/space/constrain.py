@@ -170,14 +170,14 @@ class Limits:
                     if isinstance(choice, Split)
                 }
                 raise ConstraintError(
-                    f"{self._said(op.name)}: on mesh {model.mesh} {_where(op)} would leave a device"
-                    f" without a part; its sizes are {', '.join(sorted(sizes))}"
+                    f"{self._quoted(op.name)}: on mesh {model.mesh} {_where(op)} would leave a"
+                    f" device without a part; its sizes are {', '.join(sorted(sizes))}"
                 )
         for leaf in self._graph.leaves_of(LeafKind.PARAMETER):
             if leaf.name in self._marks.of and not len(model.storable(leaf)):
                 shape = list(self._graph.tensor[leaf.name].shape)
                 raise ConstraintError(
-                    f"{self._said(leaf.name)}: on mesh {model.mesh} {leaf.name} of shape {shape}"
+                    f"{self._quoted(leaf.name)}: on mesh {model.mesh} {leaf.name} of shape {shape}"
                     " cannot be stored so; parameters are sharded evenly along their own"
                     " dimensions, and every device holds a part"
                 )
@@ -219,11 +219,11 @@ class Limits:
         for (axis, size), choices in zip(mesh.axes, left, strict=True):
             if size > 1 and not choices:
                 raise ConstraintError(
-                    f"{self._said(name)}: together they leave {what} nothing to do along {axis}"
+                    f"{self._quoted(name)}: together they leave {what} nothing to do along {axis}"
                 )
         return tuple(frozenset(choices) for choices in left)
 
-    def _said(self, name: str) -> str:
+    def _quoted(self, name: str) -> str:
         numbers = self._marks.of[name]
         said = dict.fromkeys(str(self._marks.statements[number][0]) for number in numbers)
         return "; ".join(said)

@@ -15,18 +15,18 @@ from shardwright.solve.folding.folded import Folded, Run
 
 def fold(
     problem: Problem,
-    homes: Sequence[frozenset[int]],
+    owners: Sequence[frozenset[int]],
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
 ) -> Folded | None:
     """`problem` with the second copy of each of `repeats` taken `1 + skipped` times.
 
-    `homes` are the operators that each node belongs to. None where a repeat has
+    `owners` are the operators that each node belongs to. None where a repeat has
     more than one way in or out, or another one in than out.
     """
     runs = []
     for repeat, left_out in zip(repeats, skipped, strict=True):
-        run = _run(problem, homes, repeat, left_out + 1)
+        run = _run(problem, owners, repeat, left_out + 1)
         if run is None:
             return None
         runs.append(run)
@@ -34,11 +34,11 @@ def fold(
 
 
 def _run(
-    problem: Problem, homes: Sequence[frozenset[int]], repeat: Repeat, count: int
+    problem: Problem, owners: Sequence[frozenset[int]], repeat: Repeat, count: int
 ) -> Run | None:
     def members(copy: int) -> set[int]:
         span = repeat.copy(copy)
-        return {i for i, home in enumerate(homes) if home and all(op in span for op in home)}
+        return {i for i, owner in enumerate(owners) if owner and all(op in span for op in owner)}
 
     before, own, after = (members(copy) for copy in range(3))
     towards: dict[int, list[int]] = {}  # nodes outside -> edges to own nodes
@@ -58,9 +58,9 @@ def _run(
     if len(entries) != 1 or len(exits) != 1:
         return None
     entry, leave = entries.pop(), exits.pop()
-    shifted = {op + repeat.period for op in homes[entry]}
-    alike = problem.nodes[entry].num_choices == problem.nodes[leave].num_choices
-    if homes[leave] != shifted or not alike:
+    shifted = {op + repeat.period for op in owners[entry]}
+    equal_choices = problem.nodes[entry].num_choices == problem.nodes[leave].num_choices
+    if owners[leave] != shifted or not equal_choices:
         return None
     arriving = Counter(_table(problem.edges[e]) for e in towards[entry])
     if arriving != Counter(_table(problem.edges[e]) for e in leaving):

@@ -1,7 +1,7 @@
 """Transient memory of plans: workspaces, and segments while they are recomputed.
 
 These are maxima over a plan, not sums, so the search does not see them; they are added to the
-points that it finds. A piece that is recomputed holds all that it would have kept while its
+points that it finds. A segment that is recomputed holds all that it would have kept while its
 backward pass runs.
 """
 
@@ -37,7 +37,7 @@ class Peaks:
         return max(int(workspace.min()) for workspace in self.space.workspaces)
 
     @cached_property
-    def _ways(self) -> tuple[Ints, Ints, Ints]:
+    def _recomputable(self) -> tuple[Ints, Ints, Ints]:
         """Whole nodes that have a twin, those twins, and the switch of each."""
         both, segment_of = self.space.recompute_choice, self.space.segment_of
         triples = [
@@ -47,28 +47,28 @@ class Peaks:
         for number, run in enumerate(self.space.folded.runs):
             at = {node: i for i, node in enumerate(run.nodes)}
             inside = [[at[node] for node in triple] for triple in triples if triple[0] in at]
-            places = self.space.folded.places(number)[:-1]  # the last copy is the problem's own
-            found.append(places[:, np.array(inside, np.int64).reshape(-1, 3)].reshape(-1, 3))
+            rows = self.space.folded.places(number)[:-1]  # the last copy is the problem's own
+            found.append(rows[:, np.array(inside, np.int64).reshape(-1, 3)].reshape(-1, 3))
         node, twin, switch = np.concatenate(found).T
         return node, twin, switch
 
     def _recomputed(self, choices: Ints) -> Ints:
-        """Bytes of the largest piece that is recomputed, if it were kept: (P,)."""
-        node, twin, switch = self._ways
+        """Bytes of the largest segment that is recomputed, if it were kept: (P,)."""
+        node, twin, switch = self._recomputable
         if not node.size:
             return np.zeros(len(choices), np.int64)
         problem = self.space.problem
         again = choices[:, switch] == 1
         kept = choices.copy()
         kept[:, node] = np.where(again, choices[:, twin], choices[:, node])
-        owner = np.full(choices.shape[1], -1)  # whole node -> the number of its piece
-        pieces, number = np.unique(switch, return_inverse=True)
+        owner = np.full(choices.shape[1], -1)  # whole node -> the number of its segment
+        segments, number = np.unique(switch, return_inverse=True)
         owner[node] = number
-        held = np.zeros((len(pieces), len(choices)), np.int64)
+        totals = np.zeros((len(segments), len(choices)), np.int64)
         sizes = [part.memory.ravel() for part in problem.nodes]
         start = np.cumsum([0, *(len(size) for size in sizes[:-1])])
         bytes_of = np.concatenate(sizes)[start[self.like[node]] + kept[:, node]]
-        np.add.at(held, number, bytes_of.T)
+        np.add.at(totals, number, bytes_of.T)
         table, tail, head = self.space.folded.edge_ends()
         inside = owner[head] >= 0
         for e in np.unique(table[inside]).tolist():
@@ -76,6 +76,6 @@ class Peaks:
             if memory.any():
                 at = (table == e) & inside
                 moved = memory[kept[:, tail[at]], kept[:, head[at]]]
-                np.add.at(held, owner[head[at]], moved.T)
-        largest: Ints = (held.T * choices[:, pieces]).max(axis=1)
+                np.add.at(totals, owner[head[at]], moved.T)
+        largest: Ints = (totals.T * choices[:, segments]).max(axis=1)
         return largest

@@ -31,7 +31,7 @@ _NUMBERED = ("shardwright.dropout.default", "shardwright.uniform.default")
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Operators `start` to `start + period * count`: `count` copies of the same piece."""
+    """Operators `start` to `start + period * count`: `count` copies of one stretch of operators."""
 
     start: int
     period: int
@@ -119,7 +119,7 @@ def _equally_marked(
     """
     for repeat in repeats:
         numbers: dict[object, int] = {}
-        said = np.array(
+        mark_ids = np.array(
             [
                 numbers.setdefault(_marks_of(graph, repeat.copy(c), marks), len(numbers))
                 for c in range(repeat.count)
@@ -128,7 +128,7 @@ def _equally_marked(
         pending, found = [(0, repeat.count)], []
         while pending:
             begin, end = pending.pop()
-            best = max(_runs(said, begin, end), default=None)
+            best = max(_runs(mark_ids, begin, end), default=None)
             if best is not None:
                 covered, negative, low = best
                 found.append((low, -negative, covered // -negative))
@@ -147,10 +147,10 @@ def _marks_of(graph: Graph, copy: range, marks: Mapping[str, object]) -> tuple[o
     return tuple(found)
 
 
-def _runs(said: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _runs(mark_ids: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Runs of enough equal groups of numbers: how many they cover, minus their width, the start."""
     for width in range(1, (end - begin) // _LEAST_COPIES + 1):
-        for low, high in _stretches(said[begin : end - width] == said[begin + width : end]):
+        for low, high in _stretches(mark_ids[begin : end - width] == mark_ids[begin + width : end]):
             count = (high - low) // width + 1
             if count >= _LEAST_COPIES:
                 yield width * count, -width, begin + low
@@ -163,7 +163,7 @@ def _stretches(true: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def find_repeats(graph: Graph) -> Iterator[Repeat]:
-    """Runs of at least five equal pieces, in order; where several are possible, the longest."""
+    """Runs of at least five equal stretches, in order; where several are possible, the longest."""
     kinds = _kinds(graph)
     numbers = _Numbers(graph)
     pending = [(0, len(kinds))]
@@ -197,7 +197,7 @@ def _longest(kinds: NDArray[np.int64], begin: int, end: int, numbers: _Numbers) 
 
 
 def _periods(kinds: NDArray[np.int64]) -> list[int]:
-    """Distances after which many pieces of a few operators come again, the commonest first."""
+    """Distances after which many groups of a few operators repeat, the commonest first."""
     last: dict[bytes, int] = {}
     distances: Counter[int] = Counter()
     for i in range(len(kinds) - _GRAM + 1):

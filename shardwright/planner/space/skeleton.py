@@ -30,28 +30,28 @@ def constrained(
     The operators that are `marked` may not do all that there is.
     """
     free = wanted.with_allowed(Allowed())
-    apart: frozenset[str] = frozenset()
+    forced_leaders: frozenset[str] = frozenset()
     while True:
-        assembly = Assembly(free, segments, Skeleton(apart=apart))
+        assembly = Assembly(free, segments, Skeleton(forced_leaders=forced_leaders))
         clusters = assembly.clusters
         left = _left(clusters, wanted, marked)
-        torn = {node for node, kept in left.items() if not kept.any()}
+        infeasible = {node for node, kept in left.items() if not kept.any()}
         members = _members(clusters, left)
         more = {
             op.name
-            for node in torn
+            for node in infeasible
             for op in members[node]
-            if op.name in marked and not clusters.places[op.name].leads
+            if op.name in marked and not clusters.op_nodes[op.name].leads
         }
         if not more:
             break
-        apart |= more
+        forced_leaders |= more
     tilings: dict[str, frozenset[tuple[int, ...]]] = {}
     for node, kept in left.items():
-        if node not in torn and not kept.all():
+        if node not in infeasible and not kept.all():
             for op in members[node]:
                 choices = free.options(op).choices
-                options = clusters.places[op.name].options[kept]
+                options = clusters.op_nodes[op.name].options[kept]
                 tilings[op.name] = frozenset(choices[k] for k in options.tolist())
     return wanted.with_tilings(tilings), assembly.skeleton()
 
@@ -60,11 +60,11 @@ def _left(clusters: Clusters, wanted: CostModel, marked: Collection[str]) -> Map
     """Which choices of each marked cluster let all of its members do what they may: (K,)."""
     free, left = clusters.model, dict[int, Bools]()
     for op in free.graph.ops:
-        place = clusters.places[op.name]
-        if op.name in marked and place.node is not None:
+        op_node = clusters.op_nodes[op.name]
+        if op.name in marked and op_node.node is not None:
             may = set(wanted.options(op).choices)
-            good = np.array([choice in may for choice in free.options(op).choices])[place.options]
-            left[place.node] = left.get(place.node, np.ones(len(good), bool)) & good
+            good = np.array([choice in may for choice in free.options(op).choices])[op_node.options]
+            left[op_node.node] = left.get(op_node.node, np.ones(len(good), bool)) & good
     return left
 
 
@@ -72,7 +72,7 @@ def _members(clusters: Clusters, nodes: Collection[int]) -> Mapping[int, list[Op
     """The operators of some clusters, in order."""
     found: dict[int, list[Op]] = {node: [] for node in nodes}
     for op in clusters.model.graph.ops:
-        node = clusters.places[op.name].node
+        node = clusters.op_nodes[op.name].node
         if node in found:
             found[node].append(op)
     return found

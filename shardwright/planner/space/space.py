@@ -25,7 +25,7 @@ from shardwright.ir.graph import Leaf
 from shardwright.ir.layout import Layout
 from shardwright.planner.space.assembly import FREE, Assembly, Reading, Skeleton, Storage
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
-from shardwright.planner.space.clusters import Place
+from shardwright.planner.space.clusters import OpNode
 from shardwright.planner.space.folding import fold
 from shardwright.planner.space.repeats import Repeat, find_repeats
 from shardwright.planner.tables.model import CostModel
@@ -47,19 +47,19 @@ class TooWideError(Exception):
 class Space:
     """A problem and what its choices mean.
 
-    Nodes are clusters, then readings, then parameters, then what pieces add that
-    may be recomputed. `places` has every operator, `stored[i]` the ways that
+    Nodes are clusters, then readings, then parameters, then what segments add that
+    may be recomputed. `op_nodes` has every operator, `stored[i]` the ways that
     parameter i may be stored, `kept` the costs where nothing is recomputed.
     """
 
     model: CostModel
-    places: Mapping[str, Place]
+    op_nodes: Mapping[str, OpNode]
     readings: tuple[Reading, ...]
     parameters: tuple[Leaf, ...]
     stored: tuple[Storage, ...]
     folded: Folded
     first_reading: int
-    segment_of: Mapping[int, int]  # node -> its piece
+    segment_of: Mapping[int, int]  # node -> its segment
     recompute_choice: RecomputeChoice
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
@@ -84,10 +84,10 @@ class Space:
         """The node of the first parameter."""
         return self.first_reading + len(self.readings)
 
-    def option(self, place: Place, choice: Sequence[int]) -> int:
-        """The option of the operator at `place` under an assignment of `problem`."""
-        k = 0 if place.node is None else self.present(place.node, choice)
-        return int(place.options[k])
+    def option(self, op_node: OpNode, choice: Sequence[int]) -> int:
+        """The option of the operator at `op_node` under an assignment of `problem`."""
+        k = 0 if op_node.node is None else self.present(op_node.node, choice)
+        return int(op_node.options[k])
 
     def present(self, node: int, choice: Sequence[int]) -> int:
         """The choice of a node, or of its twin where it is absent."""
@@ -99,7 +99,7 @@ class Space:
         rules = self.model.analysis.rules
         return {
             op.name: self.model.options(op).tiling(
-                rules[op.name], self.option(self.places[op.name], choice)
+                rules[op.name], self.option(self.op_nodes[op.name], choice)
             )
             for op in self.model.graph.ops
         }
@@ -118,13 +118,13 @@ class Space:
         """Bytes of the largest workspace among the operators of each node, per choice."""
         found = [np.zeros(node.num_choices, np.int64) for node in self.problem.nodes]
         for op in self.model.graph.ops:
-            place = self.places[op.name]
-            mine = self.model.workspace(op)[place.options]
-            if place.node is None:
-                found[0] = np.maximum(found[0], mine)
+            op_node = self.op_nodes[op.name]
+            sizes = self.model.workspace(op)[op_node.options]
+            if op_node.node is None:
+                found[0] = np.maximum(found[0], sizes)
                 continue
-            for node in (place.node, self.recompute_choice.twins.get(place.node, place.node)):
-                found[node][: len(mine)] = np.maximum(found[node][: len(mine)], mine)
+            for node in (op_node.node, self.recompute_choice.twins.get(op_node.node, op_node.node)):
+                found[node][: len(sizes)] = np.maximum(found[node][: len(sizes)], sizes)
         return tuple(found)
 
     def assignment(
@@ -132,13 +132,13 @@ class Space:
     ) -> Assignment:
         """The choices that come closest to these: leaders decide for those that follow them.
 
-        `storage` has the choice of every parameter; all pieces are recomputed or
+        `storage` has the choice of every parameter; all segments are recomputed or
         none. Where readers that must agree do not, the first is right.
         """
         choice = [0] * len(self.problem.nodes)
-        for name, place in self.places.items():
-            if place.leads:
-                choice[place.own_node] = options[name]
+        for name, op_node in self.op_nodes.items():
+            if op_node.leads:
+                choice[op_node.own_node] = options[name]
         for i in range(self.first_reading, self.first_parameter):
             choice[i] = self._agree(i, choice)
         for i, leaf in enumerate(self.parameters, self.first_parameter):
@@ -172,16 +172,16 @@ class Space:
 
 
 def make_space(
-    model: CostModel, pieces: Sequence[range] | None = None, skeleton: Skeleton = FREE
+    model: CostModel, segments: Sequence[range] | None = None, skeleton: Skeleton = FREE
 ) -> Space:
     """Every feasible tiling and storage of the model's graph on its mesh, with their costs.
 
-    `pieces` of it may be recomputed, by default its `checkpoint_segments`; `skeleton` says what is
-    decided together.
+    `segments` of it may be recomputed, by default its `checkpoint_segments`; `skeleton` says which
+    operators are decided together.
     """
-    if pieces is None:
-        pieces = checkpoint_segments(model.graph, tuple(find_repeats(model.graph)))
-    space = _make(model, pieces, (), (), skeleton=skeleton)
+    if segments is None:
+        segments = checkpoint_segments(model.graph, tuple(find_repeats(model.graph)))
+    space = _make(model, segments, (), (), skeleton=skeleton)
     assert space is not None, "a space without repeats is never refused"
     return space
 
@@ -190,46 +190,46 @@ def make_folded_space(
     model: CostModel,
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
-    pieces: Sequence[range],
+    segments: Sequence[range],
     *,
     most_run: float = math.inf,
     skeleton: Skeleton = FREE,
 ) -> Space | None:
     """The space of a graph in which the second of three copies stands for `1 + skipped`.
 
-    `pieces` may be recomputed; none lies in two copies.
+    `segments` may be recomputed; none lies in two copies.
 
     None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
-    pieces may be recomputed and a run's table has more than `most_run` entries even if none is.
+    segments may be recomputed and a run's table has more than `most_run` entries even if none is.
     """
-    return _make(model, pieces, repeats, skipped, most_run, skeleton)
+    return _make(model, segments, repeats, skipped, most_run, skeleton)
 
 
 def _make(
     model: CostModel,
-    pieces: Sequence[range],
+    segments: Sequence[range],
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
     most_run: float = math.inf,
     skeleton: Skeleton = FREE,
 ) -> Space | None:
-    assembly = Assembly(model, pieces, skeleton)
+    assembly = Assembly(model, segments, skeleton)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
-    if pieces and repeats:
-        plain = fold(kept, assembly.homes(), repeats, skipped)
+    if segments and repeats:
+        plain = fold(kept, assembly.owners(), repeats, skipped)
         if plain is not None and plain.widest > most_run:
             raise TooWideError
     again = assembly.problem(recomputed) if recomputed else kept
     both = with_recompute_choice(kept, again, assembly.segment_of)
-    homes = assembly.homes()
-    homes += [homes[node] for node in both.twins]
-    homes += [frozenset({pieces[piece].start}) for piece in both.switches]
-    folded = fold(both.problem, homes, repeats, skipped)
+    owners = assembly.owners()
+    owners += [owners[node] for node in both.twins]
+    owners += [frozenset({segments[segment].start}) for segment in both.switches]
+    folded = fold(both.problem, owners, repeats, skipped)
     if folded is None:
         return None
     return Space(
         model,
-        assembly.clusters.places,
+        assembly.clusters.op_nodes,
         tuple(assembly.readings),
         assembly.leaves,
         assembly.storage,

@@ -87,8 +87,8 @@ def summed_gradients(stored: Ints, grads: Ints, axes: int) -> Ints:
     As it is `stored`, but not yet summed over axes along which that is whole
     and the gradient, of layout `grads`, is not.
     """
-    home, come = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
-    return joined(np.where((home == WHOLE) & (come != WHOLE), SUMS, home))
+    stored_digits, grad_digits = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
+    return joined(np.where((stored_digits == WHOLE) & (grad_digits != WHOLE), SUMS, stored_digits))
 
 
 def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:

@@ -100,8 +100,8 @@ def kept_bytes(
     """
     own = [port.local_bytes(sizes) for port in work.results]
     kept = np.zeros(sizes.shape[1], np.int64)
-    for held, stay in zip(own, stays, strict=True):
-        kept += held * stay
+    for num_bytes, stay in zip(own, stays, strict=True):
+        kept += num_bytes * stay
     by_rows = Port(work.rows, 1, requires_grad=False, saved=False)
     for extra, scale in ((extra_saved - extra_rows, work.extra), (extra_rows, by_rows)):
         if extra:
@@ -162,7 +162,7 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
     return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
 
 
-def state_parts(graph: Graph, name: str, held: int, optimizer: str) -> dict[str, int]:
+def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict[str, int]:
     """What bytes that are held for a parameter are: parts of `ir.memory.PARTS`, which add up.
 
     >>> from shardwright.ir.graph import Graph, Leaf, Tensor
@@ -176,11 +176,11 @@ def state_parts(graph: Graph, name: str, held: int, optimizer: str) -> dict[str,
     wide, narrow = stored_bytes(graph, name), tensor.bytes
     cast = narrow if wide > narrow else 0
     whole = wide * (2 + states if tensor.requires_grad else 1) + cast
-    tile = held * wide // max(1, whole)
+    tile = num_bytes * wide // max(1, whole)
     found = {"parameters": tile}
     if tensor.requires_grad:
         found |= {"gradients": tile, "optimizer_state": states * tile}
-    if rest := held - sum(found.values()):
+    if rest := num_bytes - sum(found.values()):
         found["saved"] = rest  # the cast, which the backward pass needs
     return found
 

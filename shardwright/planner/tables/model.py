@@ -32,7 +32,7 @@ from shardwright.planner.communication.resharding import (
     Terms,
     Want,
 )
-from shardwright.planner.communication.transfers import transfers, ways_of
+from shardwright.planner.communication.transfers import moves_of, transfers
 from shardwright.planner.tables.layout_codes import WHOLE, Ints, decode, storable
 from shardwright.planner.tables.memory import (
     BucketSizes,
@@ -43,7 +43,7 @@ from shardwright.planner.tables.memory import (
 )
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.planner.tables.objective import Duration, Objective
-from shardwright.planner.tables.options import Allowed, Only, OptionBook, Options, Tilings
+from shardwright.planner.tables.options import Allowed, Only, OptionCache, Options, Tilings
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
 
@@ -103,8 +103,8 @@ class CostModel:
         self.meshless = meshless or MeshInvariants(graph, analysis, machine)
         self._retention = self.meshless.retention
         self.measure = pricing.measure or Duration(machine, mesh)
-        self._agreements = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
-        self._book = OptionBook(mesh, self.meshless.forms)
+        self._intra_op = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
+        self._option_cache = OptionCache(mesh, self.meshless.forms)
         self._options: dict[str, Options] = {}
         self._tables: dict[Hashable, Table] = {}
         self._workspaces: dict[Hashable, Ints] = {}
@@ -121,7 +121,7 @@ class CostModel:
             only = self._allowed.operators.get(op.name)
             tilings = self._allowed.tilings.get(op.name)
             rule = self.analysis.rules[op.name]
-            self._options[op.name] = self._book.options(rule, only, tilings)
+            self._options[op.name] = self._option_cache.options(rule, only, tilings)
         return self._options[op.name]
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
@@ -149,12 +149,12 @@ class CostModel:
         key = (id(work), stays, extra, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
-            seconds = seconds + self._agreements.seconds(op, work, options, again)
+            seconds = seconds + self._intra_op.seconds(op, work, options, again)
             if (sent := self._exchanges(op)) is not None:
                 seconds = seconds + sent.seconds(again)
             seconds = seconds * self.micro_batches
-            held = kept_bytes(work, stays, extra[0], options.sizes, extra[1])
-            self._tables[key] = Table(seconds, held).frozen()
+            memory = kept_bytes(work, stays, extra[0], options.sizes, extra[1])
+            self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
 
     def backward_seconds(self, op: Op) -> Floats:
@@ -189,18 +189,20 @@ class CostModel:
         tensor = self.graph.tensor[leaf.name]
         key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
         if key not in self._tables:
-            narrow = self._reads.local_bytes(leaf.name, layouts)
-            wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
-            held = wide * narrow
-            cast = narrow if wide > 1 else 0 * narrow
-            seconds = np.zeros(len(held))
-            if wide > 1:
-                seconds = self.measure.copies(held + cast, 1 + tensor.requires_grad)
+            compute_bytes = self._reads.local_bytes(leaf.name, layouts)
+            stored_ratio = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(
+                leaf.name
+            )
+            memory = stored_ratio * compute_bytes
+            cast = compute_bytes if stored_ratio > 1 else 0 * compute_bytes
+            seconds = np.zeros(len(memory))
+            if stored_ratio > 1:
+                seconds = self.measure.copies(memory + cast, 1 + tensor.requires_grad)
             if tensor.requires_grad:
-                seconds = seconds + self.measure.update(held, self._optimizer)
-                held = (2 + self._states) * held
-            held = held + cast
-            self._tables[key] = Table(seconds, held).frozen()
+                seconds = seconds + self.measure.update(memory, self._optimizer)
+                memory = (2 + self._states) * memory
+            memory = memory + cast
+            self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
 
     def want(self, value: str, op: Op, position: int) -> Want:
@@ -233,8 +235,10 @@ class CostModel:
         if recomputed:
             twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        back, options = self._reads.way_back(value, op), self.options(op)
-        converted = not self.measure.brings_once and value in op.saves  # for the backward pass too
+        back, options = self._reads.gradient_reduction(value, op), self.options(op)
+        converted = (
+            not self.measure.redistributes_once and value in op.saves
+        )  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
         deferrable_scalars = self._unawaited(value, [op], recomputed)
         ahead = bucketed and not recomputed
@@ -245,15 +249,15 @@ class CostModel:
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
         if key not in self._tables:
             first, *others = wants = [self.want(value, op, position) for position in positions]
-            seconds, held = self._reads.read(value, sources, first, terms).table(twice)
+            seconds, memory = self._reads.read(value, sources, first, terms).table(twice)
             for i, want in enumerate(others, 1):
                 shared = np.zeros(len(options), bool)
                 for other in wants[:i]:
                     shared |= (want.layout == other.layout) & (want.grad == other.grad)
                 one = self._reads.read(value, sources, want, terms).table(twice)
                 seconds = seconds + np.where(shared, 0.0, one.seconds)
-                held = held + np.where(shared, 0, one.bytes)
-            self._tables[key] = Table(seconds, held).frozen()
+                memory = memory + np.where(shared, 0, one.bytes)
+            self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
 
     def shared_read(
@@ -267,7 +271,7 @@ class CostModel:
         """Like `edge`, for one redistribution from which all `readers` read."""
         paid = [self._pays(value, op) for op in readers]
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
-        back = max(self._reads.way_back(value, op) for op in readers)
+        back = max(self._reads.gradient_reduction(value, op) for op in readers)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         deferrable_scalars = self._unawaited(value, readers, recomputed)
         kept = self._reads.kept(value)
@@ -325,10 +329,10 @@ class CostModel:
         The forward one is made `again` in the backward pass where the reader is
         `recomputed`, or keeps no copy of a parameter that is regathered.
         """
-        axes, back = len(self.mesh.axes), self._reads.way_back(value, op)
+        axes, back = len(self.mesh.axes), self._reads.gradient_reduction(value, op)
         again = again or recomputed
         kept = self._reads.kept(value)
-        ways = ways_of(source, want, back, axes, self.micro_batches, again=again, kept=kept)
+        moves = moves_of(source, want, back, axes, self.micro_batches, again=again, kept=kept)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
@@ -338,29 +342,29 @@ class CostModel:
         whole = back == NO_GRADIENT or want[1] == WHOLE  # else its gradient is summed too
         deferrable_scalars = whole and self._unawaited(value, [op], recomputed)
         found: list[Transfer] = []
-        for way in ways:
-            size = sums if way[0] is Phase.BACKWARD else item
-            for one in transfers(value, op.name, [way], atoms, size, self.machine, self.mesh):
+        for move in moves:
+            size = sums if move[0] is Phase.BACKWARD else item
+            for one in transfers(value, op.name, [move], atoms, size, self.machine, self.mesh):
                 less = 0.0
                 if saved is not None:
                     each, once = one.times == self.micro_batches, one.times == 1
-                    part = saved.of(way[0], each=each, once=once)
+                    part = saved.of(move[0], each=each, once=once)
                     less = float(part[0, 0]) * one.times
-                if deferrable_scalars and way[0] is Phase.FORWARD:
+                if deferrable_scalars and move[0] is Phase.FORWARD:
                     less = one.seconds
                 found.append(replace(one, seconds=Seconds(one.seconds - less)))
         return found
 
     def returned(self, value: str, source: int) -> list[Transfer]:
         """What brings a value that the step returns to every rank."""
-        ways = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
+        moves = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        found = list(transfers(value, "", ways, atoms, item, self.machine, self.mesh))
+        found = list(transfers(value, "", moves, atoms, item, self.machine, self.mesh))
         if (value, "") in self.meshless.deferrable_scalars:
             return [replace(one, seconds=Seconds(0.0)) for one in found]
         return found
 
-    def agreements(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
+    def internal_transfers(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
         """What devices bring together, or send, while they run `op` by its option `k`.
 
         Forward operators run once more if `again`.
@@ -371,7 +375,7 @@ class CostModel:
             found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
         options, times = self.options(op), self.micro_batches
         work = self.meshless.workload(op)
-        return found + self._agreements.transfers(op, work, options, k, again, times)
+        return found + self._intra_op.transfers(op, work, options, k, again, times)
 
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` that has this code."""

@@ -29,7 +29,7 @@ class Objective(Protocol):
     """Prices operators, updates of parameters and redistributions."""
 
     @property
-    def brings_once(self) -> bool:
+    def redistributes_once(self) -> bool:
         """Whether what is brought into a layout is kept, for other readers and the backward pass.
 
         If not, every operator, forward or backward, pays for all that it reads.
@@ -41,7 +41,7 @@ class Objective(Protocol):
         `again` says that it runs forward once more, in the backward pass.
         """
 
-    def update(self, held: Ints, optimizer: str) -> Floats:
+    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
         """The update of a parameter whose tiles have so many bytes: (K,) -> (K,)."""
 
     def copies(self, moved: Ints, times: int) -> Floats:
@@ -74,7 +74,7 @@ class Objective(Protocol):
 class Duration:
     """Seconds of the lowered program on the devices of `machine`, arranged as `mesh`."""
 
-    brings_once = True
+    redistributes_once = True
 
     def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
         self._machine, self._mesh = machine, mesh
@@ -93,9 +93,9 @@ class Duration:
         *_, seconds, forward = self._kernels[key]
         return seconds + forward if again else seconds
 
-    def update(self, held: Ints, optimizer: str) -> Floats:
+    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
         """Seconds of its operators."""
-        return update_seconds(held, optimizer, self._machine.device, self._ranks)
+        return update_seconds(tile_bytes, optimizer, self._machine.device, self._ranks)
 
     def copies(self, moved: Ints, times: int) -> Floats:
         """Seconds of as many kernels."""

@@ -78,7 +78,7 @@ class Allowed:
 
 
 @final
-class OptionBook:
+class OptionCache:
     """Works out options on `mesh`, once for rules of equal form. Meshes may share their `forms`."""
 
     def __init__(self, mesh: Mesh, forms: Forms | None = None) -> None:

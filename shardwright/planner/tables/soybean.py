@@ -68,7 +68,7 @@ def moved(kind: Collective, parts: int) -> CrossingParts:
 class Communication:
     """The measure on `mesh`, whose axes are the cuts, the first one outermost."""
 
-    brings_once = False  # in the paper's graph every operator converts what it reads
+    redistributes_once = False  # in the paper's graph every operator converts what it reads
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -82,9 +82,9 @@ class Communication:
         """Nothing: aligned operators communicate nothing."""
         return np.zeros(sizes.shape[1])
 
-    def update(self, held: Ints, optimizer: str) -> Floats:
+    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
         """Nothing: a parameter and its gradient are tiled alike."""
-        return np.zeros(held.shape)
+        return np.zeros(tile_bytes.shape)
 
     def copies(self, moved: Ints, times: int) -> Floats:
         """Nothing: no bytes between devices."""
@@ -117,12 +117,12 @@ class Communication:
         sliced = (now == WHOLE) & (want >= FIRST_ATOM)  # for nothing, so before all else
         before = after = np.ones(len(src))  # copies in all groups, as earlier cuts leave them
         for axis, parts in enumerate(self._mesh.shape):
-            mine, wanted = now[:, axis], want[:, axis]
-            types = np.minimum(mine, 2), np.minimum(wanted, 2)
+            source, target = now[:, axis], want[:, axis]
+            types = np.minimum(source, 2), np.minimum(target, 2)
             per_before, per_after, per_smaller = self._moved[axis, *types].T
             crossing = per_before * before + per_after * after
             crossing += per_smaller * np.minimum(before, after)
-            total += np.where(mine == wanted, 0.0, crossing)
-            before = np.where((mine >= FIRST_ATOM) | sliced[:, axis], before, before * parts)
-            after = np.where(wanted >= FIRST_ATOM, after, after * parts)
+            total += np.where(source == target, 0.0, crossing)
+            before = np.where((source >= FIRST_ATOM) | sliced[:, axis], before, before * parts)
+            after = np.where(target >= FIRST_ATOM, after, after * parts)
         return total * item_bytes * prod(size for sizes in atoms for size in sizes)

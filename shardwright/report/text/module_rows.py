@@ -27,14 +27,14 @@ _STATE = (*STATE, "state")
 class Module:
     """What belongs to one module itself, and its submodules in order of first use.
 
-    `held` are bytes at the peak by part. The model's `rest` is what belongs to no module, in the
+    `memory` are bytes at the peak by part. The model's `rest` is what belongs to no module, in the
     same way; it counts as the model's, and is shown in rows of its own.
     """
 
     parameters: list[PlannedParameter] = field(default_factory=list)
     ops: list[PlannedOp] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    held: Counter[str] = field(default_factory=Counter)
+    memory: Counter[str] = field(default_factory=Counter)
     rest: Counter[str] = field(default_factory=Counter)
     children: dict[str, Module] = field(default_factory=dict)
 
@@ -53,28 +53,28 @@ class Module:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.ops or self.parameters or self.transfers or self.held or self.rest)
+        return not (self.ops or self.parameters or self.transfers or self.memory or self.rest)
 
     @property
     def is_rest(self) -> bool:
         """Whether it stands for costs outside of all modules."""
         return bool(self.rest) and not (
-            self.ops or self.parameters or self.transfers or self.held or self.children
+            self.ops or self.parameters or self.transfers or self.memory or self.children
         )
 
     @property
     def costs(self) -> Costs:
         """Costs of the module and all modules below it, on one rank."""
         every = list(self.inclusive())
-        held: Counter[str] = Counter()
+        memory: Counter[str] = Counter()
         for module in every:
-            held.update(module.held)
-            held.update(module.rest)
-        state, saved = sum(held[part] for part in _STATE), held["saved"]
+            memory.update(module.memory)
+            memory.update(module.rest)
+        state, saved = sum(memory[part] for part in _STATE), memory["saved"]
         return Costs(
             state,
             saved,
-            held.total() - state - saved,
+            memory.total() - state - saved,
             sum(op.seconds for m in every for op in m.ops),
             sum(t.seconds for m in every for t in m.transfers),
         )
@@ -115,7 +115,7 @@ def module_tree(plan: Plan) -> Module:
         if share.module is None:
             root.rest[share.part] += share.bytes
         else:
-            root.at(share.module).held[share.part] += share.bytes
+            root.at(share.module).memory[share.part] += share.bytes
     return root
 
 
@@ -129,15 +129,15 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     if plan.memory is not None:
         parts = plan.memory.parts().items()
         return plan.memory.shares or tuple(Share(None, part, size) for part, size in parts if size)
-    held: Counter[tuple[str, str]] = Counter()
+    memory: Counter[tuple[str, str]] = Counter()
     for parameter in plan.parameters:
-        held[parameter.name.rpartition(".")[0], "state"] += parameter.bytes
+        memory[parameter.name.rpartition(".")[0], "state"] += parameter.bytes
     for op in plan.ops:
-        held[op.source.module, "saved"] += op.saved_bytes
-    rest = plan.peak_bytes - held.total()
+        memory[op.source.module, "saved"] += op.saved_bytes
+    rest = plan.peak_bytes - memory.total()
     if rest < 0:
         return (Share(None, "unknown", plan.peak_bytes),)
-    own = (Share(module, part, Bytes(size)) for (module, part), size in held.items() if size)
+    own = (Share(module, part, Bytes(size)) for (module, part), size in memory.items() if size)
     return (*own, Share(None, "mixed", Bytes(rest))) if rest else tuple(own)
 
 
@@ -253,8 +253,8 @@ def tiling_words(op: PlannedOp) -> str:
 
 def stored(parameter: PlannedParameter) -> str:
     """The layout of the parameter, such as `dp:S(0) regathered`; `R` where every device has it."""
-    lies = _without(parameter.layout.placements, "R", parameter.layout)
-    return lies + " regathered" * parameter.regathered
+    layout = _without(parameter.layout.placements, "R", parameter.layout)
+    return layout + " regathered" * parameter.regathered
 
 
 def _without(per_axis: Iterable[object], plain: str, layout: Layout, nothing: str = "R") -> str:

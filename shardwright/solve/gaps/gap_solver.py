@@ -145,7 +145,7 @@ class _GapSolver:
             corners_below(_points_between(current, gap), tolerance - given_away) for gap in gaps
         ]
         corner_time = np.concatenate([seconds for seconds, _ in corners])
-        corner_memory = np.concatenate([held for _, held in corners])
+        corner_memory = np.concatenate([memory for _, memory in corners])
         open_ones = current.bound.bounds_at(corner_memory) < corner_time
         corner_time, corner_memory = corner_time[open_ones], corner_memory[open_ones]
         weights = np.array([_weight(gap) for gap in gaps])[:: -(-len(gaps) // _WEIGHTS)]

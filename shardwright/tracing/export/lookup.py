@@ -138,8 +138,8 @@ def _bags(
         counts = counts * sample_weights
     at, inside = local_index(indices, asked.tile)
     known = (indices >= 0) & (indices < prod(asked.tile[2::3]))
-    held = (counts * inside).masked_fill(~known, float("nan"))
-    total = F.embedding_bag(at, weight, offsets, mode="sum", per_sample_weights=held, **how)
+    weights = (counts * inside).masked_fill(~known, float("nan"))
+    total = F.embedding_bag(at, weight, offsets, mode="sum", per_sample_weights=weights, **how)
     if MODES[asked.mode] == "sum":
         return total
     one = weight.new_ones(1, 1)

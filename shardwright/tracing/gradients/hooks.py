@@ -99,9 +99,9 @@ def with_hooks(module: nn.Module, hooks: Hooks) -> Iterator[None]:
 
 def _put(module: nn.Module, hooks: Hooks) -> None:
     for name in _OF_A_CALL:
-        held = vars(module)[name]
-        held.clear()
-        held.update(hooks.get(name, {}))
+        registry = vars(module)[name]
+        registry.clear()
+        registry.update(hooks.get(name, {}))
 
 
 def where(function: Callable[..., Any]) -> str:

@@ -36,7 +36,7 @@ def option(costs, *words):
 def test_rows_of_the_busiest_device_are_sent_there_and_back():
     costs = model()
     _, k = option(costs, "n", "n>e")
-    sent = costs.agreements(ONE.op, k, again=True)
+    sent = costs.internal_transfers(ONE.op, k, again=True)
     assert [t.phase for t in sent] == [Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD]
     assert {t.collectives for t in sent} == {("all_to_all ep",) * 2}
     # Three tokens, then two of them, choose twice; three of five experts have 0.6 · 1.25 of both.
@@ -53,9 +53,9 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
 def test_only_what_sends_rows_pays_for_it():
     costs = model()
     for words in (("-", "-"), ("n", "e"), ("e", "n"), ("m", "-")):
-        assert costs.agreements(ONE.op, option(costs, *words)[1]) == []
+        assert costs.internal_transfers(ONE.op, option(costs, *words)[1]) == []
     costs = model(mesh=Mesh.parse("dp=2 ep=2"))
-    both = costs.agreements(ONE.op, option(costs, "n>e", "n>e")[1])
+    both = costs.internal_transfers(ONE.op, option(costs, "n>e", "n>e")[1])
     assert [t.collectives[0] for t in both] == ["all_to_all dp", "all_to_all ep"] * 2
 
 

@@ -49,7 +49,7 @@ def test_what_is_exchanged_is_listed_with_its_price(asked):
     model = model_of(asked)
     for word, expected in (("l", {}), ("l~z", {"swap"}), ("l~s~z", {"swap", "ring"})):
         op, k = option(model, word)
-        moved = model.agreements(op, k)
+        moved = model.internal_transfers(op, k)
         assert {t.collectives[0].split()[0] for t in moved} == set(expected)
         assert all(t.collectives[0].split()[1] == "cp" for t in moved)
         work, options = model.meshless.workload(op), model.options(op)
@@ -61,7 +61,7 @@ def test_what_is_exchanged_is_listed_with_its_price(asked):
 def test_a_ring_that_is_recomputed_goes_round_once_more(asked):
     model = model_of(asked)
     op, k = option(model, "l~s~z")
-    phases = [t.phase for t in model.agreements(op, k, True)]
+    phases = [t.phase for t in model.internal_transfers(op, k, True)]
     assert phases.count(Phase.RECOMPUTE) == phases.count(Phase.FORWARD) == 2
 
 

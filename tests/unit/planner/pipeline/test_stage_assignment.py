@@ -192,7 +192,7 @@ def test_costs_of_stages_add_up_to_those_of_one_group(graph, one_group):
     for k, point in enumerate(points):
         spans = [(0, 1), (1, 2), (2, 3)]
         seconds = sum(costs.seconds()[k, a, b] for a, b in spans)
-        seconds -= costs.way[k].sum() * writer.space.model.micro_batches
+        seconds -= costs.crossing_seconds[k].sum() * writer.space.model.micro_batches
         assert seconds == pytest.approx(point.time)
         buffers = 2 * writer.space.model.micro_batches * 2 * costs.crossing[k].sum()
         held = sum(int(costs.bytes(1)[k, a, b]) for a, b in spans) - int(buffers)
@@ -210,9 +210,9 @@ def test_no_pair_of_cuts_and_points_is_faster_than_what_is_found(graph, one_grou
     pipelines = Pipelines(Offer(writer, points), StageCuts(graph), 2, "1F1B")
     fastest = min(one.point.time for one in pipelines.staged())
     best = np.inf
-    for cut in pipelines.places[1:-1].tolist():
+    for cut in pipelines.positions[1:-1].tolist():
         for one, other in itertools.product(range(len(pipelines.points)), repeat=2):
-            stage = (pipelines.offer.homes.choice >= cut).astype(int)
+            stage = (pipelines.offer.owners.choice >= cut).astype(int)
             rows = np.array([one, other])[stage]
             mixed = pipelines.points[rows, np.arange(len(stage))]
             found = pipelines.priced(tuple(mixed.tolist()), [cut])
@@ -231,7 +231,7 @@ def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, sc
     fastest = min(staged, key=lambda one: one.point.time)
     best = np.inf
     quick = min(points, key=lambda point: point.time)
-    for cuts in itertools.combinations(pipelines.places[1:-1:2].tolist(), 3):
+    for cuts in itertools.combinations(pipelines.positions[1:-1:2].tolist(), 3):
         found = pipelines.priced(quick.choice, cuts)
         best = min(best, found.point.time if found else np.inf)
     assert fastest.point.time <= best * 1.1

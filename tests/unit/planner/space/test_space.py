@@ -47,12 +47,12 @@ def test_depth_does_not_change_the_problem():
 
 def test_pointwise_operators_without_partial_sums_follow_and_others_lead():
     space = make_space(model(residual_layers(2)))
-    places = space.places
-    assert places["layers.0.soft"].node == places["layers.0.hidden"].node
-    assert not places["layers.0.soft"].leads and places["layers.0.hidden"].leads
+    op_nodes = space.op_nodes
+    assert op_nodes["layers.0.soft"].node == op_nodes["layers.0.hidden"].node
+    assert not op_nodes["layers.0.soft"].leads and op_nodes["layers.0.hidden"].leads
     ops = {op.name: op for op in space.model.graph.ops}
     hidden, soft = (space.model.options(ops[f"layers.0.{name}"]) for name in ("hidden", "soft"))
-    for k, option in enumerate(places["layers.0.soft"].options.tolist()):
+    for k, option in enumerate(op_nodes["layers.0.soft"].options.tolist()):
         assert hidden.results[0, k] == soft.operands[0, option]
 
 

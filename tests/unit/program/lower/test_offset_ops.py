@@ -82,8 +82,8 @@ def test_a_loss_over_split_classes_pays_for_what_its_devices_tell_each_other():
     op, rule = loss_op(), ANALYSIS.rules[loss_op().name]
     options = costs.options(op)
     whole, split = (options.find(rule, parse_tiling(rule, (word,))) for word in ("-", "c"))
-    assert costs.model.agreements(op, whole) == []
-    told = costs.model.agreements(op, split, again=True)
+    assert costs.model.internal_transfers(op, whole) == []
+    told = costs.model.internal_transfers(op, split, again=True)
     assert [t.collectives for t in told] == [("all_reduce tp",)] * 4
     assert [t.phase for t in told] == [Phase.FORWARD, Phase.RECOMPUTE] * 2
     assert {t.bytes for t in told} == {2 * 5 * 4}  # a number for each sample
