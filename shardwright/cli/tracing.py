@@ -8,11 +8,11 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.timeline import Timeline
 from shardwright.report.profiled import profiled
 from shardwright.report.trace import chrome_trace
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
 from shardwright.simulate.time.step import timeline
-from shardwright.simulate.time.timeline import Timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
 OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"

@@ -15,7 +15,6 @@ from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
-from shardwright.ir.plan_notes import Remark
 
 NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them
@@ -133,6 +132,31 @@ class Transfer:
     bytes: Bytes  # of the largest tile that takes part
     seconds: Seconds  # of all times
     times: int = 1
+
+
+class RemarkKind(enum.Enum):
+    """The reasons for a remark."""
+
+    DISCOVERED = "discovered"  # their rule was found by experiment
+    STATED = "stated"  # the user stated their rule
+    REPLICATED = "replicated"  # they cannot be split: every device computes all of them
+    OPAQUE = "opaque"  # sub-modules that are kept whole
+    EXPLICIT = "explicit"  # the parts of a decomposed operator
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Operators that share a remark.
+
+    `what` is their target, or for parts the operator they replace; `text` the rule
+    or the reason; `ops` their names; `count` how often `what` occurs.
+    """
+
+    kind: RemarkKind
+    what: str
+    text: str
+    ops: tuple[str, ...]
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,23 @@ def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
     )
 
 
+@cache
+def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
+    """For each mesh axis the numbers of the levels that its groups' messages cross."""
+    ranks = np.arange(mesh.size).reshape(mesh.shape)
+    found = []
+    for axis, size in enumerate(mesh.shape):
+        groups = np.moveaxis(ranks, axis, -1).reshape(-1, size)
+        crossed, width = set[int](), 1
+        for number, level in enumerate(machine.levels):
+            units, outer = groups // width, groups // (width * level.size)
+            if (_distinct(units) > _distinct(outer)).any():
+                crossed.add(number)
+            width *= level.size
+        found.append(frozenset(crossed))
+    return tuple(found)
+
+
 def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) -> Link:
     """The link of one axis. `groups`: ranks, one group per row."""
     count, size = groups.shape

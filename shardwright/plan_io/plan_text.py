@@ -23,10 +23,11 @@ from shardwright.ir.plan import (
     PlanError,
     PlannedOp,
     PlannedParameter,
+    Remark,
+    RemarkKind,
     Rival,
     Transfer,
 )
-from shardwright.ir.plan_notes import Remark, RemarkKind
 from shardwright.ir.redistribution import communication_named
 
 T = TypeVar("T")

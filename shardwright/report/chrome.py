@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shardwright.ir import timeline
 from shardwright.report.page import Timeline
-from shardwright.simulate.time import timeline
 
 SIMULATED = "simulated, "  # prefix of the names of simulated processes
 _SHOWN = 4_000  # the most events shown on a page

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardwright.ir.plan import Plan
+from shardwright.ir.timeline import Timeline
 from shardwright.report.chrome import SIMULATED
 from shardwright.report.profiled import Profiled
 from shardwright.report.summary import summary
-from shardwright.simulate.time.timeline import Timeline
 
 _MICRO = 1e6
 

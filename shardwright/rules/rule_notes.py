@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardwright.ir.graph import Graph, Op
-from shardwright.ir.plan_notes import Remark, RemarkKind
+from shardwright.ir.plan import Remark, RemarkKind
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.user_rules import user_rule
 

@@ -5,8 +5,16 @@ from dataclasses import replace
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
-from shardwright.ir.plan_notes import Remark, RemarkKind
+from shardwright.ir.plan import (
+    InputSpec,
+    Phase,
+    Plan,
+    PlannedOp,
+    PlannedParameter,
+    Remark,
+    RemarkKind,
+    Transfer,
+)
 
 MS, MIB = 1e-3, 2**20
 WORDS = {"-": "-", "m": "batch", "n": "features", "k": "features (sum)"}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from shardwright.api import search_with as search
 from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.timeline import Stream
 from shardwright.machine.presets import preset
 from shardwright.simulate.time.step import timeline
-from shardwright.simulate.time.timeline import Stream
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(3)

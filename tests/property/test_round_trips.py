@@ -26,10 +26,11 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    Remark,
+    RemarkKind,
     Rival,
     Transfer,
 )
-from shardwright.ir.plan_notes import Remark, RemarkKind
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from tests.property.test_layout_laws import meshes, names

@@ -13,6 +13,7 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.layout import Seconds
+from shardwright.ir.timeline import Stream, Timeline
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.profiled import Profiled, profiled
@@ -21,7 +22,6 @@ from shardwright.report.text.explain import WIDTH
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
 from shardwright.simulate.time.pipeline_step import mini_batches
-from shardwright.simulate.time.timeline import Stream, Timeline
 
 
 @click.command("simulate")

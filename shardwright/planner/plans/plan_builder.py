@@ -14,8 +14,15 @@ import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.plan import InputSpec, Phase, Plan, PlannedOp, PlannedParameter, Transfer
-from shardwright.ir.plan_notes import Remark
+from shardwright.ir.plan import (
+    InputSpec,
+    Phase,
+    Plan,
+    PlannedOp,
+    PlannedParameter,
+    Remark,
+    Transfer,
+)
 from shardwright.planner.communication.partial_bucket_latency import with_partial_bucket_latency
 from shardwright.planner.plans.plan_ops import ANYWHERE, Steps
 from shardwright.planner.space.peaks import Peaks

@@ -19,6 +19,7 @@ from shardwright.planner.communication.prices import Prices, Routes
 from shardwright.planner.tables.layout_codes import Ints
 from shardwright.simulate.costs.collectives import exchange_price
 from shardwright.simulate.costs.compute import forward_seconds, operator_seconds
+from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.costs.update import update_seconds
 from shardwright.simulate.costs.workload import Workload
 
@@ -99,17 +100,11 @@ class Duration:
 
     def copies(self, moved: Ints, times: int) -> Floats:
         """Seconds of as many kernels."""
-        device = self._machine.device
-        streamed = device.bytes_per_s * device.efficiency.streaming
-        return times * (device.launch_seconds + moved / streamed)
+        return copy_seconds(moved.astype(np.float64), times, self._machine.device)
 
     def packed(self, moved: Ints, handled: int) -> Floats:
         """Seconds of one kernel, or where it was measured of what runs them."""
-        each = self._machine.device.packing_seconds
-        if each is None:
-            return self.copies(moved, 1)
-        launch = self._machine.device.launch_seconds
-        return self.copies(moved, 1) + max(0.0, handled * each - launch)
+        return packing_seconds(moved.astype(np.float64), handled, self._machine.device)
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds of all steps."""

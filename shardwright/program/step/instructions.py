@@ -144,6 +144,11 @@ class Part:
         return after_moves(self.atoms, self.local)
 
     @property
+    def arrived(self) -> Shape:
+        """The shape in which the move leaves the tensor."""
+        return after_transfer(self.sent, self.move)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the whole that the move gathers, or of the tensor that it sums or exchanges."""
         whole = self.move.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -159,6 +164,16 @@ def after_moves(shape: Shape, moves: tuple[Move, ...]) -> Shape:
         elif move.collective is Collective.EMBED:
             shape = move.whole
     return shape
+
+
+def after_transfer(shape: Shape, move: Move) -> Shape:
+    """The shape of a tensor of `shape` after a move that communicates."""
+    match move.collective:
+        case Collective.ALL_REDUCE:
+            return shape
+        case Collective.ALL_GATHER:
+            return move.whole
+    return (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

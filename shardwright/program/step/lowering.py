@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import MASTER, master_weights
-from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
     Move,
     Program,
@@ -39,6 +38,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
     after_moves,
+    after_transfer,
 )
 from shardwright.program.step.regions import RegionTable
 from shardwright.program.step.stretches import (
@@ -156,7 +156,7 @@ class _Writer:
             last = not left and move is moves[-1]
             name = result if last else f"{result}/step{left}"
             before = after_moves(atoms, tuple(local))
-            after = _after(before, move)
+            after = after_transfer(before, move)
             part = Part(value, name, atoms, tuple(local), move, shape if last else after, dtype)
             self._handles += 1
             handle = f"t{self._handles}"
@@ -374,16 +374,6 @@ def _made(item: Item) -> tuple[str, ...]:
     if isinstance(item, Redistribution):
         return (item.instruction.result,)
     return tuple(name for one in item.instructions for name in writes(one))
-
-
-def _after(shape: Shape, move: Move) -> Shape:
-    """The shape of a tensor of `shape` after a move that communicates."""
-    match move.collective:
-        case Collective.ALL_REDUCE:
-            return shape
-        case Collective.ALL_GATHER:
-            return move.whole
-    return (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
 
 
 def _shared(programs: Sequence[Program]) -> frozenset[str]:

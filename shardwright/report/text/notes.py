@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from shardwright.ir.plan import Plan
-from shardwright.ir.plan_notes import Remark, RemarkKind
+from shardwright.ir.plan import Plan, Remark, RemarkKind
 
 _MEANING = {
     RemarkKind.DISCOVERED: "rule found by experiment:",

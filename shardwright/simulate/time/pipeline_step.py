@@ -15,7 +15,8 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan
 from shardwright.ir.schedules.registry import orders
 from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
-from shardwright.simulate.time.timeline import Stream, Task, Timeline, Track, schedule
+from shardwright.ir.timeline import Stream, Task, Timeline, Track
+from shardwright.simulate.time.timeline import schedule
 
 _NAMES = {
     Kind.FORWARD: Phase.FORWARD.value,

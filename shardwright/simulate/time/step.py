@@ -20,8 +20,9 @@ from typing import NamedTuple, final
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
 from shardwright.ir.redistribution import Collective
+from shardwright.ir.timeline import Stream, Task, Timeline, Track
 from shardwright.simulate.time.comm_buckets import Sums, flights_of, sums_of
-from shardwright.simulate.time.timeline import Stream, Task, Timeline, Track, schedule
+from shardwright.simulate.time.timeline import schedule
 
 _BY_SUMS = "slowed down by sums of gradients"
 _BY_COPIES = "slowed down by parameters on their way"

@@ -90,14 +90,25 @@ def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
     more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
     since = float(sum(one.seconds for one in plan.parameters))  # since the step before met last
     for wait in waits_of(plan):
-        since += wait.computed
-        apart = late(machine, max(0.0, since - wait.slack))
-        if not apart:
-            continue
-        lost = apart * exp(-wait.slack / (2 * apart))
-        since = wait.slack + _after(machine, apart - lost)
-        more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
+        lost, since = at_a_wait(machine, since + wait.computed, wait.slack)
+        if lost:
+            more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
     return with_more(plan, more)
+
+
+def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, float]:
+    """The straggler time at a wait, and the seconds of computing after which ranks are that late.
+
+    Args:
+        machine: its figures say how late ranks are.
+        since: seconds of computing since ranks were together.
+        slack: of these, seconds since what is waited for was started.
+    """
+    apart = late(machine, max(0.0, since - slack))
+    if not apart:
+        return 0.0, since
+    lost = apart * exp(-slack / (2 * apart))
+    return lost, slack + _after(machine, apart - lost)
 
 
 def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.plan_notes import RemarkKind
+from shardwright.ir.plan import RemarkKind
 from shardwright.plan_io.files import save_plan
 from shardwright.report.text.explain import explain
 from shardwright.report.text.notes import as_json

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from shardwright.ir.layout import Mesh
+from shardwright.ir.timeline import Stream
 from shardwright.simulate.time.pipeline_step import mini_batches, pipeline_timeline, works_of
 from shardwright.simulate.time.pipelines import StageTime, step_seconds
-from shardwright.simulate.time.timeline import Stream
 from tests.harness.plans import MS, moved, op, parameter, simple
 
 

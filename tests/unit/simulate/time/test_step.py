@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Mesh
+from shardwright.ir.timeline import Stream
 from shardwright.simulate.time.comm_buckets import flights_of, in_buckets
 from shardwright.simulate.time.step import settled_seconds, tasks_of, timeline
-from shardwright.simulate.time.timeline import Stream
 from tests.harness.plans import MIB, MS, moved, op, parameter, simple
 
 HERE, LINK = (

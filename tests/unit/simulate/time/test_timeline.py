@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.simulate.time.timeline import Stream, Task, Track, schedule
+from shardwright.ir.timeline import Stream, Task, Track
+from shardwright.simulate.time.timeline import schedule
 
 TRACKS = [Track(f"stage {i}", stream) for i in range(2) for stream in Stream]
 

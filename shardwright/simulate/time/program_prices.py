@@ -1,0 +1,149 @@
+"""Prices of a step program, from the plan that it was lowered from and the machine.
+
+Operators and updates cost what the plan says. A transfer costs one launch and what its bytes take
+on the links of its mesh axis (`simulate/costs/collectives.py`), and what it takes to fill and empty
+its buffer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES, Graph
+from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.plan import Phase, Plan
+from shardwright.ir.plan import Transfer as Moved
+from shardwright.ir.redistribution import Collective
+from shardwright.machine.model import Machine
+from shardwright.machine.topology import crossed_levels, links
+from shardwright.program.instructions import Shape
+from shardwright.program.step.instructions import Part, Transfer, after_moves
+from shardwright.program.step.purposes import Purpose
+from shardwright.simulate.costs.collectives import collective_seconds, step_price
+from shardwright.simulate.costs.copies import packing_seconds
+from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
+from shardwright.simulate.time.stragglers import at_a_wait
+
+_LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
+
+
+def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
+    """The prices of the step programs of `plan`, which is of `graph` and on `machine`."""
+    mesh = plan.layout_mesh
+    return StepPrices(
+        ops=op_seconds(plan, graph),
+        transfer=partial(transfer_seconds, mesh=mesh, machine=machine),
+        hidden=partial(hidden_part, machine=machine),
+        links=shared_links(mesh, machine),
+        contention=partial(_contention, machine=machine, mesh=mesh),
+        late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
+        update=sum(parameter.seconds for parameter in plan.parameters),
+    )
+
+
+def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
+    """Seconds of every operator in one micro-batch.
+
+    Cuts of tiles that need no communication belong to the operator that reads them.
+    """
+    inner: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
+    local: defaultdict[tuple[str, bool], float] = defaultdict(float)
+    for t in plan.transfers:
+        key = t.consumer, t.phase is Phase.BACKWARD
+        if _is_inner(t, graph):
+            if t.phase is not Phase.RECOMPUTE:  # the run is repeated, and this with it
+                axis = t.collectives[0].split(" ")[1]
+                inner[key].append((axis, t.seconds / t.times))
+        elif all(one.split(" ")[0] in _LOCAL for one in t.collectives):
+            local[key] += t.seconds / t.times
+    each = plan.micro_batches
+    return {
+        op.name: OpSeconds(
+            op.forward_seconds / each + local[op.name, False],
+            op.backward_seconds / each + local[op.name, True],
+            op.source.module,
+            tuple(inner[op.name, False]),
+            tuple(inner[op.name, True]),
+        )
+        for op in plan.ops
+    }
+
+
+def _is_inner(t: Moved, graph: Graph) -> bool:
+    """Whether it is communicated inside of the operator, and not before it."""
+    maker = graph.producer.get(t.value)
+    return maker is not None and maker.name == t.consumer
+
+
+def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSeconds:
+    """Seconds of one transfer: a launch for all of its parts."""
+    link = links(machine, mesh)[mesh.names.index(one.channel)]
+    before = sum(_bytes(part.sent, part) for part in one.parts)
+    after = sum(_bytes(part.arrived, part) for part in one.parts)
+    seconds = step_price(one.collective, link, machine).seconds(before, after)
+    fill = sum(_local_seconds(part, mesh, machine) for part in one.parts)
+    if len(one.parts) == 1:
+        return TransferSeconds(seconds, fill)
+    if one.collective is Collective.ALL_GATHER:  # tiles are joined, and copies cut out
+        empty = sum(_packing(part, 2, machine) for part in one.parts)
+        return TransferSeconds(seconds, fill, empty)
+    return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
+
+
+def _packing(part: Part, handled: int, machine: Machine) -> float:
+    """Seconds to put a tensor into a buffer, and of those `handled` twice to take it out."""
+    sent, arrived = _bytes(part.sent, part), _bytes(part.arrived, part)
+    moved = 2 * (sent + arrived) if handled == 2 else 2 * sent
+    return packing_seconds(float(moved), handled, machine.device)
+
+
+def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
+    """Seconds of the moves without communication that come before a transfer."""
+    total, shape = 0.0, part.atoms
+    for move in part.local:
+        after = after_moves(shape, (move,))
+        axis = links(machine, mesh)[mesh.names.index(move.axis)]
+        total += collective_seconds(
+            move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
+        )
+        shape = after
+    return total
+
+
+def _bytes(shape: Shape, part: Part) -> Bytes:
+    return Bytes(prod(shape) * ITEM_BYTES[part.dtype])
+
+
+def hidden_part(one: Transfer, purpose: Purpose, machine: Machine) -> float:
+    """The part of a transfer's time that the machine hides behind operators.
+
+    Results are single numbers, which take no part of the device.
+    """
+    if purpose is Purpose.RESULT:
+        return 1.0
+    is_sum = purpose is Purpose.GRADIENT and one.collective is Collective.ALL_REDUCE
+    return machine.overlap if is_sum else machine.soon_overlap
+
+
+def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
+    """The link of every mesh axis: axes are one link if each of them takes all of the others'."""
+    found: dict[str, str] = {}
+    for name in mesh.names:
+        shared = [o for o in found if _contention(o, name, machine=machine, mesh=mesh) >= 1]
+        found[name] = found[shared[0]] if shared else name
+    names = {link: " ".join(n for n in found if found[n] == link) for link in found.values()}
+    return {name: names[link] for name, link in found.items()}
+
+
+def _contention(one: str, other: str, *, machine: Machine, mesh: Mesh) -> float:
+    """The part of its time by which a transfer along an axis, or a link of several, delays another.
+
+    None where the axes cross other levels of the machine.
+    """
+    levels = dict(zip(mesh.names, crossed_levels(machine, mesh), strict=True))
+    pairs = product(one.split(" "), other.split(" "))
+    return machine.contention if any(levels[a] & levels[b] for a, b in pairs) else 0.0

@@ -1,0 +1,291 @@
+"""Plays a step program on streams and links: when every instruction runs, and for how long.
+
+A rank has one stream that computes, and each channel has a communicator that runs its transfers in
+the order in which they are started. Channels whose transfers take all of each other's links are one
+link; others delay each other by a part of their time (`StepPrices.contention`). A transfer starts
+when what was computed before it is done. Until it is waited for operators run, slower by the part
+of its time that the machine does not hide (`StepPrices.hidden`); the run that follows its `Wait`
+starts when it has ended.
+
+Ranks that wait for each other wait for the slowest (`StepPrices.late`): a transfer takes as much
+longer as ranks are apart when it is waited for, less what they computed since it was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from shardwright.ir.layout import Seconds
+from shardwright.ir.timeline import Stream, Task, Timeline, Track
+from shardwright.program.step.instructions import (
+    Backward,
+    Forward,
+    Free,
+    StepProgram,
+    Transfer,
+    Wait,
+)
+from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.simulate.time.steady_state import Played, played
+from shardwright.simulate.time.timeline import schedule
+
+# Seconds of computing since ranks were together, and of these since what is waited for was started
+# -> how long ranks wait, and after how many seconds of computing they are as far apart as then.
+Late = Callable[[float, float], tuple[float, float]]
+
+_TIMED = Forward, Backward, Transfer, Wait  # all others cost nothing
+_END = Played(Free(()))
+
+_NAMES = {
+    Purpose.COPY: "gather {} parameters",
+    Purpose.GRADIENT: "reduce gradients of {} parameters",
+    Purpose.RESULT: "sum {} results",
+}
+
+
+@dataclass(frozen=True)
+class OpSeconds:
+    """Seconds of an operator of the graph, of one run in one micro-batch.
+
+    `inner` are collectives that it runs inside of itself, by the direction: (channel, seconds).
+    """
+
+    forward: float
+    backward: float
+    module: str = ""
+    inner: tuple[tuple[str, float], ...] = ()
+    inner_backward: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TransferSeconds:
+    """Seconds of a transfer on its link, and of the device to fill its buffer and to empty it."""
+
+    link: float
+    fill: float = 0.0
+    empty: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepPrices:
+    """Seconds of everything that a step program does.
+
+    * `ops`: by the name of the operator; what it does not have costs nothing by itself, as casts of
+      parameters, which are a part of `update`;
+    * `transfer`: of one transfer;
+    * `hidden`: the part of a transfer's time, by what it moves, that runs beside operators without
+      slowing them down;
+    * `links`: by channel; channels of one link never run at once;
+    * `contention`: the part of a transfer's time by which it delays transfers of another link;
+    * `late`: how long ranks wait for the slowest (`stragglers.at_a_wait`), None if never;
+    * `update`: of the optimizer.
+    """
+
+    ops: Mapping[str, OpSeconds]
+    transfer: Callable[[Transfer], TransferSeconds]
+    hidden: Callable[[Transfer, Purpose], float]
+    links: Mapping[str, str]
+    contention: Callable[[str, str], float] = lambda _one, _other: 0.0
+    late: Late | None = None
+    update: float = 0.0
+
+
+class _Run(NamedTuple):
+    """A run of a region: seconds of its operators, and (name, channel, seconds) of collectives."""
+
+    title: str
+    module: str
+    forward: float
+    backward: float
+    inner: list[tuple[str, str, float]]
+    inner_backward: list[tuple[str, str, float]]
+
+
+class _Sent(NamedTuple):
+    """A collective that was started: its number and task, and seconds to empty its buffer."""
+
+    number: int
+    task: int
+    name: str
+    empty: float
+
+
+def simulated(
+    program: StepProgram, prices: StepPrices, ranks: int, micro_batches: int = 1
+) -> Timeline:
+    """When everything of a step of `program` runs, on each of `ranks`.
+
+    A program of three micro-batches stands for one of `micro_batches` (`steady_state.played`).
+    """
+    order = played(program, micro_batches)
+    kinds = purposes(program)
+    first = _Player(order, kinds, prices, ranks, {})
+    lost = {} if prices.late is None else first.lost(prices.late)
+    last = _Player(order, kinds, prices, ranks, lost) if lost else first
+    return schedule(last.tasks)
+
+
+class _Player:
+    """The tasks of a step while its instructions are played.
+
+    Collectives have numbers in the order in which they are started; `lost` is how much longer they
+    take, by number.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[Played],
+        kinds: Mapping[str, Purpose],
+        prices: StepPrices,
+        ranks: int,
+        lost: Mapping[int, float],
+    ) -> None:
+        self.prices, self._kinds, self._lost = prices, kinds, lost
+        self.tasks: list[Task] = []
+        group = f"each of {ranks} ranks"
+        self._here = Track(group, Stream.COMPUTE)
+        names = dict.fromkeys(prices.links.values())
+        self._tracks = {name: Track(group, Stream.COMMUNICATION, name) for name in names}
+        self._runs: dict[str, _Run] = {}  # by the name of the call
+        self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
+        self._sent: dict[int, _Sent] = {}  # by the number of the transfer
+        self._waits: list[int] = []  # tasks that the next run waits for
+        self._last = -1  # the last task that computes
+        self._phase = "forward"
+        self._count = 0  # collectives so far
+        self._computed = 0.0  # seconds so far
+        self._before: list[float] = []  # by collective, seconds computed before it
+        self._awaited: list[int] = []  # collectives that the next run waits for
+        self._meetings: list[tuple[float, int]] = []  # seconds computed so far, the collective
+        timed = [one for one in order if isinstance(one.instruction, _TIMED)]
+        for now, following in pairwise([*timed, _END]):
+            self._play(now, following)
+        self._meet()
+        self._phase = "update"
+        self._compute("update of parameters", prices.update)
+
+    def lost(self, late: Late) -> dict[int, float]:
+        """How much longer each collective takes because ranks are apart, by its number."""
+        found: dict[int, float] = {}
+        since, last = self.prices.update, 0.0  # since the step before met last
+        for computed, number in self._meetings:
+            lost, since = late(since + computed - last, computed - self._before[number])
+            last = computed
+            if lost:
+                found[number] = lost
+        return found
+
+    def _play(self, now: Played, following: Played) -> None:
+        match now.instruction:
+            case Forward() as one:
+                self._phase = "again" if one.again else "forward"
+                run = self._runs[one.call] = self._run_of(one)
+                for name, channel, seconds in run.inner:
+                    self._wait_for(self._send(name, channel, seconds))
+                self._compute(run.title, run.forward, run.module)
+            case Backward() as one:
+                self._phase = "backward"
+                run = self._runs[one.call]
+                for name, channel, seconds in run.inner_backward:
+                    self._wait_for(self._send(name, channel, seconds))
+                self._compute(run.title, run.backward, run.module)
+            case Transfer() as one:
+                waited = following is not None and isinstance(following.instruction, Wait)
+                self._start(
+                    one, now.transfer, awaited=waited and following.transfer == now.transfer
+                )
+            case Wait():
+                sent = self._sent.pop(now.transfer)
+                self._wait_for(sent)
+                self._compute(f"empty the buffer: {sent.name}", sent.empty)
+
+    def _run_of(self, one: Forward) -> _Run:
+        """The seconds of a region's operators."""
+        known = [(name, op) for name in one.ops if (op := self.prices.ops.get(name)) is not None]
+        module = _common_module([op.module for _, op in known])
+        count = f"{len(known)} operators"
+        return _Run(
+            f"{module}: {count}" if module else count,
+            module,
+            sum(op.forward for _, op in known),
+            sum(op.backward for _, op in known),
+            [(f"in {name}", *sent) for name, op in known for sent in op.inner],
+            [(f"gradient in {name}", *sent) for name, op in known for sent in op.inner_backward],
+        )
+
+    def _start(self, one: Transfer, number: int, *, awaited: bool) -> None:
+        """Start a transfer; operators run beside it unless it is `awaited` at once."""
+        seconds = self._priced.get(id(one))
+        if seconds is None:
+            seconds = self._priced[id(one)] = self.prices.transfer(one)
+        purpose = self._kinds[one.handle]
+        name = _NAMES.get(purpose, f"{one.collective.value}: {one.parts[0].value}")
+        name = name.format(len(one.parts))
+        self._compute(f"fill the buffer: {name}", seconds.fill)
+        sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
+        if not awaited:
+            slowed = self.tasks[sent.task].seconds * (1 - self.prices.hidden(one, purpose))
+            self._compute(f"slowed down: {sent.name}", slowed, idle=True)
+
+    def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> _Sent:
+        """A collective behind all that was computed and waited for; its task."""
+        seconds += self._lost.get(self._count, 0.0)
+        after = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
+        own = self.prices.links[channel]
+        sent = _Sent(self._count, len(self.tasks), name, empty)
+        self._count += 1
+        self._before.append(self._computed)
+        self._add(name, self._tracks[own], seconds, after)
+        for other, track in self._tracks.items():
+            part = 0.0 if other == own else seconds * self.prices.contention(own, other)
+            if part:
+                self._add(name, track, part, after, idle=True)
+        return sent
+
+    def _wait_for(self, sent: _Sent) -> None:
+        self._waits.append(sent.task)
+        self._awaited.append(sent.number)
+
+    def _meet(self) -> None:
+        """What computes next does so behind the collectives that are waited for."""
+        if self._awaited:
+            self._meetings.append((self._computed, max(self._awaited)))
+            self._awaited = []
+
+    def _compute(self, name: str, seconds: float, module: str = "", *, idle: bool = False) -> None:
+        if not seconds:
+            return
+        if not idle:
+            self._meet()
+            self._computed += seconds
+        self._last = len(self.tasks)
+        self._add(name, self._here, seconds, tuple(self._waits), module, idle=idle)
+        self._waits = []
+
+    def _add(
+        self,
+        name: str,
+        track: Track,
+        seconds: float,
+        after: tuple[int, ...],
+        module: str = "",
+        *,
+        idle: bool = False,
+    ) -> None:
+        self.tasks.append(Task(name, track, Seconds(seconds), after, self._phase, module, idle))
+
+
+def _common_module(modules: Sequence[str]) -> str:
+    """The innermost module that all of these are in, empty for the model itself."""
+    if not modules:
+        return ""
+    paths = [module.split(".") for module in dict.fromkeys(modules)]
+    common = 0
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common += 1
+    return ".".join(paths[0][:common])

@@ -1,0 +1,68 @@
+"""Step programs of every plan that a search gives, whole batches and micro-batches."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.api import search_with as search
+from shardwright.ir.graph import VerifyError
+from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import Pipeline
+from shardwright.ir.plan import PlanError
+from shardwright.ir.plan_options import PlanOptions
+from shardwright.machine.presets import preset
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Backward, Forward, Transfer
+from shardwright.program.step.order import check_order
+from shardwright.program.step.rank_steps import PASSES_BY_NAME, step_program
+from shardwright.rules.analysis import analyze
+from tests.harness.layered_graphs import residual_layers
+
+GRAPH = residual_layers(3)
+ANALYSIS = analyze(GRAPH)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    meshes = [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
+    options = PlanOptions.of(meshes=meshes, micro_batches=(1, 3))
+    found = search(GRAPH, preset("4xH100"), options)
+    return [read_plan(plan, GRAPH, ANALYSIS) for plan in (*found, *found.baselines)]
+
+
+@pytest.mark.parametrize("passes", PASSES_BY_NAME)
+def test_programs_of_all_plans_fit_together_and_run_every_operator(plans, passes):
+    assert {plan.micro_batches for plan in plans} == {1, 3}
+    for decisions in plans:
+        programs = [
+            step_program(GRAPH, ANALYSIS, decisions, rank, PASSES_BY_NAME[passes])
+            for rank in range(decisions.mesh.size)
+        ]
+        check_order(programs)
+        first = programs[0].instructions
+        runs = [one for one in first if isinstance(one, Forward) and not one.again]
+        ran = [op for one in runs for op in one.ops if op]
+        assert sorted(ran) == sorted([op.name for op in GRAPH.ops] * decisions.micro_batches)
+        assert sum(one.saves for one in first if isinstance(one, Forward)) == sum(
+            isinstance(one, Backward) for one in first
+        )
+        assert len(programs[0].gradients) == len(decisions.storage)
+
+
+def test_a_collective_that_one_rank_leaves_out_is_found(plans):
+    decisions = next(d for d in plans if d.micro_batches > 1)
+    programs = [step_program(GRAPH, ANALYSIS, decisions, rank) for rank in range(4)]
+    place = next(i for i, one in enumerate(programs[2].instructions) if isinstance(one, Transfer))
+    handle = programs[2].instructions[place].handle
+    rest = [one for one in programs[2].instructions if getattr(one, "handle", "") != handle]
+    programs[2] = replace(programs[2], instructions=tuple(rest))
+    with pytest.raises(VerifyError):
+        check_order(programs)
+
+
+def test_ranks_that_are_not_there_and_stages_are_refused(plans):
+    with pytest.raises(PlanError, match="rank 4 is none of the plan's 4 ranks; give 0 to 3"):
+        step_program(GRAPH, ANALYSIS, plans[0], 4)
+    staged = replace(plans[0], pipeline=Pipeline(("layers.1.left",), "1F1B", 2))
+    with pytest.raises(PlanError, match="pipeline stages"):
+        step_program(GRAPH, ANALYSIS, staged, 0)

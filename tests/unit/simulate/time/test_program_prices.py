@@ -1,0 +1,137 @@
+"""Prices of step programs: of the plan's operators, of the machine's links; and their sums."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.api import search_with as search
+from shardwright.ir.layout import Mesh
+from shardwright.ir.plan import Phase
+from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.redistribution import Collective
+from shardwright.machine.presets import preset
+from shardwright.machine.topology import crossed_levels, links
+from shardwright.program.instructions import Move
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Part, Transfer
+from shardwright.program.step.purposes import Purpose
+from shardwright.program.step.rank_steps import PASSES_BY_NAME, step_program
+from shardwright.rules.analysis import analyze
+from shardwright.simulate.costs.collectives import step_price
+from shardwright.simulate.costs.copies import packing_seconds
+from shardwright.simulate.time.program_prices import (
+    hidden_part,
+    op_seconds,
+    prices_of,
+    shared_links,
+    transfer_seconds,
+)
+from shardwright.simulate.time.step import timeline
+from shardwright.simulate.time.step_program import simulated
+from tests.harness.layered_graphs import residual_layers
+
+GRAPH = residual_layers(3)
+ANALYSIS = analyze(GRAPH)
+MESHES = [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
+MACHINE = preset("4xH100")
+
+
+def frontier(machine=MACHINE, count=1):
+    return search(GRAPH, machine, PlanOptions.of(meshes=MESHES, micro_batches=(count,)))
+
+
+def seconds(plan, machine, passes="all"):
+    decisions = read_plan(plan, GRAPH, ANALYSIS)
+    program = step_program(GRAPH, ANALYSIS, decisions, 0, PASSES_BY_NAME[passes])
+    prices = prices_of(plan, GRAPH, machine)
+    return simulated(program, prices, plan.devices, plan.micro_batches).seconds
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_whole_batches_take_about_what_their_timeline_says(overlap):
+    """They differ by what the timeline leaves out: copies of gradients into their buckets."""
+    machine = replace(MACHINE, overlap=overlap)
+    found = frontier(machine)
+    for plan in (*found, *found.baselines):
+        assert seconds(plan, machine) == pytest.approx(timeline(plan).seconds, rel=0.04), plan
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+def test_where_nothing_is_in_buckets_both_are_equal(overlap):
+    machine = replace(MACHINE, overlap=overlap)
+    named = {plan.name: plan for plan in frontier(machine).baselines}
+    plan = named["tensor parallel"]
+    assert any(t.phase is Phase.BACKWARD for t in plan.transfers)
+    assert seconds(plan, machine) == pytest.approx(timeline(plan).seconds, rel=1e-4)
+
+
+def test_operators_of_a_micro_batch_take_their_part():
+    for plan in frontier(count=2).baselines:
+        prices = op_seconds(plan, GRAPH)
+        ops = sum(one.forward + one.backward for one in prices.values())
+        local = [
+            t.seconds
+            for t in plan.transfers
+            if {one.split(" ")[0] for one in t.collectives} <= {"slice", "mask", "embed"}
+        ]
+        assert 2 * ops == pytest.approx(sum(op.seconds for op in plan.ops) + sum(local))
+        assert prices["layers.0.left"].module == "layers.0"
+
+
+def part(value, kind, whole, channel="dp", dtype="float32"):
+    gathers, tile = kind is Collective.ALL_GATHER, whole[0] // 4
+    sent = (tile, *whole[1:]) if gathers else whole
+    move = Move(channel, kind, whole, 0 if gathers else -1, -1 if gathers else 0, 0, tile, True)
+    return Part(value, f"{value}/there", sent, (), move, sent, dtype)
+
+
+@pytest.mark.parametrize(
+    "kind, sent, got",
+    [
+        (Collective.ALL_GATHER, 1, 4),
+        (Collective.REDUCE_SCATTER, 4, 1),
+        (Collective.ALL_REDUCE, 4, 4),
+    ],
+)
+def test_a_bucket_pays_one_launch_and_the_copies_into_it(kind, sent, got):
+    mesh = MESHES[0]
+    price = step_price(kind, links(MACHINE, mesh)[0], MACHINE)
+    size = 1024 * 256 * 4  # bytes of a fourth of a part
+    one = Transfer(kind, "dp", (part("x", kind, (1024, 1024)),), "t")
+    alone = transfer_seconds(one, mesh, MACHINE)
+    assert alone.link == pytest.approx(price.seconds(sent * size, got * size))
+    assert alone.fill == alone.empty == 0
+    two = replace(one, parts=(*one.parts, part("y", kind, (1024, 1024))))
+    both = transfer_seconds(two, mesh, MACHINE)
+    assert both.link == pytest.approx(price.seconds(2 * sent * size, 2 * got * size))
+    assert both.link < 2 * alone.link
+    moved = 2 * (sent + got) * size if kind is Collective.ALL_GATHER else 2 * sent * size
+    handled = 2 if kind is Collective.ALL_GATHER else 1
+    packed = 2 * packing_seconds(float(moved), handled, MACHINE.device)
+    assert both.fill + both.empty == pytest.approx(packed)
+
+
+def test_results_hide_and_the_rest_as_far_as_the_machine_says():
+    machine = replace(MACHINE, overlap=0.6, gather_overlap=0.2)
+    gather, scatter, total = (
+        Transfer(kind, "dp", (part("x", kind, (8, 8)),), "t")
+        for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+    )
+    assert hidden_part(total, Purpose.RESULT, machine) == 1.0
+    assert hidden_part(total, Purpose.GRADIENT, machine) == 0.6
+    assert hidden_part(scatter, Purpose.GRADIENT, machine) == 0.2
+    assert hidden_part(gather, Purpose.COPY, machine) == 0.2
+
+
+def test_axes_share_a_link_where_they_cross_one_level():
+    hosts = preset("2x8xA100")
+    split, inside = Mesh.parse("dp=2 tp=8"), Mesh.parse("dp=4 tp=4")
+    assert crossed_levels(hosts, split) == ({1}, {0})
+    assert crossed_levels(hosts, inside) == ({0, 1}, {0})
+    assert shared_links(split, hosts) == {"dp": "dp", "tp": "tp"}
+    assert shared_links(inside, hosts) == {"dp": "dp tp", "tp": "dp tp"}
+    free = replace(hosts, contention=0.5)
+    assert shared_links(inside, free) == {"dp": "dp", "tp": "tp"}
+    plan = next(p for p in frontier().baselines if str(p.mesh) == "dp=2 tp=2")
+    assert prices_of(plan, GRAPH, MACHINE).contention("dp", "tp") == 1.0
+    assert prices_of(plan, GRAPH, replace(MACHINE, contention=0.3)).contention("dp", "tp") == 0.3
