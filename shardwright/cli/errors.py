@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import click
 
+from shardwright.ir.texts import printable
+
 MISTAKE = 2
 
 
@@ -54,5 +56,5 @@ def _missing(error: click.MissingParameter) -> str:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"shardwright: {' '.join(message.split())}", err=True)
+    click.echo(f"shardwright: {printable(' '.join(message.split()))}", err=True)
     sys.exit(status)

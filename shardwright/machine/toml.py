@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from shardwright.ir.layout import Seconds
+from shardwright.ir.texts import check_printable
 from shardwright.machine.efficiency_curve import Curve, CurveError
 from shardwright.machine.measurement_toml import measured_lines, read_measured
 from shardwright.machine.model import (
@@ -305,6 +306,11 @@ def _is(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = {str: "a text", int: "a whole number", dict: "a table", list: "tables"}
         raise MachineError(f"{name} is {value!r}; it must be {wanted.get(kind, 'a number')}")
+    if isinstance(value, str):
+        try:
+            check_printable(value)
+        except ValueError as e:
+            raise MachineError(f"{name}: {e}; leave it out") from e
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
+from math import inf
 from typing import Any, TypeVar
 
 from shardwright.ir.graph import Source
@@ -29,6 +30,8 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.redistribution import communication_named
+from shardwright.ir.texts import check_printable
+from shardwright.plan_io.consistency import check_consistent
 
 T = TypeVar("T")
 
@@ -80,7 +83,7 @@ def plan_from_json(text: str) -> Plan:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise PlanError(f"is not JSON ({e}); it is corrupt or cut short, plan again") from e
-    if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+    if not isinstance(data, dict) or type(data.get("format")) is not int or data["format"] < 1:
         raise PlanError("has no format number; give a file that `plan` wrote")
     if data["format"] > FORMAT:
         raise PlanError(
@@ -88,7 +91,9 @@ def plan_from_json(text: str) -> Plan:
             " upgrade shardwright or plan again"
         )
     try:
-        return _read(data)
+        plan = _read(data)
+        check_consistent(plan)
+        return plan
     except LayoutError as e:
         raise PlanError(f"{e}; edit it back or plan again") from e
     except KeyError as e:
@@ -106,7 +111,7 @@ def _memory(data: Any, rows: list[Any]) -> Memory | None:
     if data is None:
         return None
     found: dict[str, Any] = {
-        name: _is(data[name], str if name == "at" else int) for name in _TOTALS
+        name: _is(data[name], str) if name == "at" else _size(data[name]) for name in _TOTALS
     }
     shares = tuple(_share(*row) for row in rows)
     memory = Memory(**found, shares=shares)
@@ -139,7 +144,7 @@ def _read(data: dict[str, Any]) -> Plan:
         micro_batches=_at_least_one(data.get("micro_batches", 1)),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
-        peak_bytes=Bytes(_is(data["peak_bytes"], int)),
+        peak_bytes=Bytes(_size(data["peak_bytes"])),
         memory=_memory(data.get("memory"), data.get("shares", [])),
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
@@ -181,13 +186,13 @@ def _remark_row(remark: Remark) -> list[Any]:
 def _remark(row: list[Any]) -> Remark:
     kind, what, text, count, names = row
     ops = tuple(_is(names, str).split())
-    return Remark(RemarkKind(kind), _is(what, str), _is(text, str), ops, _is(count, int))
+    return Remark(RemarkKind(kind), _is(what, str), _is(text, str), ops, _size(count))
 
 
 def _rival(row: list[Any]) -> Rival:
     name, devices, seconds, size = row
     times = Seconds(_number(seconds))
-    return Rival(_is(name, str), _at_least_one(devices), times, Bytes(_is(size, int)))
+    return Rival(_is(name, str), _at_least_one(devices), times, Bytes(_size(size)))
 
 
 def _input_row(given: InputSpec) -> list[Any]:
@@ -196,7 +201,7 @@ def _input_row(given: InputSpec) -> list[Any]:
 
 def _input(row: list[Any]) -> InputSpec:
     key, shape, dtype, *requires_grad = row
-    sizes = tuple(_is(n, int) for n in shape)
+    sizes = tuple(_size(n) for n in shape)
     gradient = (_is(wanted, bool) for wanted in requires_grad)
     return InputSpec(_is(key, str), sizes, _is(dtype, str), *gradient)
 
@@ -212,7 +217,7 @@ def _parameter(row: list[Any], mesh: Mesh) -> PlannedParameter:
     return PlannedParameter(
         _is(name, str),
         Layout.parse(_is(layout, str), mesh),
-        Bytes(_is(size, int)),
+        Bytes(_size(size)),
         Seconds(_number(seconds)),
         _STORED.index(stored) == 1,
     )
@@ -236,8 +241,8 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
         _per_axis(_is(splits, str).split(", "), mesh),
         Layout.parse(_is(layout, str), mesh),
         Seconds(_number(seconds)),
-        Bytes(_is(saved, int)),
-        _is(segment, int),
+        Bytes(_size(saved)),
+        _size(segment),
         Seconds(_number(backward[0] if backward else 0.0)),
         _reads(name, read),
     )
@@ -256,7 +261,7 @@ def _transfer(row: list[Any]) -> Transfer:
         _is(consumer, str),
         Phase(phase),
         tuple(map(_step, _is(names, str).split(", "))),
-        Bytes(_is(size, int)),
+        Bytes(_size(size)),
         Seconds(_number(seconds)),
         _at_least_one(times[0] if times else 1),
     )
@@ -271,13 +276,23 @@ def _step(text: str) -> str:
 def _is(value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"{value!r} where a {kind.__name__} is needed")
+    if isinstance(value, str):
+        check_printable(value)
     return value
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise TypeError(f"{value!r} where a number of at least 0 is needed")
+    if value == inf:
+        raise ValueError("Infinity where a number is needed")
     return float(value)
+
+
+def _size(value: Any) -> int:
+    if not 0 <= _is(value, int) < 2**63:
+        raise ValueError(f"{value} where a number from 0 to 2^63 is needed")
+    return int(value)
 
 
 def _at_least_one(value: Any) -> int:
@@ -289,6 +304,8 @@ def _at_least_one(value: Any) -> int:
 def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"{value!r} where a plain constant is needed")
+    if isinstance(value, str):
+        check_printable(value)
     return value
 
 

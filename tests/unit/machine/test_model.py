@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.ir.texts import printable
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.files import load_machine
 from shardwright.machine.model import Device, Efficiency, Level, Machine, MachineError
@@ -279,7 +280,7 @@ def test_quantities_read_back_exactly(figure):
 
 
 @given(
-    st.text(max_size=20),
+    st.text(max_size=20).map(printable),
     st.floats(1e3, 1e15),
     st.floats(0, 1),
     st.integers(1, 64),
@@ -289,3 +290,9 @@ def test_any_machine_survives_the_trip_through_toml(text, rate, latency, size):
     level = Level(text, size, rate, latency, gather_bytes_per_s=rate / 3)
     machine = Machine(text, device, (level,), text, "gloo", latency, latency)
     assert parse_toml(to_toml(machine)) == machine
+
+
+def test_names_do_nothing_to_a_terminal():
+    text = to_toml(preset("2xcpu")).replace('"2xcpu"', r'"\u001b[2J"')
+    with pytest.raises(MachineError, match=r"name: '\\x1b\[2J' has the control character '\\x1b'"):
+        parse_toml(text)

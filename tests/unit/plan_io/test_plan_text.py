@@ -17,6 +17,7 @@ from tests.harness import plans
 
 PLAN = plans.transformer()
 TEXT = plan_to_json(PLAN)
+DATA = json.loads(TEXT)
 SHARES = (Share("embed", "saved", 100 * plans.MIB), Share(None, "batch", 50 * plans.MIB))
 SETTLED = plan_to_json(replace(PLAN, memory=Memory.of(SHARES, rank=0, at="linear, backward")))
 
@@ -95,6 +96,30 @@ CASES = {
     "shares": (row("shares", 2, 99, SETTLED), "do not add up to the memory"),
     "share of nothing": (row("shares", 2, 0, SETTLED), "a number of at least 1 is needed"),
     "part of the memory": (row("shares", 1, "x", SETTLED), "'x', which is no part"),
+    "format": (edited(format=-1), "has no format number"),
+    "negative bytes": (edited(peak_bytes=-1), "-1 where a number from 0 to 2^63 is needed"),
+    "bytes beyond any disk": (row("parameters", 2, 2**64), "a number from 0 to 2^63 is needed"),
+    "infinite time": (edited(step_seconds=float("inf")), "Infinity where a number is needed"),
+    "a large mesh": (
+        json.dumps(json.loads(TEXT) | {"mesh": f"dp={10**30} tp=2"}),
+        "a mesh of 2000000000000000000000000000000 devices, at most 1048576 are planned",
+    ),
+    "an operator twice": (
+        edited(ops=[*DATA["ops"], DATA["ops"][0]], reads=[*DATA["reads"], DATA["reads"][0]]),
+        f"two operators called {PLAN.ops[0].name!r}",
+    ),
+    "a parameter twice": (
+        edited(parameters=[DATA["parameters"][0], *DATA["parameters"]]),
+        "two parameters called",
+    ),
+    "an input twice": (edited(inputs=[DATA["inputs"][0]] * 2), "two inputs called"),
+    "a constant twice": (edited(constants=[["kwargs.f", 1]] * 2), "two constants called"),
+    "cut": (edited(stages=2, cuts=["nowhere"]), "a stage that begins with 'nowhere'"),
+    "backward": (row("ops", -1, 10**6), "takes longer backward than forward and backward"),
+    "collective": (row("transfers", 3, "all_reduce xx"), "'all_reduce xx' along no axis of dp=2"),
+    "escape": (edited(name="\x1b[2J"), "has the control character '\\x1b'"),
+    "escape in a constant": (edited(constants=[["kwargs.f", "\x9b2J"]]), "control character"),
+    "reversed": (edited(notes=["a \u202e b"]), "has the control character '\\u202e'"),
     "constant": (edited(constants=[["kwargs.f", {"a": 1}]]), "where a plain constant is needed"),
 }
 
