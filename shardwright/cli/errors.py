@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
-from shardwright.ir.texts import printable
+from shardwright.ir.atomic_io import printable
 
 MISTAKE = 2
 

@@ -1,12 +1,16 @@
-"""Atomic and durable file writes, and reads up to a size."""
+"""Atomic and durable file writes; reads up to a size of files and texts that others wrote."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
+
+# C0 and C1 control characters, and those that change the direction of a text.
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
@@ -104,3 +108,18 @@ def read_text_up_to(path: str | os.PathLike[str], most_bytes: int) -> str:
     if size > most_bytes or len(data) > most_bytes:
         raise FileSizeError(f"it has {max(size, len(data))} bytes, at most {most_bytes} are read")
     return data.decode("utf-8")
+
+
+def check_printable(text: str) -> None:
+    """Raise `ValueError` for a text that would do something to a terminal."""
+    if found := _UNPRINTABLE.search(text):
+        raise ValueError(f"{text[:60]!r} has the control character {found[0]!r}")
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters written as escapes.
+
+    >>> printable("\x1b[2J")
+    '\\x1b[2J'
+    """
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from shardwright.ir.atomic_io import check_printable
 from shardwright.ir.layout import Seconds
-from shardwright.ir.texts import check_printable
 from shardwright.machine.efficiency_curve import Curve, CurveError
 from shardwright.machine.measurement_toml import measured_lines, read_measured
 from shardwright.machine.model import (

@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from math import inf
 from typing import Any, TypeVar
 
+from shardwright.ir.atomic_io import check_printable
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.memory import PARTS, Memory, Share
@@ -30,7 +31,6 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.redistribution import communication_named
-from shardwright.ir.texts import check_printable
 from shardwright.plan_io.consistency import check_consistent
 
 T = TypeVar("T")

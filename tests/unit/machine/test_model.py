@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.ir.texts import printable
+from shardwright.ir.atomic_io import printable
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.files import load_machine
 from shardwright.machine.model import Device, Efficiency, Level, Machine, MachineError
