@@ -46,7 +46,7 @@ def read_text(
     devices: int | None = None,
 ) -> TrainingConfig:
     """The config in a text; `name` is for messages. Otherwise as `read_file`."""
-    return read_document(parse_document(name, text), framework, devices, _no_companion)
+    return read_document(parse_document(name, text), framework, devices, no_companion)
 
 
 def load_document(path: str | Path) -> Document:
@@ -127,5 +127,6 @@ def _companion(config: Path) -> Callable[[str], Document]:
     return load
 
 
-def _no_companion(named: str) -> Document:
+def no_companion(named: str) -> Document:
+    """Refuse to read another file; raises `FrameworkError`."""
     raise FrameworkError(f"it names {named}, and only files can name others")

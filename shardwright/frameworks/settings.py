@@ -53,6 +53,11 @@ class Settings:
             self._entries[f"{section}.{key}"] = other
             self._all.append(other)
 
+    def spelled(self, name: str) -> str | None:
+        """How the file spells a key; None where it does not have it."""
+        entry = self._entries.get(name)
+        return entry.key if entry is not None else None
+
     def __contains__(self, name: str) -> bool:
         value = self._entries[name].value if name in self._entries else None
         return value is not None and value not in self.absent

@@ -10,13 +10,15 @@ from typing import Any
 import yaml
 
 from shardwright.frameworks.canonical import canonical
-from shardwright.frameworks.config import TrainingConfig
+from shardwright.frameworks.config import Batch, TrainingConfig
 from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.documents.forms import edited, parse_document
+from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.documents.toml_text import literal
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as titan
-from shardwright.frameworks.reading import read_text
+from shardwright.frameworks.reading import no_companion, read_document
+from shardwright.frameworks.registry import FRAMEWORKS
 from shardwright.frameworks.writers import deepspeed, hugging_face, megatron, torchtitan
 from shardwright.frameworks.writers.nearest import Facts
 from shardwright.ir.strategy.strategy import Strategy
@@ -154,7 +156,7 @@ def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
 
 
 def edit_config(
-    document: Document, config: TrainingConfig, strategy: Strategy, clip: float | None = None
+    document: Document, config: TrainingConfig, strategy: Strategy, batch: Batch | None = None
 ) -> Written:
     """The text of a config that was read, changed so that it trains as `strategy` does.
 
@@ -165,7 +167,7 @@ def edit_config(
         document: the file.
         config: what was read from it.
         strategy: the wanted strategy.
-        clip: a new norm of clipping; None: as it is.
+        batch: of the step, where the file does not say it; None: the file's.
 
     Raises:
         FrameworkError: where the framework's configs are not written, or a key stands where it
@@ -179,17 +181,21 @@ def edit_config(
         )
     writer = WRITERS[name]
     facts = Facts(
-        batch=config.batch, model=config.model.name, layers=config.model.layers, clip=clip
+        batch=batch or config.batch,
+        model=config.model.name,
+        layers=config.model.layers,
     )
     near, reasons = writer.nearest(strategy, facts)
     before, after = _keys(writer, config, facts), writer.settings(near, facts)
-    changes = {
-        key: after.get(key)
-        for key in (*before, *after)
-        if before.get(key) != after.get(key) or (key in after and _misread(document, key, after))
-    }
     spelled = _spelling(document, config.framework)
-    changes = {spelled(key): value for key, value in changes.items()}
+    changes = {
+        spelled(key): after.get(key)
+        for key in (*before, *after)
+        if before.get(key) != after.get(key)
+    }
+    for key, value in changes.items():
+        if isinstance(value, Code) and document.form != "python":
+            raise FrameworkError(f"{document.name}: {key} is an object of Python; write a new file")
     anchor = config.used[0].name if config.used else None
     new = edited(document, changes, anchor)
     _require_read_back(new, writer, near)
@@ -202,33 +208,20 @@ def _keys(writer: Writer, config: TrainingConfig, facts: Facts) -> Keys:
     return writer.settings(now, facts)
 
 
-def _misread(document: Document, key: str, after: Keys) -> bool:
-    return False
-
-
 def _spelling(document: Document, framework: str) -> Callable[[str], str]:
-    """How a file spells the key of a framework."""
-    if framework == "megatron" and document.form == "yaml":
-        inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
-        prefix = "MODEL_ARGS." if inside else ""
-        return lambda key: f"{prefix}--{key}"
-    return lambda key: key
+    """How a file spells the key of a framework: as it stands there, or as its other keys do."""
+    known = FRAMEWORKS[framework].settings(document)
+    flags = framework == "megatron" and document.form == "yaml"
+    inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
+    prefix = ("MODEL_ARGS.--" if inside else "--") if flags else ""
+    return lambda key: known.spelled(key) or f"{prefix}{key}"
 
 
 def _require_read_back(document: Document, writer: Writer, wanted: Strategy) -> None:
     """Raise `FrameworkError` unless the file is read as what was wanted."""
-    config = read_text(
-        document.text,
-        name=document.name,
-        framework=writer.reads_as,
-        devices=None if _says_devices(document) else wanted.devices,
-    )
+    config = read_document(document, writer.reads_as, wanted.devices, no_companion)
     if canonical(config.strategy) != canonical(wanted):
         raise FrameworkError(
             f"{document.name}: its other keys contradict the wanted strategy: it would be read as"
             f" '{canonical(config.strategy)}' and not as '{canonical(wanted)}'; write a new file"
         )
-
-
-def _says_devices(document: Document) -> bool:
-    return document.form == "never"

@@ -139,7 +139,7 @@ def _model(settings: Settings) -> ModelHints:
             found = flavor(settings.text(family, None, "model"), settings.text(size, None, "model"))
             break
     else:
-        named = settings.text("model_spec.0", None, "model") or settings.text("baseline", None)
+        named = settings.text("baseline", None, "model")
         found = flavor(None, named) if named else ModelHints()
     return found
 

@@ -186,9 +186,10 @@ def script_text(flags: dict[str, Any], strategy: Strategy) -> str:
         if value is not None
     ]
     body = "\n".join(lines)
+    per_node = max(n for n in range(1, 9) if strategy.devices % n == 0)
     return (
         "#!/bin/bash\n# Flags of Megatron-LM, written by shardwright; model and data are yours.\n"
-        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{min(8, strategy.devices)}}}\n"
+        f"GPUS_PER_NODE={per_node}\n"
         f"WORLD_SIZE={strategy.devices}\n"
         f"PARALLEL_ARGS=(\n{body}\n)\n"
         'torchrun --nproc-per-node "$GPUS_PER_NODE" --nnodes "$((WORLD_SIZE / GPUS_PER_NODE))" \\\n'

@@ -78,13 +78,13 @@ def _pipeline(near: Nearest, facts: Facts) -> None:
     near.schedule([name for name, one in SCHEDULES.items() if not one.asynchronous], "")
     now = near.strategy
     free = SCHEDULES[now.schedule].stages_per_group is None
-    if now.pp > 1 and free and now.stage_cut is None and now.virtual_stages != 2:
-        if layers_per_stage(now, facts.layers) is None:
-            why = (
-                f"{now.virtual_stages} stages a rank need stages of equal layers, and the number"
-                " of layers"
-            )
-            near.change(f"{why}; 2 stages a rank are its default", virtual_stages=2)
+    even = now.virtual_stages == 2 or layers_per_stage(now, facts.layers) is not None
+    if now.pp > 1 and free and now.stage_cut is None and not even:
+        near.change(
+            f"{now.virtual_stages} stages a rank need stages of equal layers, and the number of"
+            " layers; 2 stages a rank are its default",
+            virtual_stages=2,
+        )
 
 
 def layers_per_stage(strategy: Strategy, layers: int | None) -> int | None:

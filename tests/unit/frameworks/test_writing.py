@@ -23,9 +23,7 @@ FACTS = Facts(
 @given(wanted=training_strategies())
 def test_a_written_file_is_read_back_to_the_same_strategy(framework, wanted):
     written = write_config(framework, wanted, FACTS)
-    config = read_text(
-        written.text, framework=WRITERS[framework].reads_as, devices=wanted.devices
-    )
+    config = read_text(written.text, framework=WRITERS[framework].reads_as, devices=wanted.devices)
     assert canonical(config.strategy) == canonical(written.strategy)
     assert config.strategy.devices == wanted.devices
     assert (not written.reasons) == (canonical(wanted) == written.strategy)
