@@ -15,7 +15,7 @@ PACKAGE = ROOT / "shardwright"
 
 LAYERS = (  # the lowest first; packages of one layer do not import each other
     ("ir", "solve"),
-    ("machine", "plan_io", "rules"),
+    ("frameworks", "machine", "plan_io", "rules"),
     ("program",),
     ("simulate", "tracing"),
     ("planner", "runtime"),
@@ -35,7 +35,7 @@ MAX_FILES = 16
 # Each imports no torch, not through others either.
 WITHOUT_TORCH = (
     "ir", "solve", "machine", "plan_io", "rules", "program", "simulate", "planner",
-    "report", "cli", "public",
+    "report", "cli", "public", "frameworks",
 )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Config files as text with positions: keys, values, line numbers, and edits of single values."""

@@ -1,0 +1,227 @@
+"""Writes training configs of other frameworks, and edits existing ones in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from shardwright.frameworks.canonical import canonical
+from shardwright.frameworks.config import Batch, TrainingConfig
+from shardwright.frameworks.documents.document import Document
+from shardwright.frameworks.documents.forms import edited, parse_document
+from shardwright.frameworks.documents.python_text import Code
+from shardwright.frameworks.documents.toml_text import literal
+from shardwright.frameworks.errors import FrameworkError
+from shardwright.frameworks.readers import torchtitan as titan
+from shardwright.frameworks.reading import no_companion, read_document
+from shardwright.frameworks.registry import FRAMEWORKS
+from shardwright.frameworks.writers import deepspeed, hugging_face, megatron, torchtitan
+from shardwright.frameworks.writers.nearest import Facts
+from shardwright.ir.strategy.strategy import Strategy
+
+Keys = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A config that was written.
+
+    Attributes:
+        text: of the file.
+        strategy: what the file says; the wanted one where `reasons` is empty.
+        reasons: what the framework cannot express of the wanted strategy, one sentence each.
+    """
+
+    text: str
+    strategy: Strategy
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """How one framework's config is written.
+
+    Attributes:
+        nearest: of a strategy, the nearest that can be expressed, and the reasons.
+        settings: the keys that say an expressible strategy.
+        text: of a new file with these keys.
+        reads_as: the name under which `read_text` reads it.
+    """
+
+    nearest: Callable[[Strategy, Facts], tuple[Strategy, list[str]]]
+    settings: Callable[[Strategy, Facts], Keys]
+    text: Callable[[Keys, Strategy, Facts], str]
+    reads_as: str
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections in sections, without those that are None."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        if value is not None:
+            *path, last = key.split(".")
+            inside = found
+            for section in path:
+                inside = inside.setdefault(section, {})
+            inside[last] = value
+    return found
+
+
+def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+    family, _, size = (facts.model or "").partition(" ")
+    if size:
+        keys = {"model.name": family, "model.flavor": size, **keys}
+    sections: dict[str, list[str]] = {}
+    for key, value in keys.items():
+        if value is not None:
+            section, _, last = key.rpartition(".")
+            sections.setdefault(section, []).append(f"{last} = {literal(value)}")
+    return "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
+
+
+def _yaml(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+    return yaml.safe_dump(nested(keys), sort_keys=False)
+
+
+def _json(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+    return json.dumps(nested(keys), indent=2) + "\n"
+
+
+def _titan(dialect: str, text: Callable[[Keys, Strategy, Facts], str]) -> Writer:
+    return Writer(
+        lambda strategy, facts: torchtitan.nearest(strategy, facts, dialect),
+        lambda strategy, facts: torchtitan.settings(strategy, facts, dialect),
+        text,
+        "torchtitan",
+    )
+
+
+def _function(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+    return torchtitan.function_text(keys, facts)
+
+
+WRITERS: Mapping[str, Writer] = {
+    "torchtitan": _titan(titan.TOKENS, _function),
+    "torchtitan-0.3": _titan(titan.SEQUENCES, _function),
+    "torchtitan-toml": _titan(titan.TOML, _toml),
+    "megatron": Writer(
+        lambda strategy, facts: megatron.nearest(strategy, facts, bridge=False),
+        megatron.settings,
+        lambda keys, strategy, _facts: megatron.script_text(keys, strategy),
+        "megatron",
+    ),
+    "megatron-bridge": Writer(
+        lambda strategy, facts: megatron.nearest(strategy, facts, bridge=True),
+        megatron.bridge_settings,
+        _yaml,
+        "megatron-bridge",
+    ),
+    "accelerate": Writer(
+        hugging_face.nearest_accelerate, hugging_face.accelerate_settings, _yaml, "accelerate"
+    ),
+    "deepspeed": Writer(deepspeed.nearest, deepspeed.settings, _json, "deepspeed"),
+    "trainer": Writer(
+        hugging_face.nearest_trainer, hugging_face.trainer_settings, _json, "trainer"
+    ),
+}
+_DIALECTS = {
+    titan.TOML: "torchtitan-toml",
+    titan.SEQUENCES: "torchtitan-0.3",
+    titan.TOKENS: "torchtitan",
+}
+
+
+def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
+    """A new config of a framework that trains as `strategy` does, or as nearly as it can.
+
+    Args:
+        framework: a key of `WRITERS`.
+        strategy: the wanted strategy.
+        facts: batch, model and clipping.
+
+    Raises:
+        FrameworkError: for an unknown framework, or where no expressible strategy is near.
+    """
+    if framework not in WRITERS:
+        raise FrameworkError(f"the framework {framework!r} is none of {', '.join(WRITERS)}")
+    writer = WRITERS[framework]
+    near, reasons = writer.nearest(strategy, facts)
+    text = writer.text(writer.settings(near, facts), near, facts)
+    _require_read_back(parse_document(framework, text), writer, near)
+    return Written(text, near, tuple(reasons))
+
+
+def edit_config(
+    document: Document, config: TrainingConfig, strategy: Strategy, batch: Batch | None = None
+) -> Written:
+    """The text of a config that was read, changed so that it trains as `strategy` does.
+
+    Only keys that say a difference between both strategies are changed, added or deleted; comments,
+    order and all other keys stay. The global batch stays as it is.
+
+    Args:
+        document: the file.
+        config: what was read from it.
+        strategy: the wanted strategy.
+        batch: of the step, where the file does not say it; None: the file's.
+
+    Raises:
+        FrameworkError: where the framework's configs are not written, or a key stands where it
+            cannot be changed.
+    """
+    name = _DIALECTS.get(config.dialect, config.framework)
+    if name not in WRITERS:
+        raise FrameworkError(
+            f"{config.source}: configs of {config.framework} are read and not written; write one of"
+            f" {', '.join(WRITERS)}"
+        )
+    writer = WRITERS[name]
+    facts = Facts(
+        batch=batch or config.batch,
+        model=config.model.name,
+        layers=config.model.layers,
+    )
+    near, reasons = writer.nearest(strategy, facts)
+    before, after = _keys(writer, config, facts), writer.settings(near, facts)
+    spelled = _spelling(document, config.framework)
+    changes = {
+        spelled(key): after.get(key)
+        for key in (*before, *after)
+        if before.get(key) != after.get(key)
+    }
+    for key, value in changes.items():
+        if isinstance(value, Code) and document.form != "python":
+            raise FrameworkError(f"{document.name}: {key} is an object of Python; write a new file")
+    anchor = config.used[0].name if config.used else None
+    new = edited(document, changes, anchor)
+    _require_read_back(new, writer, near)
+    return Written(new.text, near, tuple(reasons))
+
+
+def _keys(writer: Writer, config: TrainingConfig, facts: Facts) -> Keys:
+    """The keys that say what the file says now."""
+    now, _ = writer.nearest(config.strategy, facts)
+    return writer.settings(now, facts)
+
+
+def _spelling(document: Document, framework: str) -> Callable[[str], str]:
+    """How a file spells the key of a framework: as it stands there, or as its other keys do."""
+    known = FRAMEWORKS[framework].settings(document)
+    flags = framework == "megatron" and document.form == "yaml"
+    inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
+    prefix = ("MODEL_ARGS.--" if inside else "--") if flags else ""
+    return lambda key: known.spelled(key) or f"{prefix}{key}"
+
+
+def _require_read_back(document: Document, writer: Writer, wanted: Strategy) -> None:
+    """Raise `FrameworkError` unless the file is read as what was wanted."""
+    config = read_document(document, writer.reads_as, wanted.devices, no_companion)
+    if canonical(config.strategy) != canonical(wanted):
+        raise FrameworkError(
+            f"{document.name}: its other keys contradict the wanted strategy: it would be read as"
+            f" '{canonical(config.strategy)}' and not as '{canonical(wanted)}'; write a new file"
+        )
