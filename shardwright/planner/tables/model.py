@@ -183,11 +183,12 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        A frozen parameter has only its weight. Of one that is stored wider than it is computed
+        A parameter without a gradient has only its weight. Of one that is stored wider than it is computed
         with there is a cast too, made in the forward pass and kept for the backward one.
         """
-        tensor = self.graph.tensor[leaf.name]
-        key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
+        trained = leaf.name in self.graph.trained
+        dtype = self.graph.tensor[leaf.name].dtype
+        key = (self.analysis.atoms[leaf.name], dtype, trained, _key(layouts))
         if key not in self._tables:
             narrow = self._reads.local_bytes(leaf.name, layouts)
             wide = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(leaf.name)
@@ -195,8 +196,8 @@ class CostModel:
             cast = narrow if wide > 1 else 0 * narrow
             seconds = np.zeros(len(held))
             if wide > 1:
-                seconds = self.measure.copies(held + cast, 1 + tensor.requires_grad)
-            if tensor.requires_grad:
+                seconds = self.measure.copies(held + cast, 1 + trained)
+            if trained:
                 seconds = seconds + self.measure.update(held, self._optimizer)
                 held = (2 + self._states) * held
             held = held + cast
