@@ -183,8 +183,8 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        A parameter without a gradient has only its weight. Of one that is stored wider than it is computed
-        with there is a cast too, made in the forward pass and kept for the backward one.
+        A parameter without a gradient has only its weight. Of one that is stored wider than it is
+        computed with there is a cast too, made in the forward pass and kept for the backward one.
         """
         trained = leaf.name in self.graph.trained
         dtype = self.graph.tensor[leaf.name].dtype
