@@ -277,6 +277,15 @@ class Graph:
                 found[name].append(op)
         return {name: tuple(ops) for name, ops in found.items()}
 
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The parameters that get a gradient: those on which a returned value depends."""
+        reached = {name for name in self.outputs if self.tensor[name].requires_grad}
+        for op in reversed(self.ops):
+            if not reached.isdisjoint(op.outputs):
+                reached |= {name for name in op.operands if self.tensor[name].requires_grad}
+        return frozenset(leaf.name for leaf in self.leaves_of(LeafKind.PARAMETER)) & reached
+
     def leaves_of(self, *kinds: LeafKind) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind in kinds)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.op_memory import OpTracer
@@ -59,9 +59,7 @@ def kcut_frontier(
 
 
 def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:
-    leaves = (leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER))
-    trained = (name for name in leaves if graph.tensor[name].requires_grad)
-    gradients = 2 * (cuts.mesh.size - 1) * sum(stored_bytes(graph, name) for name in trained)
+    gradients = 2 * (cuts.mesh.size - 1) * sum(stored_bytes(graph, name) for name in graph.trained)
     parts = " + ".join(f"{moved:,.0f}" for moved in cuts.crossing)
     notes = [
         f"SoyBean's k-cut: one axis after the other, each cut so that least crosses it;"

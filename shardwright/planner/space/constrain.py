@@ -91,7 +91,8 @@ NO_MARKS = Marks((), {})
 class Limits:
     """What `marks` leave of an analysed graph, mesh by mesh.
 
-    Raises `ConstraintError` for a word that none of the operators meant knows.
+    Raises `ConstraintError` for a word that none of the operators meant knows, and for a placement
+    that none of the parameters meant has.
     """
 
     def __init__(
@@ -109,7 +110,9 @@ class Limits:
             for number in marks.of[op.name]:
                 self._hits[op.name, number] = hits(marks.statements[number][1], rule, self._names)
         for number, (constraint, along) in enumerate(marks.statements):
-            if not along.placements:
+            if along.placements:
+                self._check_placements(number, constraint, along)
+            else:
                 self._check_words(number, constraint, along)
 
     @cached_property
@@ -227,6 +230,18 @@ class Limits:
         numbers = self._marks.of[name]
         said = dict.fromkeys(str(self._marks.statements[number][0]) for number in numbers)
         return "; ".join(said)
+
+    def _check_placements(self, number: int, constraint: Pin | Forbid, along: Along) -> None:
+        leaves = self._graph.leaves_of(LeafKind.PARAMETER)
+        meant = [leaf.name for leaf in leaves if number in self._marks.of.get(leaf.name, ())]
+        counts = [[len(sizes) for sizes in self._analysis.atoms[name]] for name in meant]
+        for placement in along.placements:
+            if not any(exists(placement, one) for one in counts):
+                most = max(map(len, counts)) - 1
+                raise ConstraintError(
+                    f"{constraint}: no parameter that {constraint.glob} matches can be stored as"
+                    f" {placement}; their last dimension is {most}, counted from 0"
+                )
 
     def _check_words(self, number: int, constraint: Pin | Forbid, along: Along) -> None:
         meant = [op for op in self._marked if number in self._marks.of[op.name]]

@@ -153,10 +153,8 @@ class BucketSizes(NamedTuple):
 
 def bucket_sizes(graph: Graph) -> BucketSizes:
     """Those of full buckets, or of all trained parameters where they are less."""
-    leaves = graph.leaves_of(LeafKind.PARAMETER)
-    trained = [leaf.name for leaf in leaves if graph.tensor[leaf.name].requires_grad]
-    gradients = sum(stored_bytes(graph, name) for name in trained)
-    copies = [graph.tensor[name].bytes for name in trained]
+    gradients = sum(stored_bytes(graph, name) for name in graph.trained)
+    copies = [graph.tensor[name].bytes for name in graph.trained]
     limit = gather_limit(max(copies, default=0))
     sums = min(gradient_bucket_bytes(gradients), gradients)
     return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
@@ -167,18 +165,18 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
 
     >>> from shardwright.ir.graph import Graph, Leaf, Tensor
     >>> w = Tensor("w", (8,), "float32", requires_grad=True)
-    >>> graph = Graph((Leaf("w", LeafKind.PARAMETER, ("w",)),), (), (), (w,))
+    >>> graph = Graph((Leaf("w", LeafKind.PARAMETER, ("w",)),), (), ("w",), (w,))
     >>> state_parts(graph, "w", 128, "adamw")
     {'parameters': 32, 'gradients': 32, 'optimizer_state': 64}
     """
-    tensor = graph.tensor[name]
+    trained = name in graph.trained
     states = optimizer_spec(optimizer).state_tensors
-    wide, narrow = stored_bytes(graph, name), tensor.bytes
+    wide, narrow = stored_bytes(graph, name), graph.tensor[name].bytes
     cast = narrow if wide > narrow else 0
-    whole = wide * (2 + states if tensor.requires_grad else 1) + cast
+    whole = wide * (2 + states if trained else 1) + cast
     tile = num_bytes * wide // max(1, whole)
     found = {"parameters": tile}
-    if tensor.requires_grad:
+    if trained:
         found |= {"gradients": tile, "optimizer_state": states * tile}
     if rest := num_bytes - sum(found.values()):
         found["saved"] = rest  # the cast, which the backward pass needs
@@ -194,10 +192,7 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         tensor = graph.tensor[leaf.name]
         stored = stored_bytes(graph, leaf.name)
-        readers = graph.consumers.get(leaf.name, ())
-        trained = tensor.requires_grad and any(
-            graph.tensor[name].requires_grad for op in readers for name in op.outputs
-        )
+        trained = leaf.name in graph.trained
         total += stored * (2 + optimizer_spec(optimizer).state_tensors if trained else 1)
-        total += tensor.bytes if readers and stored > tensor.bytes else 0  # the cast
+        total += tensor.bytes if graph.consumers[leaf.name] and stored > tensor.bytes else 0
     return Bytes(total)

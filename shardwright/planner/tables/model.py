@@ -183,11 +183,12 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        A frozen parameter has only its weight. Of one that is stored wider than it is computed
-        with there is a cast too, made in the forward pass and kept for the backward one.
+        A parameter without a gradient has only its weight. Of one that is stored wider than it is
+        computed with there is a cast too, made in the forward pass and kept for the backward one.
         """
-        tensor = self.graph.tensor[leaf.name]
-        key = (self.analysis.atoms[leaf.name], tensor.dtype, tensor.requires_grad, _key(layouts))
+        trained = leaf.name in self.graph.trained
+        dtype = self.graph.tensor[leaf.name].dtype
+        key = (self.analysis.atoms[leaf.name], dtype, trained, _key(layouts))
         if key not in self._tables:
             compute_bytes = self._reads.local_bytes(leaf.name, layouts)
             stored_ratio = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(
@@ -197,8 +198,8 @@ class CostModel:
             cast = compute_bytes if stored_ratio > 1 else 0 * compute_bytes
             seconds = np.zeros(len(memory))
             if stored_ratio > 1:
-                seconds = self.measure.copies(memory + cast, 1 + tensor.requires_grad)
-            if tensor.requires_grad:
+                seconds = self.measure.copies(memory + cast, 1 + trained)
+            if trained:
                 seconds = seconds + self.measure.update(memory, self._optimizer)
                 memory = (2 + self._states) * memory
             memory = memory + cast
