@@ -1,0 +1,56 @@
+"""The built wheel holds what users need: all modules, their types, templates of reports."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+    subprocess.run([*build, str(ROOT)], check=True, timeout=300)
+    (found,) = folder.glob("shardwright-*.whl")
+    return found
+
+
+def test_it_holds_every_file_of_the_package(wheel):
+    package = ROOT / "shardwright"
+    files = {
+        str(path.relative_to(ROOT))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "shardwright/py.typed" in files
+    with zipfile.ZipFile(wheel) as archive:
+        assert files <= set(archive.namelist())
+
+
+def test_it_is_installed_and_used_from_its_file(wheel, tmp_path):
+    """With the dependencies that are there already."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    subprocess.run([*install, tmp_path / "site", wheel], check=True, timeout=300)
+    code = """
+import shardwright as sw
+print(sw.__file__)
+print(sw.Machine.preset("8xH100").name)
+from shardwright.cli import main
+main(["--help"])
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.splitlines()
+    assert Path(said[0]).is_relative_to(tmp_path / "site")
+    assert said[1] == "8xH100"
+    assert any("frontier" in line for line in said)
