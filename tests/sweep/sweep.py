@@ -61,6 +61,47 @@ class Finding:
             self.texts.append(text)
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A captured module in float64 beside itself on one device.
+
+    `wrong` says how the graph differs from the module; empty where it does not.
+    """
+
+    captured: Any
+    analysis: Analysis
+    payload: dict[str, Any]
+    serial: dict[str, Any]
+    wrong: str = ""
+
+    @staticmethod
+    def of(module: nn.Module, captured: Any, tensors: tuple[torch.Tensor, ...]) -> Subject:
+        """Compare the graph with the module and measure it."""
+        graph = comparable(to_float64(captured.graph))
+        captured = replace(captured, graph=graph)
+        batch = {f"args.{i}": tensor for i, tensor in enumerate(tensors)}
+        payload = {
+            "output_keys": list(captured.output_keys),
+            "weights": {k: widened(p) for k, p in module.named_parameters()},
+            "buffers": {k: widened(b) for k, b in module.named_buffers(remove_duplicate=False)},
+            "constants": {k: widened(c) for k, c in captured.constants.items()},
+            "batch": {k: widened(v) for k, v in batch.items()},
+        }
+        sides = ModuleComparison(
+            copy.deepcopy(module), captured, payload, batch, torch.optim.SGD, one_device
+        )
+        compared = sides.run(graph)
+        wrong = ""
+        if not compared.ok:
+            reason = compared.not_compared or f"{compared.worst} differs by {compared.error:.1e}"
+            wrong = f"graph against module: {reason}"
+        whole = payload | {"opaque": captured.opaque}
+        serial = (
+            {} if wrong else measured(one_device(graph, whole), torch.optim.SGD, whole["batch"])
+        )
+        return Subject(captured, analyze(graph), whole, serial, wrong)
+
+
 def check_all(names: list[str], file: str, commit: str = "") -> None:
     """On each of two ranks: check the entries of these names; rank 0 appends findings to `file`.
 
@@ -108,35 +149,21 @@ def _check_splits(
     device_mesh: DeviceMesh,
     tried: set[Any],
 ) -> None:
-    graph = comparable(to_float64(captured.graph))
-    captured, analysis = replace(captured, graph=graph), analyze(graph)
-    batch = {f"args.{i}": tensor for i, tensor in enumerate(tensors)}
-    payload = {
-        "output_keys": list(captured.output_keys),
-        "weights": {k: widened(p) for k, p in module.named_parameters()},
-        "buffers": {k: widened(b) for k, b in module.named_buffers(remove_duplicate=False)},
-        "constants": {k: widened(c) for k, c in captured.constants.items()},
-        "batch": {k: widened(v) for k, v in batch.items()},
-    }
-    sides = ModuleComparison(
-        copy.deepcopy(module), captured, payload, batch, torch.optim.SGD, one_device
-    )
-    compared = sides.run(graph)
-    if not compared.ok:
-        reason = compared.not_compared or f"{compared.worst} differs by {compared.error:.1e}"
-        found.note("wrong", f"graph against module: {reason}")
+    subject = Subject.of(module, captured, tensors)
+    if subject.wrong:
+        found.note("wrong", subject.wrong)
         return
-    whole = payload | {"opaque": captured.opaque}
-    serial = measured(one_device(graph, whole), torch.optim.SGD, payload["batch"])
+    captured, analysis, whole = subject.captured, subject.analysis, subject.payload
+    graph, serial = captured.graph, subject.serial
     # A partial sum is zero on all ranks but one, and infinity times zero is no number.
     finite = all(t.isfinite().all() for t in (*tensors, serial["loss"]))
     for name, tiling in _splits(found, graph, analysis, tried):
         if not finite and any(isinstance(choice, PassPartial) for choice in tiling):
             continue
         try:
-            parallel = _parallel(captured, analysis, whole, {name: tiling}, device_mesh)
+            parallel = parallel_module(captured, analysis, whole, {name: tiling}, device_mesh)
             errors = errors_between(
-                serial, measured(parallel, torch.optim.SGD, payload["batch"]), FLOOR
+                serial, measured(parallel, torch.optim.SGD, whole["batch"]), FLOOR
             )
         except Exception as e:
             text = " ".join(tiling_text(tiling))
@@ -169,9 +196,10 @@ def _splits(found: Finding, graph: Any, analysis: Analysis, tried: set[Any]) -> 
     return splits
 
 
-def _parallel(
+def parallel_module(
     captured: Any, analysis: Analysis, payload: Any, split: Any, device_mesh: DeviceMesh
 ) -> ParallelModule:
+    """This rank's part of a graph whose operators in `split` have these tilings, others none."""
     graph = captured.graph
     weights = dict(payload["weights"])
     for leaf in graph.leaves:
