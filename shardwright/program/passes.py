@@ -6,10 +6,11 @@ Who runs a program and who foretells its memory take it from here, so that it is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardwright.ir.graph import Graph, VerifyError
 from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import Program
+from shardwright.program.instructions import Compute, Instruction, Program, Recompute
 from shardwright.program.lower.buckets import bucketed
 from shardwright.program.lower.gathers import gathered
 from shardwright.program.lower.inplace import in_place
@@ -44,3 +45,14 @@ def _after(passes: Sequence[Pass], program: Program, graph: Graph) -> Program:
         except VerifyError as e:
             raise VerifyError(f"after {rewrite.__name__}: {e}") from e
     return program
+
+
+def without_regathers(program: Program) -> Program:
+    """`program` that keeps all copies of parameters for the backward pass."""
+
+    def keeping(one: Instruction) -> Instruction:
+        if isinstance(one, Recompute):
+            return replace(one, instructions=tuple(map(keeping, one.instructions)))
+        return replace(one, regathers=()) if isinstance(one, Compute) else one
+
+    return replace(program, instructions=tuple(map(keeping, program.instructions)))

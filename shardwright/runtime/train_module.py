@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from shardwright.ir.graph import Graph
 from shardwright.runtime.compiled import compiled
+from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.modes import Modes
 from shardwright.tracing.graph_builder import DROPOUT
 
@@ -165,6 +166,8 @@ class TrainModule(LastingModule, ABC):
         found = self.programs()
         within = {id(m) for program in found for m in program.modules() if m is not program}
         for parent in list(self.modules()):
+            if isinstance(parent, WholeBatch):  # its regions are; `plain` is differentiated twice
+                continue
             for name, program in list(parent.named_children()):
                 if isinstance(program, fx.GraphModule) and id(program) not in within:
                     setattr(parent, name, compiled(program))

@@ -21,7 +21,7 @@ from shardwright.program.instructions import Fetch, Reduce
 from shardwright.runtime.backend.base import Waited, wait_for
 from shardwright.runtime.comm.process_group import begun_along
 from shardwright.runtime.comm.redistribute import Redistribution
-from shardwright.runtime.parameters.dtensor_spec import Placed
+from shardwright.runtime.parameters.dtensor_spec import Placed, local
 
 Works = list[Waited]
 
@@ -72,13 +72,6 @@ class Loading(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(self.names)
-
-
-def local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's tile of a parameter; a plain tensor is its own."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return parameter.to_local(grad_placements=parameter.placements)
 
 
 class _Load(torch.autograd.Function):
