@@ -146,7 +146,7 @@ has_compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
     [
         # Labels, then all four gradients and the loss.
         pytest.param(_example, [1, 10 * 6 + 10 + 4 * 10 + 4 + 1], id="rides"),
-        pytest.param(_scaled, [6, 1], id="alone"),
+        pytest.param(_scaled, [1, 6], id="alone"),
     ],
 )
 def test_the_loss_rides_with_gradients_where_some_are_summed_together(make, messages, compiled):

@@ -194,16 +194,14 @@ class Run:
         again = {position: self.tensor(name) for position, name in one.copies}
         totals = {total: self.values.get(total) for _, total in one.totals}
         found, added = self.calls.pop(one.call).backward(given, again, totals)
-        known = Counter(_memory(x) for x in (*given, *found, *added.values()) if x is not None)
+        alone = _alone([*given, *found, *added.values()])
         for name, gradient in zip(one.made, found, strict=True):
-            if not name:
-                continue
-            self.values[name] = gradient
-            if gradient is not None and known[_memory(gradient)] == 1 and _fills(gradient):
-                self.owned.add(name)
+            if name:
+                self.values[name] = gradient
+                if gradient is not None and id(gradient) in alone:
+                    self.owned.add(name)
         for name, total in added.items():
-            shared = total is not None and (known[_memory(total)] > 1 or not _fills(total))
-            if total is not None and shared and totals[name] is None:
+            if total is not None and totals[name] is None and id(total) not in alone:
                 total = total.clone(memory_format=torch.contiguous_format)
             self.values[name] = total
             self.owned.add(name)
@@ -265,10 +263,17 @@ def _drain(in_flight: dict[str, InFlight]) -> None:
         in_flight.popitem()[1].results()
 
 
-def _memory(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def _fills(x: torch.Tensor) -> bool:
-    """Whether a tensor is all of its memory, in order."""
-    return x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+def _alone(tensors: Sequence[torch.Tensor | None]) -> set[int]:
+    """The ids of those that share their memory with no other, and are all of it, in order."""
+    first: dict[int, int] = {}  # memory -> the only tensor in it, 0 where there are several
+    for x in tensors:
+        if x is not None:
+            storage = x.untyped_storage()
+            memory = storage.data_ptr()
+            if memory in first:
+                first[memory] = 0
+            elif storage.nbytes() == x.nbytes and x.is_contiguous():
+                first[memory] = id(x)
+            else:
+                first[memory] = 0
+    return set(first.values())

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.mixed_precision import MASTER, master_weights
 from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import (
     Backward,
@@ -69,15 +70,20 @@ class WholeBatch(nn.Module):
         self.parameters_at = tuple(
             i for i, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.PARAMETER
         )
+        # Names of outputs, then of updates.
+        self.returned = (*naive.outputs, *(value for _, value in naive.updates))
         values = [*graph.outputs, *(value for _, value in graph.updates)]
         tensors = [graph.tensor[name] for name in values]
         self.forms = {
             name: (tensor.shape, getattr(torch, tensor.dtype))
             for name, tensor in zip(self.returned, tensors, strict=True)
         }
+        self.parameters_named = tuple(self.names[i] for i in self.parameters_at)
         trained = {name for name, _ in naive.gradients}
         self.trained = tuple(i for i, name in enumerate(self.names) if name in trained)
-        self.planned: Dtypes = ()
+        masters = master_weights(graph)
+        planned = (MASTER if n in masters else graph.tensor[n].dtype for n in self.parameters_named)
+        self.planned: Dtypes = tuple(getattr(torch, dtype) for dtype in planned)
         self._plays: dict[tuple[str, Dtypes], Playing] = {}
         self._places: dict[int, Placed] = {}  # of parameters, by number
         self._steps: list[Call] | None = None  # calls whose results are wanted at their end
@@ -93,18 +99,13 @@ class WholeBatch(nn.Module):
             call = Call(self, leaves, state, self.playing("step" if late else "call", leaves))
             if self._steps is not None:
                 self._steps.append(call)
-            groups = [[leaves[i] for i in numbers] for numbers in call.numbers]
+            groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
             kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
             return with_nodes(call, groups, [state, *kept])
         with torch.no_grad():
             run = self.playing("evaluation", leaves).executor.begin(self.values(leaves), state)
             run.play(len(run.executor.program.instructions))
         return tuple(run.tensor(name) for name in self.returned)
-
-    @property
-    def returned(self) -> tuple[str, ...]:
-        """Names of outputs, then of updates."""
-        return (*self.program.outputs, *(value for _, value in self.program.updates))
 
     @contextmanager
     def whole_steps(self) -> Iterator[None]:
@@ -129,7 +130,6 @@ class WholeBatch(nn.Module):
     def playing(self, kind: str, leaves: Sequence[torch.Tensor]) -> Playing:
         """The program for a "call", a whole "step" or "evaluation", on leaves of these dtypes."""
         dtypes = tuple(leaves[i].dtype for i in self.parameters_at)
-        self.planned = self.planned or dtypes
         if (known := self._plays.get((kind, dtypes))) is not None:
             return known
         if kind == "call":
@@ -140,18 +140,19 @@ class WholeBatch(nn.Module):
             program = free(forward_only(self.program))
         program = _in_dtypes(program, self.planned, dtypes)
         made = self._plays[kind, dtypes] = Playing.of(
-            StepExecutor(program, self.regions, self.groups)
+            StepExecutor(program, self.regions, self.groups), self.names
         )
         return made
 
     def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of a leaf, of what this rank has of it."""
         if not isinstance(leaf, DTensor):
-            return gradient.view(leaf.shape)
+            return gradient if gradient.shape == leaf.shape else gradient.view(leaf.shape)
         known = self._places.get(number)
         if known is None or not known.suits(leaf):
             known = self._places[number] = Placed(leaf)
-        return known.whole(gradient.view(known.local_shape))
+        shape = known.local_shape
+        return known.whole(gradient if gradient.shape == shape else gradient.view(shape))
 
 
 @dataclass(frozen=True)
@@ -159,19 +160,21 @@ class Playing:
     """A program and where its backward part begins.
 
     `seed` is that place and `seeds` what is taken there, as in `Seed`. `groups` are gradients that
-    become final together: (leaf, its gradient), and the place from which on they are. `read_later`
-    are given or returned values that instructions of the backward part read.
+    become final together: (leaf, its gradient), and the place from which on they are; `numbers` has
+    the numbers of those leaves. `read_later` are given or returned values that the backward part
+    reads.
     """
 
     executor: StepExecutor
     seed: int
     seeds: tuple[tuple[int, str], ...]
     groups: tuple[tuple[tuple[tuple[str, str], ...], int], ...]
+    numbers: tuple[tuple[int, ...], ...]
     read_later: frozenset[str]
 
     @staticmethod
-    def of(executor: StepExecutor) -> Playing:
-        """What is known of an executor's program."""
+    def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
+        """What is known of an executor's program; leaves are numbered as in `names`."""
         program = executor.program
         instructions = program.instructions
         seed = next(
@@ -182,7 +185,9 @@ class Playing:
         later &= {*program.leaves, *(v for _, _, v in program.inputs), *program.outputs}
         begin = instructions[seed] if seed < len(instructions) else None
         seeds = begin.gradients if isinstance(begin, Seed) else ()
-        return Playing(executor, seed, seeds, tuple(_groups(program)), frozenset(later & there))
+        groups, number = tuple(_groups(program)), {name: i for i, name in enumerate(names)}
+        numbers = tuple(tuple(number[leaf] for leaf, _ in group) for group, _ in groups)
+        return Playing(executor, seed, seeds, groups, numbers, frozenset(later & there))
 
 
 def _groups(program: StepProgram) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
@@ -216,8 +221,6 @@ class Call:
         playing: Playing,
     ) -> None:
         self.how, self.playing = how, playing
-        number = {name: i for i, name in enumerate(how.names)}
-        self.numbers = [[number[leaf] for leaf, _ in group] for group, _ in playing.groups]
         self.parameters = {i: leaves[i] for i in how.parameters_at}
         with torch.no_grad():
             values = how.values(leaves)
@@ -225,7 +228,7 @@ class Call:
             self._run.play(playing.seed)
             self._late: list[tuple[str, torch.Tensor]] = []  # outputs that are not there yet
             self._results = [self._result(name) for name in how.returned]
-        self._given = _Unchanged([values[how.names[i]] for i in how.parameters_at])
+        self._given = _Unchanged([values[name] for name in how.parameters_named])
         self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
         self._stash: dict[int, torch.Tensor | None] | None = None
         self._backward: Run | None = None
@@ -268,7 +271,7 @@ class Call:
     def gradients(self, group: int) -> Gradients:
         """Play on until a group's gradients are final."""
         if self._stash is not None:
-            return [self._stash[i] for i in self.numbers[group]]
+            return [self._stash[i] for i in self.playing.numbers[group]]
         run = self._backward
         assert run is not None, "its results have a node before"
         found, end = self.playing.groups[group]
@@ -278,7 +281,7 @@ class Call:
             self._backward = None
         return [
             None if (tile := run.values.pop(value, None)) is None else self._whole(i, tile)
-            for i, (_, value) in zip(self.numbers[group], found, strict=True)
+            for i, (_, value) in zip(self.playing.numbers[group], found, strict=True)
         ]
 
     def finish(self) -> None:
@@ -346,11 +349,12 @@ class _Unchanged:
     """Tensors that a backward pass will read again, as they are now."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = [(x, x._version) for x in tensors if not x.is_inference()]
+        self._tensors = [x for x in tensors if not x.is_inference()]
+        self._versions = [x._version for x in self._tensors]
 
     def check(self) -> None:
         """Raise `RuntimeError` if one was written to."""
-        if any(x._version != version for x, version in self._tensors):
+        if [x._version for x in self._tensors] != self._versions:
             raise RuntimeError(
                 "a parameter, an input or a result of the module was modified by an in-place"
                 " operation between its forward and its backward pass, which reads it again; run"

@@ -137,10 +137,9 @@ class StepMemory:
         }
         program = Program(self.program.mesh, 0, region.inputs, tuple(instructions), outputs, ())
         host = self.host
-        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank, plain=True)
+        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
         tape.saving = one.saves
-        tape.ends = set()
         tape.given_again = frozenset(
             id(given[local].block)
             for local, dropped in zip(region.inputs, region.dropped, strict=True)
