@@ -16,11 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.ir.redistribution import Collective
 from shardwright.profile.timing import Stopwatch
-from shardwright.program.instructions import Fetch, Gather, Load, Move, Prefetch, Redistribute
-from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure
-from shardwright.runtime.parameters.unshard import Loading
+from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
+from shardwright.runtime.executor.transfers import Tiles, gather_buffer, gathered, scatter_buffer
+from shardwright.runtime.parameters.dtensor_spec import Placed, local
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
 _ALL = 2**22  # elements of parameters that are updated in turn: more than caches hold
@@ -63,16 +62,38 @@ def _updated(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
     return torch.optim.AdamW(parameters).step
 
 
+class _NoProgram:
+    """A call that computes nothing: gradients of parameters are there."""
+
+    def __init__(self, places: Sequence[Placed], tiles: Sequence[torch.Tensor]) -> None:
+        self.places, self.tiles = places, tiles
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return (self.tiles[0].new_zeros(()),)
+
+    def constants(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return results[1:]
+
+    def begin(self, gradients: Gradients, kept: Sequence[torch.Tensor]) -> None:
+        del gradients, kept
+
+    def gradients(self, group: int) -> Gradients:
+        del group
+        pairs = zip(self.places, self.tiles, strict=True)
+        return [place.whole(tile) for place, tile in pairs]
+
+
 def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
     """All of them brought into a program, and their gradients back, nothing being computed."""
-    shape = tuple(parameters[0].shape)
-    parts = tuple(Load(f"{i}", f"{i}", shape) for i in range(len(parameters)))
-    loading = Loading(Fetch(parts, "works", (False,) * len(parts)))
     stored = [nn.Parameter(parameter.detach()) for parameter in parameters]
+    places = [Placed(parameter) for parameter in stored if isinstance(parameter, DTensor)]
 
     def run() -> None:
-        *tiles, _ = loading(*stored)
-        torch.autograd.backward(tiles, [torch.ones_like(tile) for tile in tiles])
+        with torch.no_grad():
+            tiles = [local(parameter).detach().requires_grad_() for parameter in stored]
+            gradients = [torch.ones_like(tile) for tile in tiles]
+        (result,) = with_nodes(_NoProgram(places, gradients), [stored], [])
+        result.backward()
         for parameter in stored:
             parameter.grad = None
 
@@ -81,20 +102,10 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
 
 def _packed(mesh: DeviceMesh) -> Callable[[], object]:
     """Tiny sharded ones put into a message, copies taken out, and their gradients put into one."""
-    axes, before = {"all": mesh}, (1, _ROW)
-    whole = (mesh.size(), _ROW)
-    move = Move("all", Collective.ALL_GATHER, whole, 0, -1, 0, whole[0], True)
-    parts = tuple(
-        Redistribute(f"{i}", f"copy {i}", "", before, whole, before, whole, (move,), (), True)
-        for i in range(_COUNT)
-    )
-    departure = Departure(Prefetch(parts, "flight", "", "all"), axes)
-    arrival = Arrival(Gather(parts, "flight", "works", "all", (), (False,) * _COUNT), axes)
-    tiles = [torch.randn(before, device=mesh.device_type) for _ in parts]
-    numbers = range(_COUNT)
+    parts = [Tiles((mesh.size(), _ROW), 0, mesh.size()) for _ in range(_COUNT)]
+    tiles = [torch.randn((1, _ROW), device=mesh.device_type) for _ in parts]
 
     def run() -> None:
-        copies = departure.opened(departure.packed(tiles, numbers), numbers)
-        arrival.joined(list(enumerate(copies)))
+        scatter_buffer(parts, gathered(parts, gather_buffer(parts, tiles, 0)))
 
     return run

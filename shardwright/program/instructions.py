@@ -198,74 +198,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Several loads as one, so that their gradients arrive together.
-
-    `works` names a list in which a `Reduce` leaves the communication that the
-    gradients have to wait for. `copied` says of each part whether its gradient
-    may be another value's too, and has to be copied.
-    """
-
-    parts: tuple[Load, ...]
-    works: str
-    copied: tuple[bool, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """Several parameters as they are, whose gradients are summed over `axes` in one buffer.
-
-    The sums are on their way when the backward pass goes on; `works` and `copied` as in `Fetch`.
-    """
-
-    parts: tuple[Redistribute, ...]
-    works: str
-    axes: tuple[str, ...]
-    copied: tuple[bool, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Tiles of several sharded parameters set out to all devices along `axis`, in one buffer.
-
-    `flight` names what is on its way, `before` the one that set out before it, or nothing.
-    """
-
-    parts: tuple[Redistribute, ...]
-    flight: str
-    before: str
-    axis: str
-
-    def __str__(self) -> str:
-        return "\n".join(f"prefetch %{part.value} over {self.axis}" for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """The copies that a `Prefetch` has sent for; their gradients are reduced together.
-
-    These are on their way when the backward pass goes on; `works` and `copied` as in `Fetch`. They
-    are scattered over `axis`, and summed over `summed`.
-    """
-
-    parts: tuple[Redistribute, ...]
-    flight: str
-    works: str
-    axis: str
-    summed: tuple[str, ...]
-    copied: tuple[bool, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{part}{' together' * (i > 0)}" for i, part in enumerate(self.parts))
-
-
-@dataclass(frozen=True, slots=True)
 class Recompute:
     """Instructions of which nothing is kept for the backward pass: there they run again.
 
@@ -291,10 +223,6 @@ Instruction = (
     | SharedAttention
     | RunModule
     | Load
-    | Fetch
-    | Reduce
-    | Prefetch
-    | Gather
     | Recompute
 )
 
@@ -328,16 +256,6 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
         return (instruction.value,)
     if isinstance(instruction, Load):
         return (instruction.leaf,)
-    if isinstance(instruction, Fetch):
-        return tuple(part.leaf for part in instruction.parts)
-    if isinstance(instruction, Reduce):
-        return (*(part.value for part in instruction.parts), instruction.works)
-    if isinstance(instruction, Prefetch):
-        before = (instruction.before,) if instruction.before else ()
-        return (*(part.value for part in instruction.parts), *before)
-    if isinstance(instruction, Gather):
-        tiles = (part.value for part in instruction.parts)
-        return (*tiles, instruction.works, instruction.flight)
     if isinstance(instruction, Recompute):
         return instruction.takes
     return instruction.op.operands
@@ -349,12 +267,6 @@ def writes(instruction: Instruction) -> tuple[str, ...]:
         return instruction.op.outputs
     if isinstance(instruction, Redistribute | Load):
         return (instruction.result,)
-    if isinstance(instruction, Fetch):
-        return (*(part.result for part in instruction.parts), instruction.works)
-    if isinstance(instruction, Reduce | Gather):
-        return tuple(part.result for part in instruction.parts)
-    if isinstance(instruction, Prefetch):
-        return (instruction.flight,)
     if isinstance(instruction, Recompute):
         return instruction.gives
     return instruction.op.outputs

@@ -6,28 +6,18 @@ Who runs a program and who foretells its memory take it from here, so that it is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardwright.ir.graph import Graph, VerifyError
-from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import Program
-from shardwright.program.lower.buckets import bucketed
-from shardwright.program.lower.gathers import gathered
+from shardwright.program.instructions import Compute, Instruction, Program, Recompute
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.mixed_precision import with_casts
-from shardwright.program.lower.rank_program import lower, verify
-from shardwright.program.lower.scalar_reductions import early_sums, late_sums
-from shardwright.rules.analysis import Analysis
+from shardwright.program.lower.rank_program import verify
 
 Pass = Callable[[Program, Graph], Program]
 
 # A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
 STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
-PASSES: tuple[Pass, ...] = (early_sums, late_sums, in_place, bucketed, with_casts)
-
-
-def rank_program(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Program:
-    """What `rank` runs that takes its batch as a whole."""
-    return _after((*PASSES, gathered), lower(graph, analysis, decisions, rank), graph)
 
 
 def stage_program(program: Program, graph: Graph) -> Program:
@@ -44,3 +34,14 @@ def _after(passes: Sequence[Pass], program: Program, graph: Graph) -> Program:
         except VerifyError as e:
             raise VerifyError(f"after {rewrite.__name__}: {e}") from e
     return program
+
+
+def without_regathers(program: Program) -> Program:
+    """`program` that keeps all copies of parameters for the backward pass."""
+
+    def keeping(one: Instruction) -> Instruction:
+        if isinstance(one, Recompute):
+            return replace(one, instructions=tuple(map(keeping, one.instructions)))
+        return replace(one, regathers=()) if isinstance(one, Compute) else one
+
+    return replace(program, instructions=tuple(map(keeping, program.instructions)))

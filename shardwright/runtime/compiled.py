@@ -1,31 +1,19 @@
-"""Compiles programs with `torch.compile`, cut at communication.
+"""Compiles programs with `torch.compile`, cut where copies of parameters are gathered again.
 
-A graph that is compiled whole sends every parameter and sums every gradient by itself, and its
-backward pass gives all gradients at its end. So buckets of parameters and of gradients stay as they
-are, on their way while others compute, and what lies between them is compiled: what DDP does to a
-module that is compiled (torch's `DDPOptimizer`). A piece has the operators of several buckets, as
-each costs what the compiler cannot fuse, or has to save, across its ends. Sums of single numbers
-that are under way while others compute stay outside, too: compiled they are waited for.
+A region of a step program is compiled as it is. In the program of a pipeline stage operators that
+keep nothing of a gathered copy stay outside, and what lies between them is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import torch
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
-from shardwright.ir.buckets import BUCKET_BYTES
-from shardwright.runtime.comm.deferred_scalar_reduce import Awaited, is_under_way
-from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure
 from shardwright.runtime.parameters.reshard_after_forward import ReshardAfterForward
-from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.tracing.export.operators import OVERLOAD, operator_of
-
-FIRST_BYTES = 2**20  # of parameters in the last piece at least: what DDP sends off first
-_EAGER = (Loading, Reduction, Departure, Arrival, ReshardAfterForward, Awaited)
 
 
 def compiled(program: fx.GraphModule) -> fx.GraphModule:
@@ -53,31 +41,18 @@ def _fuses(piece: fx.GraphModule) -> bool:
 def _parts(
     program: fx.GraphModule, modules: Mapping[str, nn.Module]
 ) -> tuple[dict[fx.Node, int], set[int]]:
-    """The number of the part that each node belongs to, and which parts are not compiled.
-
-    What brings parameters in, and sends nothing then, is done for several buckets at once; what is
-    waited for is not waited for sooner.
-    """
+    """The number of the part that each node belongs to, and which parts are not compiled."""
     parts: dict[fx.Node, int] = {}
     eager: set[int] = set()
-    last = _last(program, modules)
-    number, room, early = 0, 0, -1
+    number = 0
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        wanted, size = _is_eager(node, modules), _bytes(node, modules)
-        fixed = node is last or _is_wait(node, modules)
-        if wanted and not fixed and _given_early(node, parts, early) and size <= room:
-            room -= size
-            parts[node] = early
-            continue
+        wanted = _is_eager(node, modules)
         if wanted != (number in eager):
             number += 1
         if wanted:
-            if number not in eager:
-                early, room = number, BUCKET_BYTES
             eager.add(number)
-            room -= size
         parts[node] = number
     return parts, eager
 
@@ -114,30 +89,6 @@ def _out_of_place(program: fx.GraphModule) -> None:
     program.recompile()
 
 
-def _last(program: fx.GraphModule, modules: Mapping[str, nn.Module]) -> fx.Node | None:
-    """What brings in the first of the last parameters, whose gradients are sent off first."""
-    total, found = 0, None
-    for node in reversed(program.graph.nodes):
-        if (size := _bytes(node, modules)) and total < FIRST_BYTES:
-            total, found = total + size, node
-    return found
-
-
-def _given_early(node: fx.Node, parts: Mapping[fx.Node, int], early: int) -> bool:
-    """Whether all that it takes is there before what comes after part `early`."""
-    return early >= 0 and all(parts.get(given, -1) <= early for given in node.all_input_nodes)
-
-
-def _bytes(node: fx.Node, modules: Mapping[str, nn.Module]) -> int:
-    """Of the tiles that a node brings in, in single precision."""
-    module = modules.get(str(node.target)) if node.op == "call_module" else None
-    return sum(4 * prod(shape) for shape in module.shapes) if isinstance(module, Loading) else 0
-
-
-def _is_wait(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
-    return node.op == "call_module" and isinstance(modules[str(node.target)], Awaited)
-
-
 def _is_eager(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a node is no computation, or takes one's result apart."""
     if node.op == "call_function" and node.name.startswith("getitem"):
@@ -145,4 +96,4 @@ def _is_eager(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
         return isinstance(given, fx.Node) and _is_eager(given, modules)
     if node.op != "call_module":
         return False
-    return isinstance(modules[str(node.target)], _EAGER) or is_under_way(node, modules)
+    return isinstance(modules[str(node.target)], ReshardAfterForward)

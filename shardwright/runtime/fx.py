@@ -15,16 +15,12 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
-    Fetch,
-    Gather,
     Instruction,
     Joint,
     Load,
-    Prefetch,
     Program,
     Recompute,
     Redistribute,
-    Reduce,
     RunModule,
     SharedAttention,
     Uniform,
@@ -35,9 +31,7 @@ from shardwright.tracing.export.operators import operator_of, to_torch
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
 # Those that need a module each; of `Compute` only those that regather or route.
-Special = (
-    Draws | Redistribute | Fetch | Reduce | Prefetch | Gather | Compute | Joint | SharedAttention
-)
+Special = Draws | Redistribute | Compute | Joint | SharedAttention
 
 _RANDOM_STATE = "random state"
 
@@ -47,12 +41,10 @@ def to_module(
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
-    Parameters are given as they are stored (without `Fetch`: as local tiles), everything else
-    whole. It returns the outputs,
-    then the new contents of updated buffers. `make` gives the modules of the
-    instructions that are no operators, and of operators that regather: these
-    are called with the values, or flights, to redistribute again, the results of the first
-    time, and the operator's arguments.
+    Parameters are given as local tiles, everything else whole. It returns the outputs, then the
+    new contents of updated buffers. `make` gives the modules of the instructions that are no
+    operators, and of operators that regather: these are called with the values to redistribute
+    again, the results of the first time, and the operator's arguments.
     """
     results = [*program.outputs, *(value for _, value in program.updates)]
     writer = _Writer(program.leaves, device, make)
@@ -122,8 +114,6 @@ class _Writer:
             module = self.make(instruction)
         if isinstance(instruction, Redistribute):
             self.sources[instruction.result] = instruction.value
-        elif isinstance(instruction, Gather):
-            self.sources.update((part.result, instruction.flight) for part in instruction.parts)
         if isinstance(instruction, Draws | Recompute):
             given.append(self.nodes[_RANDOM_STATE])
         name = f"{type(instruction).__name__.lower()}_{number}"
@@ -155,7 +145,7 @@ class _Writer:
     def name(self, node: fx.Node, instruction: Instruction) -> None:
         """Note which node has which of the values that an instruction defines."""
         names = writes(instruction)
-        together = isinstance(instruction, Fetch | Reduce | Gather | RunModule | Recompute)
+        together = isinstance(instruction, RunModule | Recompute)
         if isinstance(instruction, Compute):
             together = names != (instruction.op.name,)
         if not together:

@@ -15,12 +15,8 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
-    Fetch,
-    Gather,
     Joint,
-    Prefetch,
     Redistribute,
-    Reduce,
     RunModule,
     SharedAttention,
     Uniform,
@@ -31,14 +27,12 @@ from shardwright.runtime.comm.p2p_group import Group
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
 from shardwright.runtime.fx import Special
 from shardwright.runtime.opaque_module import OpaqueModule, OwnFunction
-from shardwright.runtime.parameters.all_gather_prefetch import Arrival, Departure, Remade
 from shardwright.runtime.parameters.reshard_after_forward import (
     Keep,
     ReshardAfterForward,
     Source,
     as_it_is,
 )
-from shardwright.runtime.parameters.unshard import Loading, Reduction
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.experts import held_experts
@@ -76,15 +70,6 @@ def module_maker(
                     return operator
                 again = [made[name] for name in instruction.regathers]
                 return ReshardAfterForward(operator, again, keep)
-            case Fetch():
-                return Loading(instruction)
-            case Reduce():
-                return Reduction(instruction, axes)
-            case Prefetch():
-                return Departure(instruction, axes)
-            case Gather():
-                made.update((one.result, Remade(i)) for i, one in enumerate(instruction.parts))
-                return Arrival(instruction, axes)
             case Dropout():
                 return (FastDropout if fast else GlobalDropout)(instruction, device)
             case Attention():

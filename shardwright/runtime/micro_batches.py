@@ -20,7 +20,7 @@ from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
 from shardwright.runtime.fx import Special
-from shardwright.runtime.parameters.unshard import local
+from shardwright.runtime.parameters.dtensor_spec import local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,21 +20,19 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.micro_batches import micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
-from shardwright.program.passes import rank_program
+from shardwright.program.passes import without_regathers
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lowering import lower_step
 from shardwright.program.step.micro_batches import micro_batched_step
 from shardwright.program.step.optimize import optimized
+from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
-from shardwright.runtime.comm.deferred_scalar_reduce import (
-    DeferredScalarReduces,
-    early_sums_under_way,
-)
 from shardwright.runtime.device import default_device
+from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.fx import to_module
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
@@ -282,30 +281,36 @@ class ParallelModule(TrainModule):
         self._sw_coordinate = mesh.coordinate(rank)
 
         make = module_maker(captured, mesh, device_mesh, device, training)
+        groups = {}
+        if device_mesh is not None:
+            groups = {name: device_mesh[name].get_group() for name in mesh.names}
         at: tuple[tuple[int, ...], ...]
         if decisions.micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
-            program = rank_program(graph, analysis, decisions, rank)
-            whole = to_module(program, device, make)
-            early_sums_under_way(whole)
-            self._sw_program: nn.Module = whole
-            self._sw_late: DeferredScalarReduces | None = DeferredScalarReduces(whole)
+            step = whole_step(graph, analysis, decisions, rank, in_place)
+            step = replace(step, alone_bytes=backend_for(device.type).spec.alone_bytes)
+            (forward,) = step.programs
+            self._sw_program: WholeBatch | MicroBatched = WholeBatch(
+                lower_step(step),
+                to_module(without_regathers(forward), device, make),
+                graph,
+                groups,
+                make,
+                device,
+            )
         else:
-            self._sw_late = None
             micro = micro_batched(graph, analysis, decisions.micro_batches)
             layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
             at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
             self._sw_inputs = input_parts(graph, analysis, layouts, at)
             step = micro_batched_step(graph, analysis, micro, decisions, rank, in_place)
-            whole_step = optimized(lower_step(step))
+            step = replace(step, alone_bytes=backend_for(device.type).spec.alone_bytes)
+            in_parts = optimized(lower_step(step))
             parts = {
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
-            groups = {}
-            if device_mesh is not None:
-                groups = {name: device_mesh[name].get_group() for name in mesh.names}
-            self._sw_program = MicroBatched(whole_step, parts, graph, groups, make, device)
+            self._sw_program = MicroBatched(in_parts, parts, graph, groups, make, device)
         owner = shares or self
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:
@@ -361,8 +366,8 @@ class ParallelModule(TrainModule):
             The loss of the global batch, a scalar; its gradients are added to `grad`.
         """
         args, kwargs = arguments(batch)
-        late = self._sw_running()._sw_late
-        with late.under_way() if late else nullcontext():
+        program = self._sw_running()._sw_program
+        with program.whole_steps() if isinstance(program, WholeBatch) else nullcontext():
             return self._sw_there_and_back(args, kwargs)
 
     def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:

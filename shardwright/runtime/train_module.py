@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from shardwright.ir.graph import Graph
 from shardwright.runtime.compiled import compiled
+from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.modes import Modes
 from shardwright.tracing.graph_builder import DROPOUT
 
@@ -77,6 +78,7 @@ class TrainModule(LastingModule, ABC):
 
     _sw_modes: Modes | None = None
     _sw_draws = False  # whether what runs draws dropout
+    _sw_switched: bool | None = None  # whether the modules of its programs draw, if that is known
     _sw_compiled = False
 
     def _sw_set_modes(self, modes: Modes) -> None:
@@ -112,12 +114,13 @@ class TrainModule(LastingModule, ABC):
             other._sw_random = self.get_buffer("_sw_random")
             if self._sw_compiled and not other._sw_compiled:
                 other.compile_programs()
-        draws = found.draws and _has_dropout(other.graph)
-        for program in other.programs():
-            for module in program.modules():
-                # Not `train`: a module that was kept whole stays in the mode it was captured in.
-                module.training = found.draws
-        other._sw_draws = draws
+        if other._sw_switched != found.draws:
+            other._sw_switched = found.draws
+            for program in other.programs():
+                for module in program.modules():
+                    # Not `train`: a module that was kept whole stays in the mode of its capture.
+                    module.training = found.draws
+            other._sw_draws = found.draws and _has_dropout(other.graph)
         return other
 
     def prepare_evaluation(self) -> None:
@@ -165,6 +168,8 @@ class TrainModule(LastingModule, ABC):
         found = self.programs()
         within = {id(m) for program in found for m in program.modules() if m is not program}
         for parent in list(self.modules()):
+            if isinstance(parent, WholeBatch):  # its regions are; `plain` is differentiated twice
+                continue
             for name, program in list(parent.named_children()):
                 if isinstance(program, fx.GraphModule) and id(program) not in within:
                     setattr(parent, name, compiled(program))

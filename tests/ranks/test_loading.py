@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwright as sw
+from shardwright.ir.buckets import gradient_buckets
+from shardwright.ir.redistribution import Collective
 from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.program import passes
-from shardwright.program.lower.buckets import bucketed
-from shardwright.program.lower.inplace import in_place
+from shardwright.program.step.passes import bucket
 from shardwright.runtime.parameters.dtensor_spec import Placed
 from tests.harness.ranks import run_ranks, whole
 
@@ -64,7 +64,7 @@ def test_buckets_are_parameters_to_the_user():
 
 def _all_checks(text):
     for limit in (1, 500, 10**9):  # bytes of a bucket: each parameter alone, some, all together
-        passes.PASSES = (in_place, partial(bucketed, limit=limit))
+        bucket.gradient_buckets = partial(gradient_buckets, limit=limit)
         module = sw.parallelize(model(), sw.Plan.from_json(text))
         for check in CHECKS:
             check(model(), copy.deepcopy(module))
@@ -222,7 +222,8 @@ def _sums_are_asynchronous(serial, module):
     del serial
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
         loss_of(module, ids()).backward()
-    buckets = [m for m in module.modules() if type(m).__name__ == "Reduction"]
+    transfers = module._sw_program.program.transfers()
+    buckets = [one for one in transfers if one.collective is Collective.ALL_REDUCE]
     assert buckets and all_reduce.call_count == len(buckets)
     assert all(call.kwargs["async_op"] for call in all_reduce.call_args_list)
 

@@ -13,7 +13,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.comm import deferred_scalar_reduce
+from shardwright.runtime.executor import transfers
 from tests.harness import models
 from tests.harness.ranks import run_ranks, whole
 
@@ -111,9 +111,18 @@ def _does_not_wait_for_its_loss(model, module, optimizer, batch):
         waited.append(what)
         wait_for(work, what)
 
-    with mock.patch.object(deferred_scalar_reduce, "wait_for", wait):
+    with mock.patch.object(transfers, "wait_for", wait):
         loss = module.train_step(optimizer, batch)
-    assert "the sum of the loss" not in waited
+    sums = [what for what in waited if "all_reduce" in what and "%grad/" in what]
+    assert sums, "the gradients are summed"
+    (output,) = module._sw_program.program.outputs
+    (made,) = (
+        part.value
+        for one in module._sw_program.program.transfers()
+        for part in one.parts
+        if part.result == output
+    )
+    assert [what for what in waited if f"%{made})" in what or f"%{made}," in what] == sums[-1:]
     torch.testing.assert_close(loss, model(**batch).detach(), rtol=1e-10, atol=1e-10)
 
 

@@ -1,9 +1,9 @@
 """The cost that parameters save, and add, by being communicated in buckets.
 
 Gradients that are only summed share a buffer, and so do copies that are gathered and the gradients
-that are scattered again (`program/lower/buckets.py`, `program/lower/gathers.py`). Each pays of its
-bucket's launch the part of the bucket that it fills, so that a full bucket pays for one. As no
-bucket is more than full, that is never more than what the launches of a plan's buckets take.
+that are scattered again (`program/step/passes/bucket.py`). Each pays of its bucket's launch the
+part of the bucket that it fills, so that a full bucket pays for one. As no bucket is more than
+full, that is never more than what the launches of a plan's buckets take.
 """
 
 from __future__ import annotations

@@ -14,14 +14,10 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
-    Fetch,
-    Gather,
     Instruction,
     Joint,
-    Prefetch,
     Program,
     Recompute,
-    Reduce,
     RunModule,
     SharedAttention,
     Uniform,
@@ -78,8 +74,7 @@ def _ends_graph(instruction: Instruction, graph: Graph) -> bool:
         return instruction.routing is not None
     if isinstance(instruction, Attention | Dropout):
         return graph.numerics.rng == "fast"
-    sent = (Fetch, Reduce, Prefetch, Gather)
-    return isinstance(instruction, (SharedAttention, *sent, *_OPAQUE))
+    return isinstance(instruction, (SharedAttention, *_OPAQUE))
 
 
 def _form(instruction: Compute, made: dict[str, Compute], graph: Graph) -> Op | None:

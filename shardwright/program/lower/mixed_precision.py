@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol, VerifyError
+from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol
 from shardwright.ir.mixed_precision import COMPUTE, MASTER, master_weights
 from shardwright.program.instructions import (
     Compute,
-    Fetch,
-    Gather,
     Instruction,
     Load,
-    Prefetch,
     Program,
     Recompute,
     Redistribute,
-    Reduce,
     Shape,
     reads,
 )
@@ -75,14 +71,9 @@ class _Writer:
 
     def _rewritten(self, one: Instruction) -> Instruction:
         match one:
-            case Load() | Fetch():
-                for part in one.parts if isinstance(one, Fetch) else (one,):
-                    if part.leaf in self.wide:
-                        self.wide[part.result] = part.shape
-                return one
-            case Reduce():
-                for sums in one.parts:
-                    self._passed_on(sums)
+            case Load():
+                if one.leaf in self.wide:
+                    self.wide[one.result] = one.shape
                 return one
             case Redistribute() if one.value not in self.wide:
                 return one
@@ -96,8 +87,6 @@ class _Writer:
                 inner.write(one.instructions)
                 self.wide.update((n, inner.wide[n]) for n in one.gives if n in inner.wide)
                 return replace(one, instructions=tuple(inner.instructions))
-            case Prefetch() | Gather():
-                raise VerifyError(f"{one}: gathers are put into buckets after casts")
             case _ if not any(name in self.wide for name in reads(one)):
                 return one
         # One whose operands are named in its call.

@@ -4,7 +4,7 @@ A loss that is a mean over what all devices have is divided by a sum too, that o
 both stand between the forward and the backward pass, where every rank would wait for the
 slowest one. What depends on nothing but the batch is summed first of all, when ranks have
 just been together; the loss is summed last of all, behind what it is scaled by, and
-`runtime/comm/deferred_scalar_reduce.py` waits for it after the backward pass.
+a step waits for it after the backward pass (`program/step/passes/late_results.py`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from shardwright.program.step.instructions import (
     Forward,
     Free,
     Relayout,
+    Seed,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -21,9 +22,9 @@ from shardwright.program.step.instructions import (
 
 
 def forward_only(program: StepProgram) -> StepProgram:
-    """`program` without its backward passes: what evaluation runs, on the same regions."""
+    """`program` without its backward part: what evaluation runs, on the same regions."""
     wanted = (*program.outputs, *(value for _, value in program.updates))
-    kept = [one for one in program.instructions if not isinstance(one, Backward | Free)]
+    kept = [one for one in program.instructions if not isinstance(one, Backward | Free | Seed)]
     return replace(program, instructions=without_dead(kept, wanted), gradients=(), seeds=())
 
 

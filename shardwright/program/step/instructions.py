@@ -143,6 +143,14 @@ class Part:
         """The shape in which the move takes the tensor."""
         return after_moves(self.atoms, self.local)
 
+    def in_order(self, ranks: int) -> bool:
+        """Whether a gather or a scattered sum has the ranks' equal tiles one after the other."""
+        gathers = self.move.collective is Collective.ALL_GATHER
+        if not gathers and self.move.collective is not Collective.REDUCE_SCATTER:
+            return False
+        dim = self.move.src if gathers else self.move.dst
+        return self.move.whole[dim] % ranks == 0 and prod(self.move.whole[:dim]) == 1
+
     @property
     def arrived(self) -> Shape:
         """The shape in which the move leaves the tensor."""
@@ -257,7 +265,22 @@ class Free:
         return f"free {_names(self.names)}"
 
 
-StepInstruction = Forward | Backward | Transfer | Wait | Relayout | Add | Accumulate | Free
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Takes gradients of outputs: (number of the output, its gradient); the backward part begins.
+
+    `results` are outputs and updates that are returned before; others are there at the end.
+    """
+
+    results: tuple[str, ...]
+    gradients: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        before = f", behind {_names(self.results)}" if self.results else ""
+        return f"{_names(name for _, name in self.gradients)} = seed{before}"
+
+
+StepInstruction = Forward | Backward | Transfer | Wait | Relayout | Add | Accumulate | Free | Seed
 
 
 @dataclass(frozen=True)
@@ -266,9 +289,10 @@ class StepProgram:
 
     When it begins there are `leaves`, parameters as `loads` say, buffers and constants, this
     rank's part of the `inputs`: (leaf, micro-batch, its value), and gradients of the results that
-    are `seeds`: (value, gradient). It returns `outputs`, `gradients`: (leaf or input, its
-    gradient), and `updates`: (buffer, its new content). With `fixed_offsets` no region has several
-    variants. `passes` names what rewrote it.
+    are `seeds`: (value, gradient); a `Seed` takes those of a whole batch. It returns `outputs`,
+    `gradients`: (leaf or input, its gradient), and `updates`: (buffer, its new content). With
+    `fixed_offsets` no region has several variants. Of `alone_bytes` a copy or a gradient that is
+    scattered has a transfer of its own. `passes` names what rewrote it.
     """
 
     mesh: Mesh
@@ -283,6 +307,7 @@ class StepProgram:
     gradients: tuple[tuple[str, str], ...]
     updates: tuple[tuple[str, str], ...]
     fixed_offsets: bool = False
+    alone_bytes: int | None = None
     passes: tuple[str, ...] = ()
 
     @property
@@ -327,6 +352,8 @@ def reads(one: StepInstruction) -> tuple[str, ...]:
             return one.terms
         case Accumulate():
             return (one.value,)
+        case Seed():
+            return one.results
         case Wait() | Free():
             return ()
 
@@ -344,6 +371,8 @@ def writes(one: StepInstruction) -> tuple[str, ...]:
             return (one.result,)
         case Accumulate():
             return (one.total,)
+        case Seed():
+            return tuple(name for _, name in one.gradients)
         case Transfer() | Free():
             return ()
 

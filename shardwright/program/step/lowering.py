@@ -33,6 +33,7 @@ from shardwright.program.step.instructions import (
     Forward,
     Part,
     Relayout,
+    Seed,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -58,10 +59,10 @@ from shardwright.program.step.stretches import (
 class Step:
     """What a step is lowered from.
 
-    `programs` are those of its micro-batches, one after the other, without buckets and operators
-    in place, for `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where
-    the parameter lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions.
+    `programs` are those of its micro-batches, one after the other, without operators in place, for
+    `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
+    lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
+    tiles start at different places are different regions. `alone_bytes` is the backend's.
     """
 
     mesh: Mesh
@@ -71,10 +72,16 @@ class Step:
     reductions: Sequence[Redistribute] = ()
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
+    alone_bytes: int | None = None
 
 
 def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
-    """The micro-batches one after the other, each forward and, if it `trains`, backward."""
+    """The micro-batches one after the other, each forward and, if it `trains`, backward.
+
+    A whole batch returns its results before a `Seed` takes their gradients.
+    """
+    if len(step.programs) == 1:
+        return _lowered_whole(step, trains=trains)
     writer = _Writer(step)
     seeds: list[tuple[str, str]] = []
     for number, program in enumerate(step.programs):
@@ -85,7 +92,42 @@ def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
         loss = program.outputs[0]
         if trains and batch.is_trained(loss):
             seeds.append((batch.value(loss), f"grad/out/0{batch.tag}"))
-            batch.backward(loss, seeds[-1][1])
+            batch.backward([loss], [seeds[-1][1]])
+    updates = step.programs[0].updates
+    return _program(
+        step,
+        writer,
+        seeds,
+        tuple(f"out/{i}" for i in range(len(step.programs[0].outputs))),
+        tuple((buffer, f"update/{i}") for i, (buffer, _) in enumerate(updates)),
+    )
+
+
+def _lowered_whole(step: Step, *, trains: bool) -> StepProgram:
+    (program,) = step.programs
+    writer = _Writer(step)
+    batch = _MicroBatch(writer, program, 0)
+    batch.forward()
+    outputs = tuple(map(batch.value, program.outputs))
+    updates = tuple((buffer, batch.value(name)) for buffer, name in program.updates)
+    trained = [i for i, name in enumerate(program.outputs) if batch.is_trained(name)]
+    if trains and trained:
+        seeds = [f"grad/out/{i}" for i in trained]
+        returned = dict.fromkeys((*outputs, *(value for _, value in updates)))
+        seeded = tuple(zip(trained, seeds, strict=True))
+        writer.instructions.append(Seed(tuple(returned), seeded))
+        batch.backward([program.outputs[i] for i in trained], seeds)
+    return _program(step, writer, [], outputs, updates)
+
+
+def _program(
+    step: Step,
+    writer: _Writer,
+    seeds: Sequence[tuple[str, str]],
+    outputs: tuple[str, ...],
+    updates: tuple[tuple[str, str], ...],
+) -> StepProgram:
+    """All that was written."""
     first = step.programs[0]
     lowered = StepProgram(
         mesh=step.mesh,
@@ -96,10 +138,11 @@ def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
         inputs=tuple(writer.inputs),
         seeds=tuple(seeds),
         instructions=writer.finished(step.reductions),
-        outputs=tuple(f"out/{i}" for i in range(len(first.outputs))),
+        outputs=outputs,
         gradients=tuple(writer.gradients.items()),
-        updates=tuple((buffer, f"update/{i}") for i, (buffer, _) in enumerate(first.updates)),
+        updates=updates,
         fixed_offsets=step.fixed_offsets,
+        alone_bytes=step.alone_bytes,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))
 
@@ -236,9 +279,10 @@ class _MicroBatch:
             else:
                 self.redistribute(item)
 
-    def backward(self, loss: str, seed: str) -> None:
-        """The backward pass, from the gradient `seed` of the value `loss`."""
-        self.give(loss, seed)
+    def backward(self, results: Sequence[str], seeds: Sequence[str]) -> None:
+        """The backward pass, from the gradients `seeds` of the values `results`."""
+        for result, seed in zip(results, seeds, strict=True):
+            self.give(result, seed)
         rerun: set[int] = set()
         for place, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in rerun:

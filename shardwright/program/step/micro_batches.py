@@ -35,14 +35,14 @@ def micro_batched_step(
         decisions.mesh,
         rank,
         graph,
-        [_prepared(program, graph) for program in lowered.programs],
+        [prepared(program, graph) for program in lowered.programs],
         lowered.reductions,
         rewrite,
         fixed_offsets=graph.numerics.rng == "fast",
     )
 
 
-def _prepared(program: Program, graph: Graph) -> Program:
+def prepared(program: Program, graph: Graph) -> Program:
     """The program with sums of scalars where no rank waits for them, and casts of parameters."""
     for rewrite in (early_sums, late_sums, with_casts):
         program = rewrite(program, graph)

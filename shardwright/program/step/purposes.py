@@ -63,10 +63,10 @@ def purposes(program: StepProgram) -> dict[str, Purpose]:
         if from_leaves.issuperset(reads(one)):
             from_leaves.update(made)
             found[one.handle] = Purpose.COPY
-        elif goes and goes <= totals:
-            found[one.handle] = Purpose.GRADIENT
         elif goes and goes <= results:
             found[one.handle] = Purpose.RESULT
+        elif goes and goes <= totals | results:  # results may be summed along with gradients
+            found[one.handle] = Purpose.GRADIENT
         else:
             found[one.handle] = Purpose.ACTIVATION
     return found

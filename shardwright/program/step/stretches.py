@@ -57,7 +57,8 @@ def items(
     """The program in pieces, in order; loads are left out. Stretches are as `rewrite` leaves them.
 
     A stretch ends, too, before the first reader of each of the parameters `reduced`, so that their
-    gradients are complete when its backward pass is.
+    gradients are complete when its backward pass is, and of a number that is summed over devices,
+    so that the sum is waited for no sooner.
     """
     cut = _cut(program, reduced)
     returned = {*program.outputs, *(value for _, value in program.updates)}
@@ -164,6 +165,8 @@ def _cut(
         if isinstance(one, Redistribute) and (communicates(one) or one.result in dropped):
             found.append((one, segment))
             unread.discard(one.value)
+            if one.after == () and one.forward:
+                unread.add(one.result)
             open_piece = None
             continue
         first_read = unread.intersection(reads(one))

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from shardwright.runtime.parameters.unshard import local
+from shardwright.runtime.parameters.dtensor_spec import local
 
 
 class PredictionError(ValueError):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.runtime.backend.base import Op, Waited
 from shardwright.runtime.backend.registry import backend_of
@@ -20,14 +19,6 @@ def reduce_over(group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceO
 def begun(group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> Waited:
     """The same, asynchronous; `x` is the sum once it was waited for."""
     return backend_of(group).begin_reduce(group, x, op)
-
-
-def begun_along(axes: Sequence[DeviceMesh], x: torch.Tensor) -> Waited:
-    """The sum along all `axes`, of which the last one's is asynchronous."""
-    *others, last = axes
-    for axis in others:
-        reduce_over(axis.get_group(), x)
-    return begun(last.get_group(), x)
 
 
 def exchange_over(

@@ -17,7 +17,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Redistribute
 from shardwright.runtime.comm.collectives import collected, moved_locally
 from shardwright.runtime.comm.process_group import reduce_over
@@ -47,11 +46,6 @@ class Redistribution(nn.Module):
         self.differentiable = instruction.differentiable
         narrow, wide = instruction.cast or ("", "")
         self.narrow, self.wide = getattr(torch, narrow, None), getattr(torch, wide, None)
-        sums = [move.collective is Collective.ALL_REDUCE for move in instruction.forward]
-        self.sums_a_number = self.before == () and bool(sums) and all(sums)
-        over = [move.axis for move in instruction.forward] if self.sums_a_number else []
-        self.axes = tuple(axes[axis] for axis in over)  # of a number's sum
-        self.later: Callable[[torch.Tensor], None] | None = None  # who sums a number in place
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The local tile of `x` in its new layout."""
@@ -63,11 +57,7 @@ class Redistribution(nn.Module):
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same, unseen by autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
-        if torch.compiler.is_compiling() or self.later is None:
-            return _run(x, self.forward_moves, self.atoms_before, self.after)
-        x = x.clone()
-        self.later(x)
-        return x
+        return _run(x, self.forward_moves, self.atoms_before, self.after)
 
     def keep(
         self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]

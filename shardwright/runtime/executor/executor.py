@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from shardwright.program.step.instructions import (
     Free,
     Region,
     Relayout,
+    Seed,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -89,26 +91,61 @@ class StepExecutor:
         trace: list[StepInstruction] | None = None,
     ) -> Values:
         """What the program returns, by name. Executed instructions are appended to `trace`."""
-        run = _Run(self, dict(given), state)
-        with torch.no_grad():
-            for one in self.program.instructions:
-                run.instruction(one)
-                if trace is not None:
-                    trace.append(one)
+        run = self.begin(given, state, trace)
+        run.play(len(self.program.instructions))
         return {name: run.values.get(name) for name in self.program.returned}
 
+    def begin(
+        self,
+        given: Mapping[str, torch.Tensor],
+        state: torch.Tensor,
+        trace: list[StepInstruction] | None = None,
+    ) -> Run:
+        """A run of the program, which has not played anything yet."""
+        return Run(self, dict(given), state, trace)
 
-class _Run:
+
+class Run:
     """One run of the program: values, calls whose backward pass is to come, transfers in flight.
 
-    Values that are `owned` share their memory with nothing else.
+    Values that are `owned` share their memory with nothing else. If it is `partial`, gradients
+    that nothing contributes to stay missing behind a transfer; else they are zeros, as ranks may
+    differ in which are missing.
     """
 
-    def __init__(self, executor: StepExecutor, given: Values, state: torch.Tensor) -> None:
-        self.executor, self.values, self.state = executor, given, state
+    def __init__(
+        self,
+        executor: StepExecutor,
+        given: Values,
+        state: torch.Tensor,
+        trace: list[StepInstruction] | None,
+    ) -> None:
+        self.executor, self.values, self.state, self.trace = executor, given, state, trace
         self.calls: dict[str, RegionCall] = {}
         self.in_flight: dict[str, InFlight] = {}
         self.owned: set[str] = set()
+        self.partial = False
+        self.missing: set[str] = set()  # results of transfers of nothing
+        self.position = 0  # of the next instruction
+        # Where a result was dropped: the buffers of what is in flight are in use.
+        finalize(self, _drain, self.in_flight).atexit = False
+
+    @torch.no_grad()
+    def play(self, end: int) -> None:
+        """Run instructions up to the place `end`."""
+        instructions = self.executor.program.instructions
+        try:
+            while self.position < end:
+                one = instructions[self.position]
+                self.instruction(one)
+                self.position += 1
+                if self.trace is not None:
+                    self.trace.append(one)
+        except BaseException:
+            # Other ranks may never start what is in flight, so nobody waits for it.
+            self.in_flight.clear()
+            self.calls.clear()
+            raise
 
     def instruction(self, one: StepInstruction) -> None:
         """Run one instruction."""
@@ -123,6 +160,8 @@ class _Run:
                 found = self.in_flight.pop(one.handle).results()
                 self.values.update(zip(one.results, found, strict=True))
                 self.owned.update(one.results)
+                for name in self.missing.intersection(one.results):
+                    self.values[name] = None
             case Relayout():
                 self.relayout(one)
             case Add():
@@ -133,6 +172,8 @@ class _Run:
                 for name in one.names:
                     self.values.pop(name, None)
                     self.owned.discard(name)
+            case Seed():  # whose gradients are among the values, put there by the caller
+                pass
 
     def forward(self, one: Forward) -> None:
         region, module = self.region(one.region)
@@ -153,16 +194,14 @@ class _Run:
         again = {position: self.tensor(name) for position, name in one.copies}
         totals = {total: self.values.get(total) for _, total in one.totals}
         found, added = self.calls.pop(one.call).backward(given, again, totals)
-        known = Counter(_memory(x) for x in (*given, *found, *added.values()) if x is not None)
+        alone = _alone([*given, *found, *added.values()])
         for name, gradient in zip(one.made, found, strict=True):
-            if not name:
-                continue
-            self.values[name] = gradient
-            if gradient is not None and known[_memory(gradient)] == 1 and _fills(gradient):
-                self.owned.add(name)
+            if name:
+                self.values[name] = gradient
+                if gradient is not None and id(gradient) in alone:
+                    self.owned.add(name)
         for name, total in added.items():
-            shared = total is not None and (known[_memory(total)] > 1 or not _fills(total))
-            if total is not None and shared and totals[name] is None:
+            if total is not None and totals[name] is None and id(total) not in alone:
                 total = total.clone(memory_format=torch.contiguous_format)
             self.values[name] = total
             self.owned.add(name)
@@ -172,6 +211,8 @@ class _Run:
         for part in one.parts:
             x = self.values[part.value]
             if x is None:  # a gradient that nothing contributes to
+                if self.partial:
+                    self.missing.add(part.result)
                 device = self.executor.regions.variant.device
                 x = torch.zeros(part.atoms, dtype=getattr(torch, part.dtype), device=device)
             given.append(x)
@@ -217,10 +258,22 @@ class _Run:
         return self.executor.regions.forms[number], self.executor.regions.parts[number]
 
 
-def _memory(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+def _drain(in_flight: dict[str, InFlight]) -> None:
+    while in_flight:
+        in_flight.popitem()[1].results()
 
 
-def _fills(x: torch.Tensor) -> bool:
-    """Whether a tensor is all of its memory, in order."""
-    return x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+def _alone(tensors: Sequence[torch.Tensor | None]) -> set[int]:
+    """The ids of those that share their memory with no other, and are all of it, in order."""
+    first: dict[int, int] = {}  # memory -> the only tensor in it, 0 where there are several
+    for x in tensors:
+        if x is not None:
+            storage = x.untyped_storage()
+            memory = storage.data_ptr()
+            if memory in first:
+                first[memory] = 0
+            elif storage.nbytes() == x.nbytes and x.is_contiguous():
+                first[memory] = id(x)
+            else:
+                first[memory] = 0
+    return set(first.values())

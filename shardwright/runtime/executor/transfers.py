@@ -106,6 +106,33 @@ class Tiles:
         return (*before, self.ranks, self.longest, *after)
 
 
+def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    """A buffer for a gather with the tiles that a rank has of each tensor where they will be."""
+    rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
+    buffer = given[0].new_empty(sum(rooms) * ranks)
+    own = buffer.view(ranks, -1)[rank].split(rooms)
+    for x, place in zip(given, own, strict=True):
+        place[x.numel() :].zero_()
+        place[: x.numel()].view(x.shape).copy_(x)
+    return buffer
+
+
+def gathered(tiles: Sequence[Tiles], buffer: torch.Tensor) -> list[torch.Tensor]:
+    """The whole tensors of a buffer that all ranks' tiles have arrived in."""
+    rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
+    return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
+
+
+def scatter_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A buffer with all ranks' tiles of whole tensors, rank by rank."""
+    rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
+    buffer = given[0].new_empty(sum(rooms) * ranks)
+    rows = buffer.view(ranks, -1).split(rooms, dim=1)
+    for tile, x, row in zip(tiles, given, rows, strict=True):
+        tile.split_into(x, row)
+    return buffer
+
+
 class Collectives:
     """Starts one transfer on the devices along its channel's axis, as often as it is asked to."""
 
@@ -153,20 +180,9 @@ class Collectives:
 
     def _all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         tiles = [Tiles(p.move.whole, p.move.src, self.ranks) for p in self.transfer.parts]
-        rooms = [tile.room for tile in tiles]
-        buffer = given[0].new_empty(sum(rooms) * self.ranks)
-        # This rank's tiles are put where they will be, so that nothing is copied twice.
-        own = buffer.view(self.ranks, -1)[self.rank].split(rooms)
-        for x, place in zip(given, own, strict=True):
-            place[x.numel() :].zero_()
-            place[: x.numel()].view(x.shape).copy_(x)
-
-        def joined() -> list[torch.Tensor]:
-            rows = buffer.view(self.ranks, -1).split(rooms, dim=1)
-            return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
-
+        buffer = gather_buffer(tiles, given, self.rank)
         work = self.backend.begin_gather(self.group, buffer, self.rank)
-        return self._arriving(work, joined)
+        return self._arriving(work, lambda: gathered(tiles, buffer))
 
     def _reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
         tiles = [Tiles(p.move.whole, p.move.dst, self.ranks) for p in self.transfer.parts]
@@ -174,10 +190,7 @@ class Collectives:
         if len(given) == 1 and tiles[0].in_order and given[0].is_contiguous() and owned[0]:
             buffer = given[0].view(-1)
         else:
-            buffer = given[0].new_empty(sum(rooms) * self.ranks)
-            rows = buffer.view(self.ranks, -1).split(rooms, dim=1)
-            for tile, x, row in zip(tiles, given, rows, strict=True):
-                tile.split_into(x, row)
+            buffer = scatter_buffer(tiles, given)
         own = buffer.new_empty(sum(rooms))
         work = self.backend.begin_reduce_scatter(self.group, own, buffer, self.rank)
 

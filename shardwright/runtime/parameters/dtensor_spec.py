@@ -8,6 +8,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's tile of a parameter; a plain tensor is its own."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return parameter.to_local(grad_placements=parameter.placements)
+
+
 @final
 class Placed:
     """Where `like` lies, without the tensor."""
@@ -18,6 +25,7 @@ class Placed:
         like = cast(DTensor, like.detach())  # a gradient is not differentiated
         names, self._context = like.__tensor_flatten__()
         inner = {name: getattr(like, name) for name in names}
+        self.local_shape = like.to_local().shape
         (self._tile,) = (name for name in names if isinstance(inner[name], torch.Tensor))
         self._others = {name: value for name, value in inner.items() if name != self._tile}
 

@@ -25,7 +25,7 @@ from shardwright.runtime.batch import stage_inputs
 from shardwright.runtime.comm.message import Form
 from shardwright.runtime.fx import Special, to_module
 from shardwright.runtime.parameter_store import ParameterStore
-from shardwright.runtime.parameters.unshard import local
+from shardwright.runtime.parameters.dtensor_spec import local
 
 
 @final

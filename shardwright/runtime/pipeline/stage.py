@@ -30,9 +30,8 @@ from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.fx import to_module
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed
+from shardwright.runtime.parameters.dtensor_spec import Placed, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
-from shardwright.runtime.parameters.unshard import local
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import LastingModule, arguments
 from shardwright.tracing.arguments import CallForm

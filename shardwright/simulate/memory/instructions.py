@@ -12,18 +12,15 @@ from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.ir.op_memory import contiguous_strides
 from shardwright.program.instructions import (
     Attention,
-    Compute,
     Dropout,
     Instruction,
     Joint,
-    Recompute,
     RunModule,
     Shape,
     SharedAttention,
     Uniform,
 )
 from shardwright.simulate.memory.allocator import Block
-from shardwright.simulate.memory.dropped_copies import Dropped
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 
@@ -193,11 +190,9 @@ def stated(
     by_serial = dict(zip(original.operands, op.operands, strict=True))
     kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
     kept = kept if known is None else known.operands
-    dropped = Dropped(walk, one.regathers if isinstance(one, Compute) else ())
     for name in dict.fromkeys(kept):
-        if not dropped.takes(walk.views[name].block):
+        if id(walk.views[name].block) not in walk.given_again:
             saved.append(heap.save(walk.views[name].block))
-    dropped.wanted()
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
     extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
     if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
@@ -216,7 +211,6 @@ def stated(
         came = [walk.taken(name) for name in op.outputs]
         made: list[tuple[str, View]] = []
         if any(gradient is not None for gradient in came):
-            copies = dropped.again()
             heap.briefly(known.backward if known else 0)
             made = [
                 (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
@@ -225,8 +219,6 @@ def stated(
             for gradient in came:
                 if gradient is not None:
                     heap.drop(gradient.block)
-            for copy in copies:
-                heap.drop(copy.block)
         for block in saved:
             heap.unsave(block)
         for name, view in made:
@@ -247,45 +239,3 @@ def shared_bytes(walk: Tape, one: SharedAttention) -> int:
         block = key.bytes + value.bytes
         found += 2 * block + prod(query.shape) * wide
     return found
-
-
-def recompute(walk: Tape, one: Recompute) -> None:
-    """A piece that keeps what comes in, and runs again in the backward pass."""
-    heap = walk.heap
-    outer = walk.saving
-    walk.saving = False
-    walk.through(one.instructions, one.gives)
-    walk.saving = outer
-    taken = {name: walk.views[name] for name in one.takes}
-    if not outer:
-        return
-    for view in taken.values():
-        heap.save(view.block)
-    gives = {name: walk.views[name] for name in one.gives}
-
-    def back() -> None:
-        came = {name: walk.taken(name) for name in one.gives}
-        if any(gradient is not None for gradient in came.values()):
-            before, walk.nodes = walk.nodes, []
-            for name, view in taken.items():
-                heap.own(view.block)
-                walk.views[name] = view
-            heap.where = heap.where.replace("backward", "again")
-            walk.through(one.instructions, one.gives)
-            for name in one.gives:
-                heap.drop(walk.views.pop(name).block)
-            for name, gradient in came.items():
-                if gradient is not None:
-                    walk.give(name, gradient)
-            walk.back()
-            walk.nodes = before
-            for name in taken:
-                heap.drop(walk.views.pop(name).block)
-        for view in taken.values():
-            heap.unsave(view.block)
-
-    if any(view.grad for view in gives.values()):
-        walk.node(f"piece {one.number}", one.gives, back)
-    else:
-        for view in taken.values():
-            heap.unsave(view.block)

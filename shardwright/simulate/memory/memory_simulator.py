@@ -1,4 +1,4 @@
-"""Simulates the memory of a program's passes: every tensor's lifetime in eager torch's order.
+"""Simulates the memory of a region: every tensor's lifetime in eager torch's order.
 
 Forward, a value lives until its last reader has run or, where autograd saves
 it, until that operator's backward pass. The backward pass goes through the
@@ -16,33 +16,22 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
-    Fetch,
-    Gather,
     Instruction,
     Joint,
-    Load,
-    Prefetch,
-    Recompute,
     Redistribute,
-    Reduce,
     RunModule,
     SharedAttention,
     Uniform,
-    reads,
 )
 from shardwright.simulate.memory.allocator import Block
-from shardwright.simulate.memory.dropped_copies import Dropped
-from shardwright.simulate.memory.gathers import gather, prefetch
 from shardwright.simulate.memory.instructions import (
     attention,
     draw,
     is_fused,
     local_shapes,
-    recompute,
     stated,
 )
 from shardwright.simulate.memory.mixture import held_experts
-from shardwright.simulate.memory.parameters import fetch, load, reduce
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.memory.workspaces import inside
@@ -50,34 +39,12 @@ from shardwright.simulate.memory.workspaces import inside
 
 @final
 class MemorySimulator(Tape):
-    """Runs one rank's program on a `Tape`, forward and backward."""
-
-    def forward(self) -> None:
-        """Run the program; what it returns stays."""
-        returned = (*self.program.outputs, *(value for _, value in self.program.updates))
-        self.through(self.program.instructions, returned)
-
-    def backward(self) -> None:
-        """The backward pass, from the first output."""
-        loss = self.program.outputs[0]
-        view = self.views[loss]
-        if view.grad:
-            block = self.heap.new(view.bytes, like=view.block)
-            self.give(loss, View(block, view.shape, view.strides, view.dtype))
-        self.back()
-
-    def end(self) -> None:
-        """Forget what the program returned."""
-        returned = (*self.program.outputs, *(value for _, value in self.program.updates))
-        for name in dict.fromkeys(returned):
-            if name in self.views and name not in self.program.leaves:
-                self.heap.drop(self.views.pop(name).block)
+    """Runs a region on a `Tape`, forward and backward."""
 
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
         heap = self.heap
         heap.module = self.module(instruction)
-        self.nodes += [self.unread.pop(n) for n in reads(instruction) if n in self.unread]
         match instruction:
             case Compute():  # first, as most are
                 heap.where = f"{self.label(instruction.op)}, forward"
@@ -87,21 +54,9 @@ class MemorySimulator(Tape):
                     held_experts(self, instruction)
                 else:
                     self.compute(instruction)
-            case Load():
-                load(self, instruction)
-            case Fetch():
-                fetch(self, instruction)
-            case Reduce():
-                reduce(self, instruction)
-            case Prefetch():
-                prefetch(self, instruction)
-            case Gather():
-                gather(self, instruction)
             case Redistribute():
                 heap.where = f"redistribution of {instruction.value}, forward"
                 self.redistribute(instruction)
-            case Recompute():
-                recompute(self, instruction)
             case Dropout() | Uniform():
                 heap.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
@@ -133,10 +88,9 @@ class MemorySimulator(Tape):
                 self.heap.own(blocks[number])
                 self.views[name] = View(blocks[number], shape, strides, dtype, grad)
         saved: dict[int, Block] = {}
-        dropped = Dropped(self, one.regathers)
         if self.saving:
             for number in seen.saved:
-                if not dropped.takes(blocks[number]):
+                if id(blocks[number]) not in self.given_again:
                     saved[number] = self.heap.save(blocks[number])
         for block in blocks[len(names) :]:
             self.heap.drop(block)
@@ -144,7 +98,6 @@ class MemorySimulator(Tape):
             for block in saved.values():
                 self.heap.unsave(block)
             return
-        dropped.wanted()
         base = len(blocks)
 
         def back() -> None:
@@ -153,7 +106,6 @@ class MemorySimulator(Tape):
                 for block in saved.values():
                     self.heap.unsave(block)
                 return
-            made = dropped.again()
             strides = tuple(None if g is None else g.strides for g in came)
             behind = call.backward(strides)
             known = [g.block for g in came if g is not None]
@@ -178,7 +130,7 @@ class MemorySimulator(Tape):
                     block = alive[number] if number >= base else blocks[number]
                     self.heap.own(block)
                     home.append((name, View(block, view.shape, how_strides, view.dtype)))
-            for block in (*alive.values(), *(view.block for view in made)):
+            for block in alive.values():
                 self.heap.drop(block)
             for name, gradient_view in home:
                 self.give(name, gradient_view)

@@ -13,18 +13,18 @@ from shardwright.ir.memory import Memory, Share
 from shardwright.ir.mixed_precision import MASTER, master_weights
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import Dropout, Instruction, Program, Uniform
+from shardwright.program.instructions import Dropout, Instruction, Uniform
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
-from shardwright.program.passes import rank_program
+from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lowering import lower_step
 from shardwright.program.step.micro_batches import micro_batched_step
-from shardwright.program.step.optimize import optimized
+from shardwright.program.step.optimize import STEP_PASSES, optimized
+from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import batch_size, micro_batches
 from shardwright.simulate.memory.allocator import Allocator, Use
-from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.step_program import Host, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -86,7 +86,6 @@ class _Step:
         self.rank, self.trainer, self.book = rank, trainer, book
         self.heap = Allocator(trainer.rank.backend.allocation_bytes)
         self.coordinate = decisions.mesh.coordinate(rank)
-        self.plain = decisions.mesh.size == 1
         self.updated = {buffer for buffer, _ in graph.updates}
         self.master_weights = master_weights(graph)
         self.keys = 0  # bytes of the positions of random numbers
@@ -157,26 +156,24 @@ class _Step:
     def one_program(self) -> dict[str, int]:
         """The batch at once; the bytes of the tiles to be updated, by parameter."""
         d = self.decisions
-        program = rank_program(self.graph, self.analysis, d, self.rank)
+        step = whole_step(self.graph, self.analysis, d, self.rank, in_place)
+        step = replace(step, alone_bytes=self.trainer.rank.backend.alone_bytes)
+        program = optimized(lower_step(step), STEP_PASSES)
         layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
         given = self.leaves(layouts, self.coordinate)
-        self.draws([program.instructions])
-        walk = self.walk(program, given)
-        walk.forward()
-        self.forget(given)
-        walk.backward()
-        return self.updated_tiles(walk.kept, given)
+        return self.played(program, given)
 
-    def walk(self, program: Program, given: Mapping[str, View]) -> MemorySimulator:
-        return MemorySimulator(
-            self.graph,
-            program,
-            given,
-            self.heap,
-            self.book,
-            self.trainer.rank,
-            self.plain,
-        )
+    def played(self, program: StepProgram, given: dict[str, View]) -> dict[str, int]:
+        """The program from the values `given`; the tiles to be updated, as `one_program`."""
+        self.draws([one for region in program.regions for one in region.variants])
+        for load in program.loads:
+            strides = contiguous_strides(load.shape)
+            given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
+        self.heap.module = ""
+        host = Host(self.graph, self.heap, self.book, self.trainer.rank)
+        kept = StepMemory(program, given, host).play()
+        self.forget(given)
+        return self.updated_tiles(kept, given)
 
     def micro_batched(self) -> dict[str, int]:
         """One micro-batch after the other, then what is left to reduce; as `one_program`."""
@@ -190,9 +187,9 @@ class _Step:
         )
         step = micro_batched_step(graph, self.analysis, micro, d, self.rank, in_place, firsts)
         by_number = dict(zip(firsts, step.programs, strict=True))
-        step = replace(step, programs=[by_number[like[number]] for number in numbers])
-        program = optimized(lower_step(step))
-        self.draws([one for region in program.regions for one in region.variants])
+        programs = [by_number[like[number]] for number in numbers]
+        alone_bytes = self.trainer.rank.backend.alone_bytes
+        program = optimized(lower_step(replace(step, programs=programs, alone_bytes=alone_bytes)))
         layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
         inputs = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
         loss = graph.tensor[graph.outputs[0]]
@@ -218,18 +215,13 @@ class _Step:
                     self.forget({name: view})
                 else:
                     given[name] = view
-        for load in program.loads:
-            strides = contiguous_strides(load.shape)
-            given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
         self.heap.module = ""
         for _, seed in program.seeds:
             given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
-        host = Host(graph, self.heap, self.book, self.trainer.rank)
-        kept = StepMemory(program, given, host).play()
-        self.forget(given)
+        tiles = self.played(program, given)
         for block in parts.values():
             self.heap.drop(block)
-        return self.updated_tiles(kept, given)
+        return tiles
 
     def alike(self, count: int) -> list[int]:
         """For each of `count` micro-batches the first that needs as much memory."""

@@ -24,6 +24,7 @@ from shardwright.program.step.instructions import (
     Free,
     Part,
     Relayout,
+    Seed,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -107,12 +108,23 @@ class StepMemory:
             case Free():
                 for name in one.names:
                     self.drop(name)
+            case Seed():
+                self.seed(one)
 
     def drop(self, name: str) -> None:
         """Forget a value."""
         view = self.values.pop(name, None)
         if view is not None and name not in self.given:
             self.heap.drop(view.block)
+
+    def seed(self, one: Seed) -> None:
+        """The forward part ends: gradients of outputs arrive, as large as those."""
+        graph = self.host.graph
+        for number, name in one.gradients:
+            tensor = graph.tensor[graph.outputs[number]]
+            block = self.heap.new(int(tensor.bytes))
+            strides = contiguous_strides(tensor.shape)
+            self.values[name] = View(block, tensor.shape, strides, tensor.dtype)
 
     def forward(self, one: Forward) -> None:
         """Run a region."""
@@ -125,10 +137,9 @@ class StepMemory:
         }
         program = Program(self.program.mesh, 0, region.inputs, tuple(instructions), outputs, ())
         host = self.host
-        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank, plain=True)
+        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
         tape.saving = one.saves
-        tape.ends = set()
         tape.given_again = frozenset(
             id(given[local].block)
             for local, dropped in zip(region.inputs, region.dropped, strict=True)
@@ -281,7 +292,7 @@ class StepMemory:
             self.heap.drop(view.block)
 
         def results() -> list[View]:
-            if len(parts) == 1 and _in_order(parts[0].move, parts[0].move.src, ranks):
+            if len(parts) == 1 and parts[0].in_order(ranks):
                 self.heap.becomes(buffer, Use.WORKSPACE)
                 return [_whole(buffer, parts[0])]
             found = []
@@ -298,7 +309,7 @@ class StepMemory:
     ) -> Callable[[], list[View]]:
         rooms = [_room(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
         first = views[0]
-        ordered = _in_order(parts[0].move, parts[0].move.dst, ranks) and first.contiguous
+        ordered = parts[0].in_order(ranks) and first.contiguous
         if len(views) == 1 and ordered and own:
             buffer = first.block
         else:
@@ -342,8 +353,3 @@ def _whole(block: Block, part: Part) -> View:
 def _room(move: Move, dim: int, ranks: int) -> int:
     """Elements of the largest tile along a dimension."""
     return prod(move.whole) // max(1, move.whole[dim]) * -(-move.whole[dim] // ranks)
-
-
-def _in_order(move: Move, dim: int, ranks: int) -> bool:
-    """Whether the tiles, one after the other, are the whole."""
-    return move.whole[dim] % ranks == 0 and prod(move.whole[:dim]) == 1

@@ -6,48 +6,26 @@ Simulations of single instructions read and change it; `memory_simulator.py` run
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.program.instructions import (
+    CALLS,
     Compute,
-    Fetch,
-    Gather,
     Instruction,
-    Load,
     Move,
-    Prefetch,
     Program,
-    Recompute,
     Redistribute,
-    Reduce,
     Shape,
     reads,
     writes,
 )
-from shardwright.simulate.memory.allocator import Allocator, Block, Use
+from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.collectives import moved
 from shardwright.simulate.memory.values import RankModel, View
-
-
-class GatheredBucket(Protocol):
-    """A bucket of parameter copies that was gathered, and may be gathered again for backward."""
-
-    users: Counter[int]
-
-    def arrive(self) -> dict[int, View]:
-        """The copies in the order of the bucket; the caller owns them."""
-
-    def again(self, number: int) -> View:
-        """One copy, gathered again; the caller owns it."""
-
-    def start_again(self) -> None:
-        """Start gathering the copies that are wanted again."""
 
 
 @dataclass
@@ -64,12 +42,7 @@ class Node:
 
 
 class Tape(ABC):
-    """One rank's step, in blocks of memory on `heap`.
-
-    `given` are the leaves as the program is called with them; `stored` those
-    among them that are parameters in plain tensors, whose gradients are taken
-    as they come.
-    """
+    """One run of a region, in blocks of memory on `heap`; `given` are its inputs."""
 
     def __init__(
         self,
@@ -79,28 +52,18 @@ class Tape(ABC):
         heap: Allocator,
         footprints: OpTracer,
         rank: RankModel,
-        plain: bool,
     ) -> None:
         self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
         self.sizes = dict(program.mesh.axes)
-        self.rank, self.plain, self.skew = rank, plain, rank.expert_skew
+        self.rank, self.skew = rank, rank.expert_skew
         self.views: dict[str, View] = dict(given)
-        ends = graph.leaves_of(LeafKind.PARAMETER, LeafKind.INPUT)
-        self.ends = {leaf.name for leaf in ends}  # where gradients go
+        self.ends: set[str] = set()  # inputs whose gradients are added to totals
         self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
-        self.kept: dict[str, View] = {}  # gradients of parameters and inputs
+        self.kept: dict[str, View] = {}  # those totals
         self.nodes: list[Node] = []
         self.serial = graph.op
-        self.unread: dict[str, Node] = {}  # those that come just before a value's first reader
         self.saving = True
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
-        # Copies that may be made again: one by one, or together with others.
-        self.source: dict[str, tuple[Redistribute, View]] = {}
-        self.flown: dict[str, tuple[GatheredBucket, int]] = {}
-        self.flights: dict[str, GatheredBucket] = {}
-        self.works: defaultdict[str, list[Block]] = defaultdict(
-            list
-        )  # what sums of gradients on their way keep
 
     @abstractmethod
     def run(self, instruction: Instruction) -> None:
@@ -138,8 +101,7 @@ class Tape(ABC):
                 return self.views[one.op.operands[0]].block.module
             case Redistribute():
                 return self.views[one.value].block.module
-            case Load() | Fetch() | Reduce() | Prefetch() | Gather() | Recompute():
-                return None
+        assert isinstance(one, CALLS), "regions have operators and local redistributions"
         return one.op.source.module
 
     def give(self, name: str, gradient: View) -> None:
@@ -181,19 +143,12 @@ class Tape(ABC):
         if self.saving:
             self.nodes.append(Node(label, self.heap.module, results, run))
 
-    def once_read(self, name: str, run: Callable[[], None]) -> None:
-        """What happens to the gradient of the value `name` when its first reader has given its."""
-        if self.saving:
-            module = self.views[name].block.module
-            self.unread[name] = Node("parameters", module, (name,), run)
-
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
         source = self.views[one.value]
         found = self.brought(one, source)
         found.grad = one.differentiable and source.grad
         self.views[one.result] = found
-        self.source[one.result] = one, source
         if not found.grad:
             return
 

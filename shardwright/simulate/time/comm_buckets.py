@@ -1,8 +1,8 @@
 """Groups the transfers of a plan into the buckets that the runtime uses.
 
-Gradients that are only summed share buckets (`program/lower/buckets.py`), and so do copies of
-sharded parameters and their gradients (`program/lower/gathers.py`), of which bf16 and float32 are
-not distinguished here: a plan does not say what a parameter is made of.
+Gradients that are only summed share buckets, and so do copies of sharded parameters and their
+gradients (`program/step/passes/bucket.py`), of which bf16 and float32 are not distinguished here: a
+plan does not say what a parameter is made of.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.purposes import Purpose, purposes
 
-Kind = tuple[Collective, str, str]
+Kind = tuple[Collective, str, str, bool]
 _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 
 
@@ -42,7 +42,9 @@ def bucket(program: StepProgram) -> StepProgram:
         # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
         # may be summed once more.
         for level in range(len(program.mesh.axes) + 1):
-            groups = [g for g in _groups(instructions, known, purpose, level) if len(g) > 1]
+            groups = [
+                g for g in _groups(program, instructions, known, purpose, level) if len(g) > 1
+            ]
             if groups:
                 merge = _gathered if purpose is Purpose.COPY else _reduced
                 instructions = merge(instructions, groups)
@@ -50,16 +52,21 @@ def bucket(program: StepProgram) -> StepProgram:
 
 
 def _groups(
+    program: StepProgram,
     instructions: Sequence[StepInstruction],
     known: Mapping[str, Purpose],
     purpose: Purpose,
     level: int,
 ) -> Iterator[list[str]]:
-    """The handles of each bucket, of transfers that have `level` others of the purpose before."""
+    """The handles of each bucket, of transfers that have `level` others of the purpose before.
+
+    Copies of frozen parameters, as adapters have them, are in buckets of their own.
+    """
     depth: dict[str, int] = {}
     levels: dict[str, int] = {}
     runs: defaultdict[tuple[int, Kind], list[Transfer]] = defaultdict(list)
     part_of_step, backward = 0, False
+    frozen = set(program.leaves) - {leaf for leaf, _ in program.gradients}
     for one in instructions:
         if isinstance(one, Forward | Backward) and backward != isinstance(one, Backward):
             backward, part_of_step = not backward, part_of_step + 1
@@ -71,12 +78,22 @@ def _groups(
         if not isinstance(one, Transfer) or known[one.handle] is not purpose:
             continue
         levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
+        is_frozen = frozen.issuperset(reads(one))
+        frozen.update(part.result for part in one.parts if is_frozen)
         if levels[one.handle] == level and one.collective in _BUCKETED:
-            kind = one.collective, one.channel, one.parts[0].dtype
+            if _is_alone(one, program):
+                continue
+            kind = one.collective, one.channel, one.parts[0].dtype, is_frozen
             run = 0 if purpose is Purpose.RESULT else part_of_step
             runs[run, kind].append(one)
     for found in runs.values():
         yield from _filled(found, purpose, level)
+
+
+def _is_alone(one: Transfer, program: StepProgram) -> bool:
+    """Whether a tensor is better sent as it is than copied into a bucket and out of it."""
+    least, ranks = program.alone_bytes, dict(program.mesh.axes)[one.channel]
+    return least is not None and one.bytes >= least and one.parts[0].in_order(ranks)
 
 
 def _filled(run: Sequence[Transfer], purpose: Purpose, level: int) -> Iterator[list[str]]:

@@ -1,14 +1,17 @@
 """Starts gathers of parameters ahead of their first reader.
 
 The next bucket is gathered while operators read the one before it, in the forward pass, in the
-backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3).
+backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). Nothing is started
+before a `Seed` that is read behind it: nobody knows whether the backward part will follow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.program.step.instructions import (
+    Seed,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -20,11 +23,24 @@ from shardwright.program.step.purposes import Purpose, purposes
 
 def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:
     """`program` with each bucket of copies started when the one `ahead` buckets before arrives."""
+    at = next((i for i, one in enumerate(program.instructions) if isinstance(one, Seed)), 0)
     known = purposes(program)
+    parts = program.instructions[:at], program.instructions[at:]
+    instructions = [one for part in parts for one in _prefetched(part, program, known, ahead)]
+    return replace(program, instructions=tuple(instructions))
+
+
+def _prefetched(
+    instructions: Sequence[StepInstruction],
+    program: StepProgram,
+    known: Mapping[str, Purpose],
+    ahead: int,
+) -> list[StepInstruction]:
+    """One part of the program."""
     leaves = set(program.leaves)
     waiting: list[str] = []  # handles of gathers, in the order in which they are waited for
     gathers: dict[str, Transfer] = {}
-    for one in program.instructions:
+    for one in instructions:
         if isinstance(one, Transfer) and known[one.handle] is Purpose.COPY:
             if leaves.issuperset(reads(one)):
                 gathers[one.handle] = one
@@ -33,7 +49,7 @@ def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:
     follows = dict(zip(waiting, waiting[ahead:], strict=False))
     found: list[StepInstruction] = []
     started: set[str] = set()
-    for one in program.instructions:
+    for one in instructions:
         if isinstance(one, Transfer) and one.handle in gathers:
             if one.handle not in started:
                 started.add(one.handle)
@@ -48,4 +64,4 @@ def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:
         if following and following not in started:
             started.add(following)
             found.append(gathers[following])
-    return replace(program, instructions=tuple(found))
+    return found

@@ -1,0 +1,29 @@
+"""Prepares the program of a whole batch for lowering to a step program."""
+
+from __future__ import annotations
+
+from shardwright.ir.graph import Graph
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.rank_program import lower
+from shardwright.program.step.lowering import Step
+from shardwright.program.step.micro_batches import prepared
+from shardwright.program.step.stretches import Rewrite
+from shardwright.rules.analysis import Analysis
+
+
+def whole_step(
+    graph: Graph,
+    analysis: Analysis,
+    decisions: Decisions,
+    rank: int,
+    rewrite: Rewrite | None = None,
+) -> Step:
+    """The step of `rank` that takes its batch as a whole; regions are as `rewrite` leaves them."""
+    return Step(
+        decisions.mesh,
+        rank,
+        graph,
+        [prepared(lower(graph, analysis, decisions, rank), graph)],
+        rewrite=rewrite,
+        fixed_offsets=graph.numerics.rng == "fast",
+    )

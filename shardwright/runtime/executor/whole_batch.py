@@ -1,0 +1,385 @@
+"""Runs a step that takes its batch as a whole: the module of its step program.
+
+A call plays the forward part. Autograd plays the backward part (`executor/gradient_nodes.py`). A
+second backward pass through one call plays the forward part again, on what was given then. Where
+the backward pass is differentiated itself, and under a compiler that takes the module whole, its
+forward program runs as it is, without buckets and prefetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.program.step.dead_code import forward_only
+from shardwright.program.step.instructions import (
+    Backward,
+    Part,
+    Relayout,
+    Seed,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
+from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
+from shardwright.program.step.passes.free import free
+from shardwright.runtime.executor.executor import Regions, Run, StepExecutor
+from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
+from shardwright.runtime.fx import Special
+from shardwright.runtime.parameters.dtensor_spec import Placed, local
+
+Dtypes = tuple[torch.dtype, ...]
+
+
+@final
+class WholeBatch(nn.Module):
+    """The step that is lowered to `naive`, called with one tensor per leaf and the random state.
+
+    `plain` is the forward program as one module; `groups` has the process group of each mesh axis,
+    `make` as in `to_module`.
+    """
+
+    def __init__(
+        self,
+        naive: StepProgram,
+        plain: nn.Module,
+        graph: Graph,
+        groups: Mapping[str, dist.ProcessGroup],
+        make: Callable[[Special], nn.Module],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.plain = plain
+        self.naive, self.program = naive, optimized(naive, PASSES)
+        self.regions = Regions(self.program.regions, make, device)
+        self.groups = dict(groups)
+        self.names = tuple(leaf.name for leaf in graph.leaves)
+        self.loads = {load.leaf: load.shape for load in naive.loads}
+        self.parameters_at = tuple(
+            i for i, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.PARAMETER
+        )
+        # Names of outputs, then of updates.
+        self.returned = (*naive.outputs, *(value for _, value in naive.updates))
+        values = [*graph.outputs, *(value for _, value in graph.updates)]
+        tensors = [graph.tensor[name] for name in values]
+        self.forms = {
+            name: (tensor.shape, getattr(torch, tensor.dtype))
+            for name, tensor in zip(self.returned, tensors, strict=True)
+        }
+        self.parameters_named = tuple(self.names[i] for i in self.parameters_at)
+        trained = {name for name, _ in naive.gradients}
+        self.trained = tuple(i for i, name in enumerate(self.names) if name in trained)
+        masters = master_weights(graph)
+        planned = (MASTER if n in masters else graph.tensor[n].dtype for n in self.parameters_named)
+        self.planned: Dtypes = tuple(getattr(torch, dtype) for dtype in planned)
+        self._plays: dict[tuple[str, Dtypes], Playing] = {}
+        self._places: dict[int, Placed] = {}  # of parameters, by number
+        self._steps: list[Call] | None = None  # calls whose results are wanted at their end
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs and buffers' new contents, of leaves and the random state."""
+        *leaves, state = given
+        if torch.compiler.is_compiling():
+            found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
+            return found
+        if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
+            late = self._steps is not None
+            call = Call(self, leaves, state, self.playing("step" if late else "call", leaves))
+            if self._steps is not None:
+                self._steps.append(call)
+            groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
+            kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
+            return with_nodes(call, groups, [state, *kept])
+        with torch.no_grad():
+            run = self.playing("evaluation", leaves).executor.begin(self.values(leaves), state)
+            run.play(len(run.executor.program.instructions))
+        return tuple(run.tensor(name) for name in self.returned)
+
+    @contextmanager
+    def whole_steps(self) -> Iterator[None]:
+        """Inside of it results of a call are there when the block ends, and not before."""
+        self._steps = []
+        try:
+            yield
+            for call in self._steps:
+                call.finish()
+        finally:
+            self._steps = None
+
+    def values(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a program begins with, of this rank's tensors of all leaves."""
+        found = {}
+        for name, leaf in zip(self.names, leaves, strict=True):
+            x = local(leaf).detach()
+            shape = self.loads.get(name)
+            found[name] = x if shape is None or x.shape == shape else x.view(shape)
+        return found
+
+    def playing(self, kind: str, leaves: Sequence[torch.Tensor]) -> Playing:
+        """The program for a "call", a whole "step" or "evaluation", on leaves of these dtypes."""
+        dtypes = tuple(leaves[i].dtype for i in self.parameters_at)
+        if (known := self._plays.get((kind, dtypes))) is not None:
+            return known
+        if kind == "call":
+            program = self.program
+        elif kind == "step":
+            program = optimized(self.naive, STEP_PASSES)
+        else:
+            program = free(forward_only(self.program))
+        program = _in_dtypes(program, self.planned, dtypes)
+        made = self._plays[kind, dtypes] = Playing.of(
+            StepExecutor(program, self.regions, self.groups), self.names
+        )
+        return made
+
+    def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of a leaf, of what this rank has of it."""
+        if not isinstance(leaf, DTensor):
+            return gradient if gradient.shape == leaf.shape else gradient.view(leaf.shape)
+        known = self._places.get(number)
+        if known is None or not known.suits(leaf):
+            known = self._places[number] = Placed(leaf)
+        shape = known.local_shape
+        return known.whole(gradient if gradient.shape == shape else gradient.view(shape))
+
+
+@dataclass(frozen=True)
+class Playing:
+    """A program and where its backward part begins.
+
+    `seed` is that place and `seeds` what is taken there, as in `Seed`. `groups` are gradients that
+    become final together: (leaf, its gradient), and the place from which on they are; `numbers` has
+    the numbers of those leaves. `read_later` are given or returned values that the backward part
+    reads.
+    """
+
+    executor: StepExecutor
+    seed: int
+    seeds: tuple[tuple[int, str], ...]
+    groups: tuple[tuple[tuple[tuple[str, str], ...], int], ...]
+    numbers: tuple[tuple[int, ...], ...]
+    read_later: frozenset[str]
+
+    @staticmethod
+    def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
+        """What is known of an executor's program; leaves are numbered as in `names`."""
+        program = executor.program
+        instructions = program.instructions
+        seed = next(
+            (i for i, one in enumerate(instructions) if isinstance(one, Seed)), len(instructions)
+        )
+        there = {*program.given, *(n for one in instructions[:seed] for n in writes(one))}
+        later = {name for one in instructions[seed + 1 :] for name in reads(one)}
+        later &= {*program.leaves, *(v for _, _, v in program.inputs), *program.outputs}
+        begin = instructions[seed] if seed < len(instructions) else None
+        seeds = begin.gradients if isinstance(begin, Seed) else ()
+        groups, number = tuple(_groups(program)), {name: i for i, name in enumerate(names)}
+        numbers = tuple(tuple(number[leaf] for leaf, _ in group) for group, _ in groups)
+        return Playing(executor, seed, seeds, groups, numbers, frozenset(later & there))
+
+
+def _groups(program: StepProgram) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
+    """Gradients that are final behind the same backward pass or wait."""
+    last = {name: at for at, one in enumerate(program.instructions) for name in writes(one)}
+    by_end: dict[int, list[tuple[str, str]]] = {}
+    ends: dict[int, int] = {}
+    event = 0
+    events = []
+    for at, one in enumerate(program.instructions):
+        if isinstance(one, Backward | Wait):
+            event = at
+        events.append(event)
+    for leaf, gradient in program.gradients:
+        at = last[gradient]
+        by_end.setdefault(events[at], []).append((leaf, gradient))
+        ends[events[at]] = max(ends.get(events[at], 0), at + 1)
+    for event in sorted(by_end):
+        yield tuple(by_end[event]), ends[event]
+
+
+@final
+class Call:
+    """One call of a module, from its forward part until its gradients are handed over."""
+
+    def __init__(
+        self,
+        how: WholeBatch,
+        leaves: Sequence[torch.Tensor],
+        state: torch.Tensor,
+        playing: Playing,
+    ) -> None:
+        self.how, self.playing = how, playing
+        self.parameters = {i: leaves[i] for i in how.parameters_at}
+        with torch.no_grad():
+            values = how.values(leaves)
+            self._run: Run | None = playing.executor.begin(values, state)
+            self._run.play(playing.seed)
+            self._late: list[tuple[str, torch.Tensor]] = []  # outputs that are not there yet
+            self._results = [self._result(name) for name in how.returned]
+        self._given = _Unchanged([values[name] for name in how.parameters_named])
+        self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
+        self._stash: dict[int, torch.Tensor | None] | None = None
+        self._backward: Run | None = None
+
+    def _result(self, name: str) -> torch.Tensor:
+        assert self._run is not None, "its forward part was played"
+        found = self._run.values.get(name)
+        if found is None:
+            shape, dtype = self.how.forms[name]
+            found = torch.zeros(shape, dtype=dtype, device=self.how.regions.variant.device)
+            self._late.append((name, found.detach()))
+            return found
+        return found.detach()  # an object of its own: autograd makes it the result of a node
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """Outputs and updates; once."""
+        found, self._results = tuple(self._results), []
+        return found
+
+    def constants(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Results without a gradient."""
+        trained = {number for number, _ in self.playing.seeds}
+        return [x for i, x in enumerate(results) if i not in trained]
+
+    def begin(self, gradients: Gradients, kept: Sequence[torch.Tensor]) -> None:
+        """Play the forward part again, if it is not there any more, and take the gradients."""
+        if torch.is_grad_enabled():
+            self._stash = self._differentiated(gradients, kept)
+            return
+        run, self._run, self._stash = self._run, None, None
+        if run is None:
+            run = self._again(kept)
+        else:
+            self._read.check()
+        for number, seed in self.playing.seeds:
+            run.values[seed] = gradients[number]
+            run.partial |= gradients[number] is None
+        self._backward = run
+
+    def gradients(self, group: int) -> Gradients:
+        """Play on until a group's gradients are final."""
+        if self._stash is not None:
+            return [self._stash[i] for i in self.playing.numbers[group]]
+        run = self._backward
+        assert run is not None, "its results have a node before"
+        found, end = self.playing.groups[group]
+        last = group + 1 == len(self.playing.groups)
+        run.play(len(run.executor.program.instructions) if last else end)
+        if last and not self._late:
+            self._backward = None
+        return [
+            None if (tile := run.values.pop(value, None)) is None else self._whole(i, tile)
+            for i, (_, value) in zip(self.playing.numbers[group], found, strict=True)
+        ]
+
+    def finish(self) -> None:
+        """What is late comes to the place where it was promised."""
+        run, self._backward = self._backward, None
+        if run is None:
+            return
+        with torch.no_grad():
+            run.play(len(run.executor.program.instructions))
+            for name, place in self._late:
+                place.copy_(run.tensor(name))
+
+    def _whole(self, number: int, tile: torch.Tensor) -> torch.Tensor | None:
+        leaf = self.parameters.get(number)
+        if leaf is None:
+            return tile
+        return self.how.whole(number, leaf, tile) if leaf.requires_grad else None
+
+    def _leaves(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All leaves, of parameters and of what autograd kept."""
+        others = iter(kept)
+        found = [
+            self.parameters[i] if i in self.parameters else next(others)
+            for i in range(len(self.how.names))
+        ]
+        self._given.check()
+        return found
+
+    def _again(self, kept: Sequence[torch.Tensor]) -> Run:
+        """The forward part played once more."""
+        state, *others = kept
+        with torch.no_grad():
+            values = self.how.values(self._leaves(others))
+        run = self.playing.executor.begin(values, state)
+        run.play(self.playing.seed)
+        return run
+
+    def _differentiated(
+        self, gradients: Gradients, kept: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor | None]:
+        """The gradients of all leaves, which autograd can differentiate."""
+        state, *others = kept
+        leaves, trained = self._leaves(others), self.how.trained
+        results = self.how.plain(*map(local, leaves), state)
+        ends = [
+            (x, gradient)
+            for x, gradient in zip(results, gradients, strict=True)
+            if gradient is not None and x.requires_grad
+        ]
+        wanted = [i for i in trained if leaves[i].requires_grad]
+        found: dict[int, torch.Tensor | None] = dict.fromkeys(trained)
+        if ends and wanted:
+            slopes = torch.autograd.grad(
+                [x for x, _ in ends],
+                [leaves[i] for i in wanted],
+                [gradient for _, gradient in ends],
+                create_graph=True,
+                allow_unused=True,
+            )
+            found.update(zip(wanted, slopes, strict=True))
+        return found
+
+
+class _Unchanged:
+    """Tensors that a backward pass will read again, as they are now."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [x for x in tensors if not x.is_inference()]
+        self._versions = [x._version for x in self._tensors]
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if one was written to."""
+        if [x._version for x in self._tensors] != self._versions:
+            raise RuntimeError(
+                "a parameter, an input or a result of the module was modified by an in-place"
+                " operation between its forward and its backward pass, which reads it again; run"
+                " backward first, or change a copy"
+            )
+
+
+def _in_dtypes(program: StepProgram, planned: Dtypes, given: Dtypes) -> StepProgram:
+    """`program` for parameters that were cast to other dtypes than they were planned in."""
+    others = {
+        str(a).removeprefix("torch."): str(b).removeprefix("torch.")
+        for a, b in zip(planned, given, strict=True)
+        if a is not b
+    }
+    if not others:
+        return program
+
+    def cast(one: StepInstruction) -> StepInstruction:
+        if isinstance(one, Transfer):
+            return replace(one, parts=tuple(recast(part) for part in one.parts))
+        if isinstance(one, Relayout):
+            return replace(one, dtype=others.get(one.dtype, one.dtype))
+        return one
+
+    def recast(part: Part) -> Part:
+        return replace(part, dtype=others.get(part.dtype, part.dtype))
+
+    return replace(program, instructions=tuple(map(cast, program.instructions)))
