@@ -10,10 +10,10 @@ from shardwright.plan_io.files import load_plan
 
 
 def plan_for(path: str | os.PathLike[str], devices: int) -> Plan:
-    """The plan in the file `path`, or that for `devices` in the folder.
+    """The plan in the file `path`, or the one for `devices` in the folder `path`.
 
-    So a torchrun whose hosts come and go (`--nnodes 1:4`) finds a plan whenever it starts
-    ranks. Raises `PlanError` where the folder has none for so many, or several.
+    With a folder, an elastic torchrun (`--nnodes 1:4`) finds a plan for each number of hosts.
+    Raises `PlanError` where the folder has no plan for `devices`, or several.
     """
     if not Path(path).is_dir():
         return load_plan(path)

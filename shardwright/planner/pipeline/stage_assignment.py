@@ -125,7 +125,7 @@ class Pipelines:
         return _IntervalSearch(intervals, self.rounds, slowest, every[at], stage_bytes, kind)
 
     def even(self, assignment: Assignment) -> Staged | None:
-        """A pipeline of stages of about equal time under one `assignment`; None if there is none."""
+        """A pipeline of stages of about equal time under `assignment`; None if there is none."""
         if len(self.positions) <= self.stages:
             return None
         running = self.offer.running_of(np.array([assignment], np.int64))
