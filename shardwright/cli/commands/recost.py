@@ -34,11 +34,11 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Check PLAN, edited by hand, and cost it again, also on another machine.
+    """Check and price PLAN, which was edited by hand, also for another machine.
 
-    What the file decides is read: mesh, tilings, layouts of parameters and
-    whether they are regathered, recomputed segments, micro-batches. All else in
-    it (layouts of values, seconds, bytes, collectives) is made anew.
+    The decisions in the file are read: mesh, tilings, layouts of parameters and
+    whether they are regathered, recomputed segments, micro-batches. All other
+    fields (layouts of values, seconds, bytes, collectives) are computed again.
     """
     known = planning.machine_of(machine)
     captured, before = planning.planned(given)
