@@ -127,7 +127,7 @@ def _measured(file: str) -> MeasuredRun:
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{file} is no output of `run --json` ({e!r}); run it again") from e
+        raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
 
 
 def _positive(seconds: object) -> float:

@@ -132,7 +132,7 @@ def test_files_beside_a_report(mistake, plan_file, tmp_path):
     for measured in ("NaN", "-1", "0", '"1"'):
         file.write_text(f'{{"predicted_step_seconds": 1, "measured_step_seconds": {measured}}}')
         line = mistake("report", plan_file, "-o", page, "--measured", file)
-        assert "is no output of `run --json`" in line
+        assert "is not an output of `run --json`" in line
 
 
 @pytest.mark.parametrize(

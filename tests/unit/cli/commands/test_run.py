@@ -140,7 +140,7 @@ def test_another_number_of_devices_is_a_mistake(api, target, plan_file, launched
 
 
 def test_without_plan_and_devices_there_is_nothing_to_plan_for(api, target, launched, mistake):
-    assert "--devices says how many ranks" in mistake("run", target, "--machine", "2xcpu")
+    assert "give --devices, the number of ranks" in mistake("run", target, "--machine", "2xcpu")
 
 
 def test_a_machine_with_fewer_devices_is_a_mistake(api, target, launched, mistake):
