@@ -18,7 +18,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.kcut_plan import kcut_frontier
+from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -50,8 +50,8 @@ def search(
 ) -> SearchedFrontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
-    The method "kcut" gives one plan instead, SoyBean's (`kcut.py`): the devices are cut by one
-    prime factor after the other, or along the axes of the one mesh in `options`, so that the fewest
+    The method "kcut" gives one plan instead, SoyBean's (`kcut/cutter.py`): the devices are cut by
+    one prime factor after the other, or along the axes of the one mesh in `options`, so that the fewest
     bytes are communicated. `shardwright.search` describes the method "joint".
 
     Args:

@@ -11,8 +11,8 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.diff import difference
-from shardwright.report.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.difference import difference
 
 
 @click.command("diff")

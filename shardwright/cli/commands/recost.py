@@ -15,8 +15,8 @@ from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.diff import difference
-from shardwright.report.diff_text import diff_text
+from shardwright.report.diff.diff_text import diff_text
+from shardwright.report.diff.difference import difference
 from shardwright.report.summary import summary
 
 

@@ -11,7 +11,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.op_memory import OpTracer
 from shardwright.machine.model import Machine
-from shardwright.planner.kcut import Cuts, Cutter
+from shardwright.planner.kcut.cutter import Cuts, Cutter
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
