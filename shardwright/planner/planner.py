@@ -51,8 +51,8 @@ def search(
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
     The method "kcut" gives one plan instead, SoyBean's (`kcut/cutter.py`): the devices are cut by
-    one prime factor after the other, or along the axes of the one mesh in `options`, so that the fewest
-    bytes are communicated. `shardwright.search` describes the method "joint".
+    one prime factor after the other, or along the axes of the one mesh in `options`, so that the
+    fewest bytes are communicated. `shardwright.search` describes the method "joint".
 
     Args:
         graph: the captured training step.

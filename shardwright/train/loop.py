@@ -22,7 +22,7 @@ from torch import nn
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable, Trainable
-from shardwright.train.consensus import Consensus
+from shardwright.train.coordination.consensus import Consensus
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
 from shardwright.train.data.shapes import fitted

@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.plan_io.files import plan_for
 from shardwright.runtime.async_pipeline.prediction import PredictionError
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
@@ -40,7 +41,9 @@ from shardwright.train.checkpoint.export import (
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable
-from shardwright.train.consensus import Consensus, check_same_setup
+from shardwright.train.coordination.consensus import Consensus, check_same_setup
+from shardwright.train.coordination.rendezvous import join, launcher_store
+from shardwright.train.coordination.watchdog import Watchdog, timeout_of
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -53,14 +56,11 @@ from shardwright.train.loop import (
     start,
     train,
 )
-from shardwright.train.plans import plan_for
-from shardwright.train.rendezvous import join, launcher_store
 from shardwright.train.routing import measured_routing
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.targets.target import TargetError, build_model, load_job
 from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
-from shardwright.train.watchdog import Watchdog, timeout_of
 
 Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (

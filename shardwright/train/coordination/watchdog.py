@@ -31,7 +31,7 @@ STALLED = 75  # exit status: "try again" in sysexits.h
 _STARTING = -1  # the number of steps of a rank that does not train yet
 _ANSWERS = 20.0  # the longest wait for the other ranks' answers, seconds
 _CONNECTING = 10.0  # the longest wait for the store, seconds
-_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 _WAITS = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
     "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
