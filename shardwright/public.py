@@ -19,7 +19,7 @@ from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
-from shardwright.report.frontier_svg import frontier_html
+from shardwright.report.frontier.frontier_svg import frontier_html
 from shardwright.report.text.explain import explain
 
 

@@ -25,7 +25,7 @@ import shardwright as sw
 from benchmarks import record
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.layout import Mesh
-from shardwright.planner.kcut import Cuts, Cutter, Legal
+from shardwright.planner.kcut.cutter import Cuts, Cutter, Legal
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. torch is imported only by what needs it."""
+"""The command line: parse, call one function, print. Only commands that need torch import it."""
 
 from __future__ import annotations
 

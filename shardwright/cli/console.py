@@ -16,8 +16,8 @@ from rich.text import Text
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
-from shardwright.report.chart import Mark, chart
-from shardwright.report.table import frontier_table, frontier_text, notes, plain_text
+from shardwright.report.frontier.chart import Mark, chart
+from shardwright.report.frontier.table import frontier_table, frontier_text, notes, plain_text
 from shardwright.report.text.explain import explain
 from shardwright.report.tree import AXIS_STYLES, plan_tree
 

@@ -40,7 +40,7 @@ class OneLineErrors(click.Group):
 
 
 def _is_ours(error: ValueError) -> bool:
-    """Whether it is an error class of this package that invalid input raises."""
+    """Whether the error class is one of this package for invalid input."""
     return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

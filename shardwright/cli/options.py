@@ -176,7 +176,7 @@ seconds = click.option(
     type=click.FloatRange(min=0),
     callback=_number,
     default=math.inf,
-    help="Search about so long at most, and take the best so far.",
+    help="Time limit of the search, in seconds; the best plans so far are used.",
 )
 time_operators = click.option(
     "--time-operators",
@@ -185,8 +185,8 @@ time_operators = click.option(
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --machine here: time operators that dominate and are not remembered yet; 0: go"
-    " without timings.",
+    help="With --machine here: time dominating operators without a cached timing; 0"
+    " uses no timings.",
 )
 set_machine = click.option(
     "--set-machine",
@@ -194,10 +194,13 @@ set_machine = click.option(
     multiple=True,
     callback=_figures,
     metavar="NAME=VALUE,…",
-    help="Other figures of the machine, named as in its file, as memory=72GiB,overlap=0.6.",
+    help="Changed figures of the machine, named as in its file: memory=72GiB,overlap=0.6.",
 )
 device_counts = click.option(
-    "--devices", callback=_counts, metavar="N,N,…", help="Device counts to compare, as 1,2,4,8."
+    "--devices",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Device counts to compare, such as 1,2,4,8.",
 )
 micro_batches = click.option(
     "--micro-batches",

@@ -22,27 +22,26 @@ _OPTIONS = (
     click.option(
         "--checkpoint",
         type=OutputFolder(),
-        help="Folder to go on from if it holds a checkpoint, and to save to.",
+        help="Folder of checkpoints: the run resumes from its latest one and saves to it.",
     ),
     click.option(
         "--every",
         type=click.IntRange(min=1),
         default=100,
         show_default=True,
-        help="Steps between.",
+        help="Steps between checkpoints.",
     ),
     click.option(
         "--keep",
         type=click.IntRange(min=1),
         default=3,
         show_default=True,
-        help="How many checkpoints stay.",
+        help="Number of checkpoints to keep.",
     ),
     click.option(
         "--wait-for-saves",
         is_flag=True,
-        help="Steps wait until a checkpoint is written, which needs no copy of the run on the"
-        " host.",
+        help="Let steps wait until a checkpoint is written, which needs no copy in host memory.",
     ),
     click.option(
         "--max-restarts",
@@ -55,20 +54,19 @@ _OPTIONS = (
         "--stall-timeout",
         type=click.FloatRange(min=0, min_open=True),
         callback=options.finite,
-        help="Seconds without a step after which the rank that holds it up is named and all end;"
-        " 600.",
+        help="Seconds without a step after which the ranks that hang are named and all end; 600.",
     ),
     click.option(
         "--start-timeout",
         type=click.FloatRange(min=0, min_open=True),
         callback=options.finite,
         help="Seconds for one part of a start (joining, building, reading a checkpoint), after"
-        " which the rank that holds it up is named and all end; 1800.",
+        " which the ranks that hang are named and all end; 1800.",
     ),
     click.option(
         "--weights",
         type=click.Path(exists=True),
-        help="Start from these: a .safetensors file, or a Hugging Face folder.",
+        help="Initial weights: a .safetensors file, or a Hugging Face folder.",
     ),
     click.option("--compile", "compiled", is_flag=True, help="Run steps through torch.compile."),
     options.tune_host,
@@ -78,14 +76,16 @@ _OPTIONS = (
     click.option(
         "--trace",
         type=OutputFile(),
-        help="File for the simulated step and the third one of the run, measured, side by side.",
+        help="File for the simulated step beside the measured third step of the run.",
     ),
     click.option(
         "--export",
         type=OutputFileOrFolder(".safetensors", make_folder=True),
-        help="Write the weights at the end: to a .safetensors file, or a Hugging Face folder.",
+        help="Where to write the final weights: a .safetensors file, or a Hugging Face folder.",
     ),
-    click.option("--verify/--no-verify", default=True, help="Compare with one device afterwards."),
+    click.option(
+        "--verify/--no-verify", default=True, help="Compare with one device after training."
+    ),
 )
 _LAUNCH = (  # passed on under the same names
     *("steps", "max_restarts", "stall_timeout", "start_timeout", "weights", "export", "compiled"),

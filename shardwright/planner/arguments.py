@@ -17,11 +17,11 @@ from shardwright.machine.model import Machine
 from shardwright.planner.permitted import meshes_by_groups, requested_stages
 from shardwright.rules.micro_batches import check_micro_batch_count
 
-_MOST_STAGES = 64  # that are tried when nobody says how many
+_MOST_STAGES = 64  # the most that are tried where the user gives no number
 
 
 class GraphError(ValueError):
-    """What is to be searched is no graph."""
+    """The object to search is not a `Graph`."""
 
 
 def require_graph(given: object) -> None:
@@ -34,9 +34,12 @@ def require_graph(given: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchScope:
-    """Numbers of stages to search, and the meshes of plans without stages.
+    """The numbers of stages and the meshes that a search covers.
 
-    With `every` all numbers of stages are tried.
+    Attributes:
+        groups: the numbers of device groups, one pipeline stage or more on each; 1 is no pipeline.
+        meshes: the meshes of plans without stages.
+        every: whether each number in `groups` is searched; if not, the search climbs among them.
     """
 
     groups: tuple[int, ...]
@@ -45,10 +48,17 @@ class SearchScope:
 
 
 def search_scope(machine: Machine, options: PlanOptions, batch: int | None = None) -> SearchScope:
-    """What `options` ask for on `machine`; the batch has so many samples where that is known.
+    """The numbers of stages and meshes that `options` request on `machine`.
 
-    Raises `ConstraintError`, `PipelineError` or `MicroBatchError` for what its devices and the
-    batch cannot be.
+    Args:
+        machine: its number of devices limits both.
+        options: the options of the search.
+        batch: samples in the batch; None where it is not known yet.
+
+    Raises:
+        ConstraintError: no mesh of these devices keeps the constraints.
+        PipelineError: the devices cannot be split into a requested number of stages.
+        MicroBatchError: a requested number of micro-batches is larger than the batch.
     """
     if batch is not None and options.counts is not None:
         for count in options.counts if min(options.counts) > batch else ():
@@ -56,13 +66,13 @@ def search_scope(machine: Machine, options: PlanOptions, batch: int | None = Non
     wanted, stages = options.constraints, options.stages
     groups = _stages_of(machine, requested_stages(wanted, stages))
     meshes = meshes_by_groups(machine.devices, groups, wanted, options.meshes)
-    if options.allow_async and stages == (1,):  # to allow them and to try none would be odd
+    if options.allow_async and stages == (1,):  # asynchronous plans need stages, so try some
         return SearchScope(_stages_of(machine, None), meshes, every=False)
     return SearchScope(groups, meshes, every=stages is not None)
 
 
 def _stages_of(machine: Machine, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The numbers of stages to search; raises `PipelineError` for those that devices cannot be."""
+    """The numbers of stages to search; raises `PipelineError` for no divisor of the devices."""
     devices = machine.devices
     if wanted is None:
         powers = (2**i for i in range(_MOST_STAGES.bit_length()))

@@ -1,12 +1,12 @@
 """Baseline plans as tilings: data parallel, fully sharded, Megatron-style.
 
-They are costed by the same model, shown beside the frontier, and part of it:
+They are priced by the same model, shown beside the frontier, and part of it:
 the chosen plan is never worse than the best of them.
 
-Sources: ZeRO (arXiv 1910.02054) and FSDP shard what is stored and gather it for
-use. Stage 3, and FSDP as it comes, gather once more in the backward pass; stage
-2 keeps the gathered weights. (Stage 1 would be stage 2 with more memory: within
-one step only where gradients lie tells them apart.) Megatron-LM (arXiv
+Sources: ZeRO (arXiv 1910.02054) and FSDP shard parameters and gather them for
+use. ZeRO-3, and FSDP by default, gather them again in the backward pass; ZeRO-2
+keeps the gathered weights. (ZeRO-1 would be ZeRO-2 with more memory: within one
+step they differ only in the layout of gradients.) Megatron-LM (arXiv
 1909.08053) splits attention heads and the inner dimension of the MLP, so that
 column- and row-parallel layers alternate.
 """
@@ -43,7 +43,7 @@ _RECIPES: tuple[tuple[str, tuple[AxisRole, ...], Stored], ...] = (
 
 
 def baselines(space: Space) -> Iterator[tuple[str, Assignment]]:
-    """Names and assignments, of the space's `problem`, that this mesh has a place for."""
+    """Names and assignments of the space's `problem`, for all recipes that fit its mesh."""
     builder, axes = _BaselineBuilder(space), len(space.model.mesh.axes)
     if space.model.mesh.size == 1:
         everywhere: tuple[AxisRole, ...] = tuple("data" for _ in range(axes))
@@ -75,10 +75,10 @@ def sequence_atoms(space: Space) -> frozenset[int]:
 
 
 def inner_atoms(space: Space) -> frozenset[int]:
-    """Atoms that Megatron splits: of a weight's dimension, the first that every operator can split.
+    """Atoms that Megatron splits: for each weight the first one that every operator can split.
 
-    The residual stream (the atom that most weights have) and the batch stay
-    whole. One atom is chosen for each weight that has none yet.
+    The residual stream (the atom that most weights have) and the batch are not
+    split. One atom is chosen for each weight that has no chosen atom yet.
     """
     analysis, mesh = space.model.analysis, space.model.mesh
     parts = mesh.shape[-1]
@@ -110,7 +110,7 @@ def inner_atoms(space: Space) -> frozenset[int]:
 
 @final
 class _BaselineBuilder:
-    """What roles of axes mean for the operators and parameters of one space."""
+    """Turns roles of axes into choices of the operators and parameters of one space."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -119,7 +119,7 @@ class _BaselineBuilder:
         self._splits: dict[AxisRole, tuple[frozenset[int], ...]] = {
             "data": (batch_atoms(space),),
             "tensor": (self.inner,),
-            # What is not split inside is along the sequence.
+            # Operators without an inner atom are split along the sequence.
             "sequence": (self.inner, self.sequence),
         }
         self._numbers: dict[AxisRole, list[int]] = {}
@@ -127,7 +127,7 @@ class _BaselineBuilder:
         self._stored: dict[object, int] = {}
 
     def write(self, roles: tuple[AxisRole, ...], stored: Stored) -> Assignment:
-        """The assignment in which every axis has its role."""
+        """The assignment that gives every axis its role."""
         model = self.space.model
         wanted = [self._choices(role) for role in roles]
         options = {
@@ -141,7 +141,7 @@ class _BaselineBuilder:
         return self.space.assignment(options, storage)
 
     def _choices(self, role: AxisRole) -> list[int]:
-        """The choice of every operator along an axis, by its number in `Rule.choices()`."""
+        """The choice of every operator along an axis, as indices into `Rule.choices()`."""
         if role not in self._numbers:
             model, preferred = self.space.model, self._splits[role]
             rules = (model.analysis.rules[op.name] for op in model.graph.ops)
@@ -149,7 +149,7 @@ class _BaselineBuilder:
         return self._numbers[role]
 
     def _option(self, options: Options, wanted: tuple[int, ...]) -> int:
-        """The number of `wanted`, or with innermost splits given up until it is feasible."""
+        """The index of `wanted`, without its innermost splits as far as they are infeasible."""
         key = id(options), wanted
         if key not in self._feasible:
             self._feasible[key] = _largest_feasible(options, wanted)
@@ -181,7 +181,7 @@ def _largest_feasible(options: Options, wanted: tuple[int, ...]) -> int:
 
 
 def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> int:
-    """The number of the first split along one of the atoms that are preferred most; else 0."""
+    """The index of the first split along the most preferred atoms; 0 if there is none."""
     splits = [factor for factor in rule.factors if factor.kind is FactorKind.PARALLEL]
     for atoms in preferred:
         for number, factor in enumerate(splits, 1):  # choices begin with none, then come splits
@@ -191,7 +191,7 @@ def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> int:
 
 
 def _shard(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard | None:
-    """The first place of a tensor at which one of the atoms that are `wanted` stands."""
+    """A shard of the first atom of a tensor that is one of `wanted`; None if there is none."""
     for d, ids in enumerate(dims):
         for a, atom in enumerate(ids):
             if atom in wanted:
@@ -200,10 +200,10 @@ def _shard(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard |
 
 
 def _sharded(atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], mesh: Mesh) -> Layout:
-    """Stored as it is computed with along all but the data axes, if that is natural.
+    """The stored layout along all but the data axes: that of the computation, if it is natural.
 
-    Else, as a fused projection that is split by heads, sharded along its largest other dimension
-    and exchanged; a vector, or what cannot be sharded so, is whole.
+    If it is not (a fused projection split by heads), the parameter is sharded along its largest
+    other dimension and redistributed. Vectors and other parameters are replicated.
     """
     sizes = shape_of(atoms)
     others = sorted(range(len(sizes)), key=lambda d: (-sizes[d], d))
@@ -216,7 +216,7 @@ def _sharded(atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], me
 
 
 def _also_sharded(atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...]) -> Layout:
-    """`layout` with the data axes sharding the biggest atom that can be."""
+    """`layout`, sharded along the data axes by the largest atom that allows it."""
     order = sorted(
         ((size, d, a) for d, sizes in enumerate(atoms) for a, size in enumerate(sizes)),
         key=lambda atom: (-atom[0], atom[1], atom[2]),

@@ -1,8 +1,8 @@
 """Pauses Python's cyclic garbage collector while planning.
 
-A search makes many objects and no cycles. Beside a captured model every pass of the collector looks
-at millions of objects of torch: all passes together take a tenth of a search, half of the walks
-that settle memory, and a fifth of a command that plans a large model.
+A search makes many objects and no reference cycles. With a captured model in memory, every pass of
+the collector scans millions of objects of torch. The passes take a tenth of the time of a search,
+half of a memory simulation, and a fifth of a command that plans a large model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No pass of the collector until the end; it is left as it was found."""
+    """Disable the collector; at the end, enable it again if it was enabled before."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -28,7 +28,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def paused_to_the_end() -> Iterator[None]:
-    """As `paused`, and no pass when the process ends either: all is given back then anyway."""
+    """Like `paused`, and skip the pass when the process ends, which frees all memory anyway."""
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     with paused():
@@ -36,7 +36,7 @@ def paused_to_the_end() -> Iterator[None]:
 
 
 def _grow_old() -> None:
-    """Count all objects as old ones: else the first thing that is made next starts a pass."""
-    if not gc.get_freeze_count():  # what somebody else froze stays so
+    """Move all objects to the oldest generation: else the next allocation starts a pass."""
+    if not gc.get_freeze_count():  # keep the objects frozen that other code has frozen
         gc.freeze()
         gc.unfreeze()

@@ -11,16 +11,16 @@ STATE = "weights, gradients and optimizer state"
 
 
 def limit_on(machine: Machine, memory_limit: int | str | None) -> int | None:
-    """Bytes of the limit, of a device of `machine` where none is given; None is no limit."""
+    """The memory limit in bytes, by default that of a device of `machine`; None is no limit."""
     if memory_limit is None:
         return machine.device.usable_bytes
     return None if isinstance(memory_limit, str) else memory_limit
 
 
 def check_limit(machine: Machine, memory_limit: int | str | None, needed: int, what: str) -> None:
-    """Raise `InfeasibleError` where `needed` bytes, of `what`, do not fit on all devices together.
+    """Raise `InfeasibleError` where the devices together cannot hold `needed` bytes of `what`.
 
-    The memory limit is that of `Frontier.fastest`. Some rank holds its even share, or more.
+    At least one rank holds an even share or more. `memory_limit` is as in `Frontier.fastest`.
     """
     limit = limit_on(machine, memory_limit)
     least = -(-needed // machine.devices)

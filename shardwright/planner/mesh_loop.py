@@ -1,7 +1,6 @@
 """The main loop of a search: one mesh and number of micro-batches after the other.
 
-Each gives points that may become plans, a bound on what there can be, and the
-well-known plans.
+Each iteration gives points that may become plans, a lower bound, and baselines.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
-RESOLUTION = 1e-3  # plans that differ by less in time and in memory tell users nothing
+RESOLUTION = 1e-3  # plans that differ by less in time and in memory count as one
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
-_GAIN = 1e-2  # less than this in time or memory is not worth trying more pipelines
-_WEIGHTS_PER_PIPE = 24  # as stages choose from a dozen points
+_GAIN = 1e-2  # a smaller gain in time or memory does not justify more pipelines
+_WEIGHTS_PER_PIPE = 24  # stages choose from a dozen points
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
 _OTHER_TRAINING = (
@@ -54,7 +53,7 @@ _NARROWED = "recomputation was not searched: with it this graph is too wide on t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A point on one mesh, with what it needs to become a plan."""
+    """A point on one mesh, with the data from which its plan is built."""
 
     point: Point
     peak: Bytes
@@ -63,7 +62,7 @@ class Candidate:
     notes: tuple[str, ...]
     broken: tuple[Constraint, ...] = ()
     staged: Staged | None = None
-    memory: Callable[[], Memory] | None = None  # of what is staged
+    memory: Callable[[], Memory] | None = None  # of pipelines
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
@@ -71,17 +70,17 @@ class Candidate:
 
     @property
     def least(self) -> int:
-        """Bytes that it cannot do without: state and batch, or all it needs in a pipeline."""
+        """A lower bound of its bytes: state and batch, or the whole peak of a pipeline."""
         return self.peak if self.staged else self.writer.lasting_bytes(self.point.choice)
 
     def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
-        """The plan; nothing within its memory is faster than `bound` seconds."""
+        """The plan, with `bound` seconds as lower bound of all plans within its memory."""
         staged, notes = self.staged is not None, (*self.notes, *notes)
         found = self.writer.plan(self.point, self.peak, bound, self.name, notes, staged=staged)
         if self.staged is None:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
-        seconds = Seconds(self.point.time)  # the pipeline's own, in which nothing is hidden
+        seconds = Seconds(self.point.time)  # of the pipeline, without overlap
         return replace(
             found,
             step_seconds=seconds,
@@ -99,18 +98,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """What is known of one group of devices of a pipeline, and offered to its stages."""
+    """The search result of one device group of a pipeline, from which its stages choose."""
 
     offer: Offer
-    alone: Callable[[float], float]  # seconds of all stages on it, at least, within any memory
+    alone: Callable[[float], float]  # lower bound of the seconds of all stages on it, by memory
     notes: tuple[str, ...]
     most_updates: float  # seconds
 
 
 class Gain(NamedTuple):
-    """What pipelines gave: how many plans that are new, and seconds of the fastest.
+    """The result of a search for pipelines: the number of new plans, and the fastest's seconds.
 
-    A plan that does not fit into the devices counts as so many times slower as it is too large.
+    The seconds of a plan that exceeds the devices' memory are multiplied by the excess ratio.
     """
 
     new: int
@@ -122,9 +121,9 @@ NOTHING = Gain(0, math.inf)
 
 @dataclass
 class MeshLoop:
-    """What the rounds so far have found.
+    """The results of a search so far, and the methods that extend them.
 
-    `refused` says why meshes were left out, `notes` are on all plans.
+    `refused` has the reasons why meshes were skipped; all plans carry `notes`.
     """
 
     factory: SpaceFactory
@@ -134,30 +133,39 @@ class MeshLoop:
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, of one group
-    # Seconds within any memory, less the bytes that are needed beside what adds up.
+    fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
+    # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
 
     @property
     def best(self) -> Seconds | None:
-        """Of the fastest plan so far."""
+        """Seconds of the fastest plan so far; None before the first plan."""
         return min((Seconds(c.point.time) for c in self.found), default=None)
 
     @property
     def permitted(self) -> list[Candidate]:
-        """The well-known plans that break no constraint."""
+        """The baselines that break no constraint."""
         return [c for c in self.known if not c.broken]
 
     def knows(self, name: str) -> bool:
-        """Whether a well-known plan of this name is there."""
+        """Whether there is a baseline of this name."""
         return any(c.name == name for c in self.known)
 
     def run(self, mesh: Mesh, count: int, seconds: float, *, compare: bool) -> bool:
-        """Search one mesh with `count` micro-batches; whether that gave anything new.
+        """Search one mesh with `count` micro-batches.
 
-        With `compare` the well-known plans are added. Raises `ConstraintError`
-        where constraints leave something no choice.
+        Args:
+            mesh: the mesh of all devices.
+            count: the number of micro-batches.
+            seconds: the time limit.
+            compare: whether to add the baselines.
+
+        Returns:
+            Whether a plan was found that no known plan beats.
+
+        Raises:
+            ConstraintError: the constraints leave an operator or parameter no choice.
         """
         writer = self.writer(self.factory, mesh, count)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
@@ -188,11 +196,22 @@ class MeshLoop:
         schedule: str = "",
         each: int = 1,
     ) -> Gain:
-        """Search pipelines of `groups`, each on `mesh`; what that gave.
+        """Search pipelines of `groups` device groups, each on `mesh`.
 
-        Every group has `each` stages. Without a `schedule` they have that which takes least for
-        one. What is known of one group alone bounds them all: together the stages do what it would
-        do in their sum of time and memory.
+        The frontier of one group alone bounds all of them: together the stages do the work of one
+        group, in the sum of their times and within the sum of their memory.
+
+        Args:
+            mesh: the mesh of one group.
+            groups: the number of groups.
+            count: the number of micro-batches.
+            seconds: the time limit.
+            compare: whether to add the even pipeline as a baseline.
+            schedule: its name; by default 1F1B, or GPipe where 1F1B cannot run.
+            each: stages on each group.
+
+        Returns:
+            The number of new plans and the seconds of the fastest.
         """
         group = self._group(mesh, count, seconds)
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
@@ -225,14 +244,14 @@ class MeshLoop:
             for one in pipelines.staged()
         ]
         self.found += new
-        if new:  # other schedules may be tried on it
+        if new:  # other schedules will use it
             self._groups[mesh, count] = group
         most = self.machine.device.memory_bytes
         seconds = min((c.point.time * max(1.0, c.peak / most) for c in new), default=math.inf)
         return Gain(sum(_is_new(c.cost, costs, _GAIN) for c in new), seconds)
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
-        """Add the even pipeline of `groups` on `mesh`, each doing what data parallelism does."""
+        """Add the even pipeline of `groups`, each data parallel on `mesh`, as a baseline."""
         self._add_even(Offer(self.writer(self.factory, mesh, count, staged=True), ()), groups)
 
     def _add_even(self, offer: Offer, groups: int) -> None:
@@ -251,7 +270,7 @@ class MeshLoop:
             )
 
     def _group(self, mesh: Mesh, count: int, seconds: float) -> _Group:
-        """What is searched of one group of a pipeline."""
+        """The search result of one group of a pipeline."""
         if (mesh, count) in self._groups:
             return self._groups[mesh, count]
         writer = self.writer(self.factory, mesh, count, staged=True)
@@ -263,7 +282,7 @@ class MeshLoop:
     def _on_steps(
         self, bound: Callable[[float], float], mesh: Mesh, count: int
     ) -> Callable[[float], float]:
-        """What a bound on what adds up means for steps."""
+        """The bound on steps that `bound`, on additive seconds, implies."""
         if not self.machine.settles:
             return bound
         given = self.factory.graph, self._waiting(mesh, 1), mesh
@@ -275,25 +294,25 @@ class MeshLoop:
         return lambda memory: settled(max(0.0, bound(memory) - shared))
 
     def refuse(self, error: ConstraintError) -> None:
-        """Remember why a mesh has no plan."""
+        """Record why a mesh has no plan."""
         self.refused.append(str(error))
 
     def compare(self, factory: SpaceFactory, mesh: Mesh, count: int, marks: Marks) -> None:
-        """Add the well-known plans of one mesh, made from `factory` without constraints."""
+        """Add the baselines of one mesh, from spaces of `factory`, which has no constraints."""
         writer = self.writer(factory, mesh, count)
         self.known += _baselines(writer, self.options.constraints, marks)
 
     def writer(
         self, factory: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
     ) -> PlanBuilder:
-        """What writes the plans of one mesh, or of a group of a pipeline."""
+        """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
         space, short = factory.space(machine, mesh, optimizer, count, staged=staged)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
-        """The machine, with what ranks of `mesh` wait for each other in one of `count` batches."""
+        """The machine with the straggler time of `mesh` in one of `count` micro-batches."""
         return skewed(self.machine, lambda: self._stretch, mesh.size * count, whole=staged)
 
     @cached_property
@@ -301,9 +320,9 @@ class MeshLoop:
         return stretch(self.factory.graph, self.factory.analysis, self.machine)
 
     def bound(self, peak: Bytes) -> float:
-        """Seconds that no plan beats whose peak memory is at most `peak`."""
+        """A lower bound of the seconds of all plans within `peak` bytes."""
         least = min(at(peak - overhead) for overhead, at in self.bounds)
-        if self.machine.settles:  # a well-known plan may be faster than its parts add up to
+        if self.machine.settles:  # a baseline may be faster than the sum of its parts
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 
@@ -311,7 +330,7 @@ class MeshLoop:
 def _baselines(
     writer: PlanBuilder, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
 ) -> Iterator[Candidate]:
-    """The well-known plans of the writer's space, with the constraints that they break."""
+    """The baselines of the writer's space, with the constraints that they break."""
     space = writer.space
     named = list(baselines(space))
     points = [space.prices.point(space.folded.expand(assignment)) for _, assignment in named]
@@ -327,9 +346,9 @@ def _baselines(
 def _may_improve(
     costs: Sequence[tuple[Seconds, Bytes]], overhead: int
 ) -> Callable[[DualBound], bool]:
-    """Whether a bound leaves room for something better than all of `costs`, peaks of plans.
+    """A test whether a lower bound allows a plan that improves on `costs`, of known plans.
 
-    A mesh that cannot improve on the others' plans anywhere is not worth more than its ends.
+    Of a mesh that cannot improve on the others anywhere, only the ends are searched.
     """
     corners: list[tuple[float, float]] = []
     limit = math.inf
@@ -342,7 +361,7 @@ def _may_improve(
 
 
 def _may_beat(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
-    """Whether something within `bound` may be better than all of `costs`."""
+    """Whether the lower bound `bound` allows a plan that improves on `costs`."""
     limit = math.inf
     for seconds, peak in sorted(costs):
         if peak < limit:
@@ -359,7 +378,7 @@ def _frontier(
     wanted: Callable[[DualBound], bool],
     weights: int = _WEIGHTS_PER_MESH,
 ) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
-    """Points of one mesh, a lower bound on the seconds within any memory, and what to note."""
+    """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans."""
     if exact:
         result = exact_frontier(space.folded.unfolded())
         points = list(result.points)
@@ -388,7 +407,7 @@ def _frontier(
 def _is_new(
     cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]], resolution: float = 0.0
 ) -> bool:
-    """Whether nothing known is as fast and as small, or more by no more than `resolution`."""
+    """Whether no known cost is at most `cost`, up to the relative `resolution`."""
     time, memory = cost[0] * (1 + resolution), cost[1] * (1 + resolution)
     return not any(seconds <= time and peak <= memory for seconds, peak in known)
 
@@ -400,4 +419,4 @@ def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:
     names = list(dict.fromkeys(space.problem.nodes[like[i]].name for i in nodes))
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     shown = ", ".join(names[:5])
-    return (f"the graph is too wide to search whole; pinned heuristically: {shown}{more}",)
+    return (f"the graph is too wide to search exactly; pinned heuristically: {shown}{more}",)

@@ -1,6 +1,6 @@
 """Candidate numbers of micro-batches, and when more than one is worth trying.
 
-The search's other choices are made anew for each number: a choice of the outer loop, like the mesh.
+The number is a choice of the outer loop, like the mesh: each number has a search of its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from shardwright.rules.micro_graph import micro_graph
 
 F = TypeVar("F", bound=Frontier)
 
-_MOST = 1024  # micro-batches that are tried when nobody says how many
+_MOST = 1024  # the most micro-batches that are tried where the user gives no number
 
 
 @final
 class MicroBatchCounts:
-    """The micro-batches of one graph. What is cut is worked out once, for any number of them."""
+    """The micro-batches of one graph; the dimensions to cut are found once for all counts."""
 
     def __init__(self, graph: Graph, analysis: Analysis) -> None:
         self.graph = graph
@@ -38,14 +38,14 @@ class MicroBatchCounts:
 
     @property
     def batch(self) -> int:
-        """Samples in the batch; 1 where it cannot be told."""
+        """Samples in the batch; 1 where the batch dimension is not known."""
         try:
             return batch_size(self.graph, self.analysis)
         except MicroBatchError:
             return 1
 
     def split(self, count: int) -> MicroBatches:
-        """How the batch is cut into `count`; raises `MicroBatchError` where it cannot be."""
+        """The batch cut into `count` micro-batches; raises `MicroBatchError` if that fails."""
         if self._found is None:
             self._found = micro_batches(self.graph, self.analysis, count)
         return with_count(self._found, self.graph, self.analysis, count)
@@ -57,9 +57,13 @@ class MicroBatchCounts:
         return micro_graph(self.graph, self.analysis, self.split(count))
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The numbers of micro-batches that the graph can have, and why it cannot have others.
+        """The numbers of micro-batches that the graph supports, and why it does not support others.
 
-        Of `wanted`, or, for None, of all powers of two; 1 if none is possible.
+        Args:
+            wanted: the numbers to check; None checks all powers of two.
+
+        Returns:
+            The supported numbers, (1,) if there is none, and a note for each other one.
         """
         counts: list[int] = []
         notes: list[str] = []
@@ -83,12 +87,11 @@ def _powers() -> list[int]:
 
 
 def if_tight(run: Callable[[tuple[int, ...] | str], F], limit: str | int | None = None) -> F:
-    """The frontier that `run` finds without micro-batches, or with them where `limit` asks for it.
+    """The frontier that `run` finds without micro-batches, or with them if `limit` requires them.
 
-    Micro-batches never make a step faster. They save memory, so they are worth
-    trying where of the plans that are as good as the fastest none fits. That is asked of
-    the one that adds up to the least, by the memory that it really needs. The limit is that of
-    `Frontier.fastest`.
+    Micro-batches never make a step faster. They save memory, so they are tried only where none of
+    the plans that are about as fast as the fastest fits. To find out, the smallest of these plans
+    is simulated. `limit` is as in `Frontier.fastest`.
     """
     plain = run((1,))
     most = plain.limit(limit)

@@ -1,7 +1,7 @@
 """The meshes and finished plans that the user's constraints permit.
 
-The well-known plans are shown as they are, so they are judged after the fact; what is searched has
-its choices left out beforehand (`constrain.py`).
+Baselines are built without constraints and checked afterwards. Searched plans are built from a
+space that holds only permitted choices (`constrain.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardwright.rules.rule import Tiling
 def requested_stages(
     constraints: Sequence[Constraint], stages: Sequence[int] | None
 ) -> Sequence[int] | None:
-    """The numbers of stages to search: those of meshes with `pp`, where none but 1 is asked for."""
+    """The numbers of stages to search: `stages`, or those of mesh constraints if it is (1,)."""
     named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
     if stages is None or tuple(stages) != (1,):
         return stages
@@ -44,9 +44,10 @@ def meshes_by_groups(
     constraints: Sequence[Constraint],
     given: Sequence[Mesh] | None = None,
 ) -> tuple[Mesh, ...]:
-    """The meshes of plans without stages, none where `groups` have no 1 or constraints say so.
+    """The meshes of plans without stages; empty where `groups` lacks 1 or constraints exclude it.
 
-    Raises `ConstraintError` where constraints leave no number of groups a mesh.
+    Raises:
+        ConstraintError: the constraints leave no mesh for any number of groups.
     """
     found: tuple[Mesh, ...] = ()
     reasons: list[ConstraintError] = []
@@ -70,11 +71,14 @@ def allowed_meshes(
     given: Sequence[Mesh] | None = None,
     groups: int = 1,
 ) -> tuple[Mesh, ...]:
-    """The meshes to search, of those `given` or else of all; raises `ConstraintError` for none.
+    """The meshes to search: those of `given`, or all, that the constraints permit.
 
-    With `groups` of devices, each a stage of a pipeline, they are the meshes of one of them. A mesh
-    constraint names it, as `dp=4`, or the whole machine with the axis of the groups, `pp=2 dp=4`.
-    A mesh of one axis is there under the name of every axis that a pin speaks of.
+    With several `groups` of devices in a pipeline, these are the meshes of one group. A mesh
+    constraint gives the mesh of a group, as `dp=4`, or of the whole machine, as `pp=2 dp=4`. For
+    each axis that a pin names there is also the mesh of that one axis.
+
+    Raises:
+        ConstraintError: no mesh is left.
     """
     named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
     for mesh in (*named, *(given or ())):
@@ -121,7 +125,7 @@ def _of_group(mesh: Mesh) -> Mesh:
 
 
 def _of_wrong_size(named: Sequence[Mesh], devices: int, groups: int) -> ConstraintError:
-    """The error where no mesh that constraints name is one of a group of so many devices."""
+    """The error for mesh constraints of which none has the devices of one group."""
     have = "; ".join(f"mesh {mesh} is of {mesh.size}" for mesh in named)
     every, plural = groups * devices, "s" * (groups * devices > 1)
     if groups == 1:
@@ -136,7 +140,7 @@ def _of_wrong_size(named: Sequence[Mesh], devices: int, groups: int) -> Constrai
 
 
 def refuse(reasons: Sequence[str], devices: int) -> None:
-    """Raise `ConstraintError` with the reasons why meshes have no plan, if there are any."""
+    """Raise `ConstraintError` with the `reasons` why meshes have no plan, if there are any."""
     if reasons:
         found = sorted(dict.fromkeys(reasons), key=lambda reason: " has no axis " in reason)
         more = f" (other meshes: {len(found) - 1} more reasons)" if len(found) > 1 else ""
@@ -163,9 +167,9 @@ def broken(
     tilings: Mapping[str, Tiling],
     storage: Mapping[str, Layout],
 ) -> tuple[Constraint, ...]:
-    """The constraints that a plan of the space of `model` does not keep.
+    """The constraints that a plan of the space of `model` breaks.
 
-    `like` maps names of the marked graph to those of the model's graph, where they differ.
+    `like` maps names of the marked graph to names of the model's graph, where they differ.
     """
     mesh, analysis = model.mesh, model.analysis
     names = dimension_names(model.graph, analysis)

@@ -18,7 +18,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.kcut_plan import kcut_frontier
+from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -34,10 +34,10 @@ from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
 
-Progress = Callable[[str, float], None]  # what is being done, which part of all is done
+Progress = Callable[[str, float], None]  # the current task, and the part that is done, 0 to 1
 
 _PLANS = 48
-_SHARE = 0.3  # of a search with pipelines is spent on plans without
+_SHARE = 0.3  # the part of the progress bar for plans without pipelines
 
 
 @paused()
@@ -50,15 +50,21 @@ def search(
 ) -> SearchedFrontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
-    With the method "kcut" it is one plan instead, SoyBean's (`kcut.py`): the devices are cut by one
-    prime factor after the other, or along the axes of the one mesh in `options`, so that the fewest
-    bytes are communicated, whatever time and memory that takes. `shardwright.search` says what the
-    method "joint" searches.
+    The method "kcut" gives one plan instead, SoyBean's (`kcut/cutter.py`): the devices are cut by
+    one prime factor after the other, or along the axes of the one mesh in `options`, so that the
+    fewest bytes are communicated. `shardwright.search` describes the method "joint".
 
-    Memory is settled with what `tracer` says of single operator calls.
+    Args:
+        graph: the captured training step.
+        machine: the devices and their links.
+        options: the options of the search.
+        tracer: traces the memory of single operator calls, for the simulation of memory.
+        progress: called with the current task and the part of the search that is done.
 
-    Raises `ConstraintError` for constraints that mean nothing here or that no plan can meet, and
-    what `search_scope` raises.
+    Raises:
+        ConstraintError: a constraint matches nothing, or no plan keeps all constraints.
+        GraphError: `graph` is no `Graph`.
+        PipelineError, MicroBatchError: as in `search_scope`.
     """
     require_graph(graph)
     if progress is not None and not callable(progress):
@@ -66,7 +72,7 @@ def search(
     scope = search_scope(machine, options)
     if options.method == "kcut":
         (mesh,) = options.meshes or (mesh_of_cuts(machine),)
-        # Its neighbours on the page: the ends of the frontier, and the baselines.
+        # The ends of the frontier and the baselines, for comparison.
         baseline_options = PlanOptions(
             optimizer=options.optimizer, seconds=0, recompute=False, micro_batches=(1,)
         )
@@ -96,7 +102,7 @@ def _search(
     end: float,
     notify: Progress,
 ) -> MeshLoop:
-    """What is found with the numbers of micro-batches in `options`, up to the moment `end`."""
+    """Search with the numbers of micro-batches in `options`, until the time `end`."""
     wanted, groups = options.constraints, scope.groups
     counts, impossible = factory.possible(options.counts)
     if options.counts is not None and len(impossible) == len(set(options.counts)):
@@ -107,7 +113,7 @@ def _search(
             raise PipelineError(reason)
         several, impossible = (), (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
-    share = _SHARE if several else 1.0  # of the bar
+    share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
         _search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
     part = _part(notify, share, 1.0)
@@ -134,7 +140,7 @@ def _search_meshes(
     end: float,
     notify: Progress,
 ) -> None:
-    """Search every mesh with every number of micro-batches, or while more of them give anything."""
+    """Search every mesh with every number of micro-batches, or until more give no new plan."""
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = counts[0]  # the last number of micro-batches that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
@@ -154,16 +160,16 @@ def _search_meshes(
 
 
 def _part(notify: Progress, begin: float, end: float) -> Progress:
-    """What tells of the part of a search between `begin` and `end`."""
+    """The progress function of the part of a search between `begin` and `end`."""
     return lambda what, done: notify(what, begin + (end - begin) * done)
 
 
 def _ignore_progress(_what: str, _done: float) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the caller gave no progress function."""
 
 
 def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFrontier:
-    """The plans worth showing; they are written when they are looked at."""
+    """The frontier and the baselines of a search; plans are built on first use."""
     wanted, optimizer = loop.options.constraints, loop.options.optimizer
 
     def write(candidate: Candidate) -> Plan:
@@ -178,7 +184,7 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
     plans, baselines = _plans(kept, write), _plans(shown, write)
     factory = loop.factory
     refinement = MemoryRefinement(factory.graph, loop.machine, optimizer, tracer, factory.analysis)
-    if loop.machine.settles:  # then times do not just add up
+    if loop.machine.settles:  # then the time of a step is not the sum of its parts
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
         thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
@@ -201,7 +207,7 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
 
 
 def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:
-    """What a plan notes of the constraints."""
+    """The note of a plan about the constraints."""
     if broke:
         return (f"breaks the constraints: {'; '.join(map(str, broke))}",)
     return (f"made under the constraints: {'; '.join(map(str, wanted))}",) if wanted else ()
@@ -218,7 +224,7 @@ def _settled(
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The fastest candidate of each name, in order of first appearance; permitted ones first."""
+    """The fastest candidate of each name, in order of first appearance; permitted ones win."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
         known = best.get(candidate.name)

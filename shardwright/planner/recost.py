@@ -1,8 +1,7 @@
-"""Recosts a plan that was edited, or for another machine.
+"""Prices a plan that was edited, or prices it for another machine.
 
-Everything that a plan decides is pinned, and the space with nothing left to
-decide is priced like any other, so that a plan of the search costs what the
-search said.
+The decisions of the plan are pinned, and the space with the one choice that is left is priced like
+any other. So a plan of the search gets the cost that the search gave it.
 """
 
 from __future__ import annotations
@@ -32,14 +31,19 @@ from shardwright.solve.elimination.problem import Assignment
 
 
 def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: Frontier) -> Plan:
-    """What `plan` decides, with the costs of `machine`, and the lower bound of what a search found.
+    """The decisions of `plan` with the costs of `machine` and the lower bound of `found`.
 
-    Layouts, seconds, bytes and collectives are made anew of its tilings, storage, recomputed
-    segments and micro-batches. Raises `PlanError`, naming the operator or parameter, for decisions
-    that are impossible, and for plans with stages.
+    Layouts, seconds, bytes and collectives are derived again from the plan's tilings, storage,
+    recomputed segments and micro-batches.
+
+    Raises:
+        PlanError: a decision is impossible (the message names the operator or parameter), the plan
+            has stages, or its mesh does not have the devices of `machine`.
     """
     if plan.pipeline is not None:
-        raise PlanError("plans with stages are not costed again; edit one without, or plan again")
+        raise PlanError(
+            "plans with stages are not costed again; edit a plan without, or plan again"
+        )
     if plan.mesh.size != machine.devices:
         raise PlanError(
             f"the plan is for {plan.mesh.size} devices, {machine.name} has {machine.devices}; edit"
@@ -65,7 +69,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
 
 
 def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:
-    """The one choice that every operator has, by the numbers of its rule's choices."""
+    """For every operator its one choice, as indices into its rule's choices."""
     found: dict[str, Only] = {}
     for op in graph.ops:
         rule, tiling = analysis.rules[op.name], decisions.tilings[op.name]
@@ -81,7 +85,7 @@ def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[s
 
 
 def _parameters(decisions: Decisions, analysis: Analysis) -> dict[str, Only]:
-    """The one layout of every parameter, by its digits."""
+    """For every parameter its one layout, by digits."""
     found: dict[str, Only] = {}
     for name, layout in decisions.storage.items():
         atoms = analysis.atoms[name]
@@ -100,7 +104,7 @@ def _sizes(atoms: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _assignment(space: Space, decisions: Decisions) -> Assignment:
-    """The choices of a space in which only recomputation and regathering are open."""
+    """The assignment of a space whose only free choices are recomputation and regathering."""
     storage = {
         leaf.name: stored.find(
             _code(decisions.storage[leaf.name], leaf.name, space.model.analysis),
@@ -122,7 +126,7 @@ def _code(layout: Layout, name: str, analysis: Analysis) -> int:
 
 
 def _recomputed_segments(space: Space, segments: Mapping[str, int]) -> set[int]:
-    """The segments that are recomputed, which are so as a whole or not at all."""
+    """The segments that are recomputed; raises `PlanError` if only a part of one is."""
     known = {
         name: space.segment_of[node]
         for name, op_node in space.op_nodes.items()

@@ -1,13 +1,13 @@
 """Bounds on the difference between additive costs and the simulated timeline.
 
-The search adds up; sums of gradients that hide behind the backward pass, and sharded parameters
-and their gradients on their way, make a step shorter than that. Of the additive seconds A, with H
-those of such messages and o the part of them that the machine hides, a step takes T >= A - o H; and
-as they follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives one on T. Where
-messages along different axes may pass k at once, T >= H / k and T >= A / (1 + k o).
+The search adds costs up. A step is shorter than the sum: all-reduces of gradients, and gathers and
+reduce-scatters of sharded parameters, overlap with computation. Let A be the additive seconds, H
+the seconds of such messages and o the part of them that the machine hides. Then T >= A - o H, and,
+as the messages follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives a bound on
+T. Where k messages along different axes may run at once, T >= H / k and T >= A / (1 + k o).
 
-What several operators read of a parameter in the same way is brought once, and tables have each of
-them pay: of A, up to `most_shared` seconds are not there.
+Operators that read a parameter in the same layout share one redistribution, but in the tables each
+of them pays for it: up to `most_shared` seconds of A are counted too often.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
-    """Seconds that no plan on `mesh` exceeds with what is on its way while operators run.
+    """Upper bound over all plans on `mesh` of the seconds of messages that may overlap.
 
-    Along each axis a parameter is either whole, and its gradient summed, or gathered twice, and its
-    gradient scattered. Frozen ones have no gradient.
+    Along each axis a parameter is either replicated, with an all-reduce of its gradient, or
+    gathered twice, with a reduce-scatter of its gradient. Frozen parameters have no gradient.
     """
     device, total = machine.device, 0.0
     streamed = device.bytes_per_s * device.efficiency.streaming
     for leaf, seconds in _moved(graph, machine, mesh):
-        # Twice joined with others and cut out, the gradient joined
+        # Packed into a bucket and unpacked twice, the gradient packed once
         # (`planner/communication/bucketing.py`).
         joined = 3 * device.launch_seconds + 10 * stored_bytes(graph, leaf.name) / streamed
         total += seconds + joined
@@ -46,9 +46,9 @@ def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
 
 
 def most_shared(graph: Graph, machine: Machine, mesh: Mesh, micro_batches: int) -> Seconds:
-    """Seconds that no plan on `mesh` exceeds with what tables have more than one reader pay.
+    """Upper bound over all plans on `mesh` of the seconds that tables count more than once.
 
-    Every micro-batch brings anew what its operators read.
+    Every micro-batch redistributes again what its operators read.
     """
     reads = Counter(value for op in graph.ops for value in op.operands)
     moved = _moved(graph, machine, mesh)
@@ -57,7 +57,7 @@ def most_shared(graph: Graph, machine: Machine, mesh: Mesh, micro_batches: int) 
 
 
 def _moved(graph: Graph, machine: Machine, mesh: Mesh) -> Iterator[tuple[Leaf, float]]:
-    """Every parameter, and at most how long it and its gradient are on their way for one reader."""
+    """Every parameter with an upper bound of the seconds of its messages for one reader."""
     seconds = partial(collective_seconds, machine=machine)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         trained = graph.tensor[leaf.name].requires_grad
@@ -72,9 +72,9 @@ def _moved(graph: Graph, machine: Machine, mesh: Mesh) -> Iterator[tuple[Leaf, f
 
 
 def most_at_once(mesh: Mesh, contention: float) -> float:
-    """How many messages along axes of `mesh` are under way at once, at most, on average.
+    """Upper bound of the mean number of messages along axes of `mesh` that run at once.
 
-    Each keeps the links of the other axes busy for the part `contention` of its time.
+    Each message blocks the links of the other axes for the part `contention` of its time.
 
     >>> most_at_once(Mesh.parse("dp=2 tp=4"), 1.0), most_at_once(Mesh.parse("dp=2 tp=4"), 0.0)
     (1.0, 2.0)
@@ -84,7 +84,7 @@ def most_at_once(mesh: Mesh, contention: float) -> float:
 
 
 def bound_on_step(additive: float, overlap: float, hidden: Seconds, at_once: float = 1.0) -> float:
-    """What no step beats whose additive seconds are at least `additive`.
+    """Lower bound of the seconds of a step whose additive seconds are at least `additive`.
 
     >>> bound_on_step(10.0, 0.5, Seconds(2.0)), bound_on_step(12.0, 0.5, Seconds(100.0))
     (9.0, 8.0)
@@ -95,7 +95,7 @@ def bound_on_step(additive: float, overlap: float, hidden: Seconds, at_once: flo
 def settled(
     candidates: Sequence[T], write: Callable[[T], Plan]
 ) -> tuple[list[tuple[Seconds, Bytes]], Callable[[T], Plan]]:
-    """What the plans of `candidates` cost by their timelines; and the plans, written once."""
+    """Costs of the plans of `candidates` by their timelines, and a function that returns a plan."""
     plans = {id(candidate): write(candidate) for candidate in candidates}
     costs = [(plan.step_seconds, plan.peak_bytes) for plan in plans.values()]
     return costs, lambda candidate: plans[id(candidate)]

@@ -28,9 +28,9 @@ _MOST_RUN = (
 
 
 class SpaceFactory:
-    """The graph, shortened where it repeats, and whole where a space does not follow.
+    """Builds spaces of the shortened graph, or of the whole one where a space does not fold.
 
-    Copies that `marks` distinguish are no repeats.
+    Copies of a layer that `marks` distinguish do not count as repeats.
     """
 
     def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
@@ -45,17 +45,17 @@ class SpaceFactory:
 
     @cached_property
     def cuts(self) -> StageCuts:
-        """Where the whole graph may be cut into stages."""
+        """The positions at which the whole graph may be cut into stages."""
         return StageCuts(self.graph)
 
     @cached_property
     def _segments(self) -> tuple[range, ...]:
-        """What may be recomputed of the whole graph. Marks have no say, or they would add to it."""
+        """The segments of the whole graph, whatever the marks, which may only remove choices."""
         return checkpoint_segments(self.graph, self.short.whole)
 
     @cached_property
     def analysis(self) -> Analysis:
-        """Of the whole graph; what repeats shares its rules."""
+        """The analysis of the whole graph; repeats share their rules."""
         return expand_analysis(
             self._counts_of(whole=False).analysis, self.graph, self.short.stands_for
         )
@@ -65,12 +65,12 @@ class SpaceFactory:
         return bucket_sizes(self.graph)
 
     def possible(self, wanted: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Numbers of micro-batches that the graph can have, and why it cannot have others."""
+        """The numbers of micro-batches that the graph supports, and notes on the others."""
         return self._counts_of(whole=False).possible(wanted)
 
     @property
     def batch(self) -> int:
-        """Samples in the batch; 1 where it cannot be told."""
+        """Samples in the batch; 1 where the batch dimension is not known."""
         return self._counts_of(whole=False).batch
 
     def space(
@@ -82,14 +82,16 @@ class SpaceFactory:
         *,
         staged: bool = False,
     ) -> tuple[Space, ShortGraph]:
-        """The space on `mesh` with `count` micro-batches, of a whole step or a pipeline's stages.
+        """The space on `mesh` with `count` micro-batches, of a whole step or of pipeline stages.
 
-        Recomputation is left out where the space is too wide with it. Raises
-        `ConstraintError` where constraints leave something no choice.
+        The space has no recomputation where it would be too wide with it.
+
+        Raises:
+            ConstraintError: the constraints leave an operator or parameter no choice.
         """
 
         @cache
-        def model(whole: bool) -> CostModel:  # with tables that both tries share
+        def model(whole: bool) -> CostModel:  # cached, because both attempts use its tables
             limits = self._limited(count, whole=whole)
             return limits.model(machine, mesh, optimizer, count, self._buckets, staged)
 
@@ -97,7 +99,7 @@ class SpaceFactory:
             try:
                 space, short = self._space(model, recompute=True)
             except TooWideError:
-                pass  # and nothing else is built
+                pass  # build the space without recomputation
             else:
                 if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
                     return space, short
@@ -119,7 +121,7 @@ class SpaceFactory:
         return make_space(costs, segments, skeleton), ShortGraph(self.graph, (), (), {}, {})
 
     def _decided(self, model: CostModel, segments: Sequence[range]) -> tuple[CostModel, Skeleton]:
-        """What constraints leave, and what is decided together: the same without them."""
+        """The constrained cost model, and the skeleton, which does not depend on constraints."""
         marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
         if not marked or model.mesh.size == 1:
             return model, FREE

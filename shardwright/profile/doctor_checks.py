@@ -1,6 +1,6 @@
-"""Checks what this host offers for parallel training, what fails and what is missing.
+"""Checks this host for parallel training and reports failures and missing parts.
 
-Nothing is changed or installed; ranks are started once, to see that they meet.
+The checks change and install nothing; they start ranks once, which run a collective.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXTRAS = {
     "report": (("jinja2", "plotly"), "shardwright report"),
 }
 _OLDEST_TORCH = (2, 11)
-_MESSAGE = 2**24  # bytes that the ranks add up
+_MESSAGE = 2**24  # bytes of the all-reduce
 _TIMEOUT = 120.0
 
 
@@ -36,7 +36,7 @@ class CheckState(Enum):
     """The outcome of a check."""
 
     OK = "ok"
-    MISSING = "missing"  # something works without it
+    MISSING = "missing"  # training works without it
     FAILED = "failed"
 
 
@@ -53,8 +53,8 @@ class CheckResult:
 def run_checks(ranks: int | None = None) -> Iterator[CheckResult]:
     """Run all checks in order, the slowest last.
 
-    `ranks` processes try a collective; None takes one for each GPU, at least
-    two, and 0 leaves that out.
+    `ranks` processes try a collective; None starts one for each GPU, at least
+    two, and 0 skips this check.
     """
     yield _python()
     yield from _packages()

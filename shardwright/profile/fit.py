@@ -1,10 +1,10 @@
 """Fits the figures of a machine to samples, with the quality of the fit.
 
-Pure arithmetic on what `probes` and `link_probes` timed. The formulas are those of the cost model
+The samples are those of `probes` and `link_probes`. The formulas are those of the cost model
 (`simulate/costs/compute.py`, `simulate/costs/collectives.py`), solved for the machine.
 
-On a busy host some samples are zero, negative or not finite. They are left out, and a figure that
-too few are left for is that of a known machine, which the result names in `assumed`.
+On a busy host some samples are zero, negative or not finite. They are dropped. A figure with too
+few usable samples is taken from a known machine, and the result names it in `assumed`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 from shardwright.profile.update_probes import CALLS
 
 _CLOSE = 1.6
-_LEAST_SECONDS = 1e-9  # no operator and no message takes less
-_LEAST_PER_BYTE = 1e-15  # seconds; a link that seems faster than this was not measured
-# Launches of one sample, the backward pass's included.
+_LEAST_SECONDS = 1e-9  # seconds; no operator and no message takes less
+_LEAST_PER_BYTE = 1e-15  # seconds per byte; a link that seems faster was not measured
+# Launches of one sample, including those of the backward pass.
 _KERNELS = {
     "matmul": 3, "convolution": 3, "attention": 2, "memory": 1, "functions": 1, "pooling": 1,
     "update": CALLS,
@@ -37,7 +37,7 @@ _BY_BYTES = ("memory", "functions", "pooling", "update")
 
 @dataclass(frozen=True, slots=True)
 class ComputeFigures:
-    """Peaks in FLOP/s by dtype, bytes/s, seconds of a launch, and what of the peaks is reached."""
+    """Peaks in FLOP/s by dtype, bytes/s, seconds of a launch, and efficiencies."""
 
     flop_per_s: tuple[tuple[str, float], ...]
     bytes_per_s: float
@@ -47,7 +47,7 @@ class ComputeFigures:
     packing_seconds: float
     efficiency: Efficiency
     errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
-    assumed: tuple[str, ...] = ()  # figures of the known device, for want of samples
+    assumed: tuple[str, ...] = ()  # names of the figures taken from the known device
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LinkFigures:
     bytes_per_s: float
     gather_bytes_per_s: float
     errors: Mapping[str, tuple[float, float]]
-    assumed: tuple[str, ...] = ()  # figures of the known machine, for want of samples
+    assumed: tuple[str, ...] = ()  # names of the figures taken from the known machine
 
     def seconds(self, kind: str, tile: float) -> float:
         """Seconds of a collective on local tiles of `tile` bytes, without overlap."""
@@ -85,7 +85,7 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
 def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> ComputeFigures:
     """Fit the figures of the device; `probes` lists the kinds of samples.
 
-    Those that no usable sample shows are of the `known` device, by default the preset `cpu`.
+    Figures without usable samples are those of the `known` device, by default the preset `cpu`.
     """
     known = known or machine_preset("1xcpu").device
     single, assumed = _single_figures(samples, known)
@@ -104,8 +104,8 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
     if "float32" not in peaks:
         assumed.append("compute.float32")
         peaks["float32"] = known.peak_flop_per_s("float32")
-    # Peaks are what the best class reaches: on CPUs convolutions may well beat matrix products.
-    # GPUs' do by computing in narrower numbers, which says nothing of other dtypes.
+    # The peak is that of the best class: on CPUs convolutions may be faster than matrix products.
+    # On GPUs convolutions compute in narrower types, which gives no peak of other dtypes.
     if "bfloat16" not in peaks:
         classes = [max(typical[name].values()) for name in _BY_FLOP if name in typical]
         best = max([peaks["float32"], *classes]) / peaks["float32"]
@@ -170,7 +170,7 @@ def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency,
 def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
     """The median work per second of one kernel, by its work.
 
-    Without samples that are little but launches: nothing is known of their rates.
+    Samples that consist mostly of launches are dropped: they show no rate.
     """
     rates: defaultdict[float, list[float]] = defaultdict(list)
     largest = max(samples, key=lambda s: s.work)
@@ -179,7 +179,7 @@ def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
         busy = s.seconds - kernels * launch
         if busy > s.seconds / 2 or s is largest:
             rates[s.work / kernels].append(s.work / max(busy, s.seconds / 2))
-    close: dict[float, list[float]] = {}  # works that differ little are one point of a curve
+    close: dict[float, list[float]] = {}  # samples of similar work become one point of a curve
     least = 0.0
     for work in sorted(rates):
         if not close or work > _CLOSE * least:
@@ -202,11 +202,11 @@ def fit_links(
 ) -> LinkFigures:
     """Fit the figures of one level of links.
 
-    Bandwidth is what the larger of the two largest messages took more than the other: small
-    ones may pass faster than a link carries for long, or lie in the caches. Then come weighted
-    least squares of relative errors over sums and gathers of all sizes; what comes out negative is
-    zero, and the rest is fitted again. What two sizes of message do not show is of the `known`
-    machine, by default the preset `2xcpu`: all figures without sums, else single ones.
+    Bandwidth is the slope between the two largest messages: small messages may be faster than the
+    sustained rate, or fit into the caches. Launch and hop are weighted least squares of relative
+    errors over all-reduces and all-gathers of all sizes; negative figures become zero and the
+    others are fitted again. Figures that the samples do not determine are those of the `known`
+    machine, by default the preset `2xcpu`: all of them without all-reduces, else single ones.
     """
     words = [(s.kind.partition(" "), s) for s in usable(samples)]
     mine = [(parts[2], s) for parts, s in words if parts[0] == level]
@@ -223,7 +223,7 @@ def fit_links(
 
 
 def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFigures:
-    """The level of the known machine that has this name, else its outermost."""
+    """The level of the known machine with this name, else its outermost one."""
     same = [one for one in known.levels if one.name == level]
     one = same[0] if same else known.levels[-1]
     gathers = one.gather_bytes_per_s or one.bytes_per_s
@@ -233,7 +233,7 @@ def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFi
 
 
 def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) -> LinkFigures:
-    """`figures` of launch, hop and seconds per byte; a rate that they do not show is of `known`."""
+    """The level with these `figures`; a rate that they do not determine is that of `known`."""
     launch, hop, per_byte, per_gathered = figures
     summed, gathered = (rate > _LEAST_PER_BYTE for rate in (per_byte, per_gathered))
     names = {f"{level} bandwidth": summed, f"{level} gather_bandwidth": gathered}
@@ -248,10 +248,10 @@ def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) ->
 
 
 def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
-    """What a rank waits for the last one after `SKEWED_SECONDS` of computing; 0 where unknown.
+    """The mean wait for the slowest rank after `SKEWED_SECONDS` of computation; 0 if unknown.
 
-    And the power of the time by which that grows, between independent disturbances, whose root adds
-    up, and one rank that is slower all the time.
+    The second figure is the power of the time with which the wait grows: from 0.5 for independent
+    disturbances to 1 for a rank that is always slower.
     """
     samples_of_skew = [s for s in usable(samples) if s.kind == ARRIVAL_SKEW]
     if not samples_of_skew:
@@ -267,8 +267,9 @@ def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
 def fit_overlap(samples: Sequence[Sample], links: LinkFigures, kind: str) -> float | None:
     """The fraction of collectives that overlaps with computation, from 0 to 1.
 
-    What computing takes longer with them on their way is not hidden of what `links` say that they
-    take alone, as this is what plans are charged. None where too few samples are usable.
+    The increase of the compute time with collectives in flight is the exposed part. It is compared
+    with the seconds that `links` predict for the collectives alone, which plans are charged.
+    Returns None where too few samples are usable.
     """
     seconds = defaultdict(list)
     for s in usable(samples):
@@ -282,9 +283,9 @@ def fit_overlap(samples: Sequence[Sample], links: LinkFigures, kind: str) -> flo
 
 
 def fit_contention(samples: Sequence[Sample]) -> float | None:
-    """The fraction of an all-reduce by which it delays another along another axis.
+    """The fraction of an all-reduce by which it delays one along another axis.
 
-    1 where none was timed; None where too few samples are usable.
+    1 without samples; None where too few samples are usable.
     """
     seconds = defaultdict(list)
     for s in usable(samples):
@@ -297,7 +298,7 @@ def fit_contention(samples: Sequence[Sample]) -> float | None:
 
 
 def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
-    """Factors of launch, hop, seconds per byte summed and per byte gathered, for a local tile."""
+    """Coefficients of launch, hop, and seconds per byte reduced and gathered, for a tile."""
     laps = n - 1
     summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
     if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
@@ -309,7 +310,7 @@ def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
 
 
 def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Launch, hop, seconds per byte summed and gathered, of `_terms` and what they took."""
+    """Launch, hop, seconds per byte reduced and gathered, fitted to `_terms` and seconds."""
     per_byte = np.array([_slope(rows[:, column], seconds) for column in (2, 3)])
     known = [column for column, slope in zip((2, 3), per_byte, strict=True) if slope > 0]
     left = seconds - rows[:, known] @ per_byte[per_byte > 0]
@@ -322,7 +323,7 @@ def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
-    """Seconds per unit between the two largest messages that have this factor; 0 if unknown."""
+    """Seconds per unit between the two largest messages with this coefficient; 0 if unknown."""
     sizes: list[float] = sorted({factor for factor in factors.tolist() if factor > 0})[-2:]
     if len(sizes) < 2:
         return 0.0

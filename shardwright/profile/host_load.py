@@ -12,7 +12,7 @@ _STAT = Path("/proc/stat")
 
 
 def cores() -> set[int]:
-    """Those that this process may run on, where the system tells."""
+    """The cores that this process may run on, where the system reports them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
@@ -20,7 +20,7 @@ def cores() -> set[int]:
 class HostLoad:
     """Measures the load of the cores that this process may run on, from construction on.
 
-    Where the system does not say what its cores do, nothing is known of others: 0.
+    Where the system does not report the use of its cores, the load counts as 0.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class HostLoad:
         self._before = self._worked()
 
     def used_by_others(self, ours: float) -> float:
-        """The fraction of the cores used by others, if our processes used `ours` CPU seconds."""
+        """The fraction of the cores used by others, given `ours`, CPU seconds of our processes."""
         available = (time.monotonic() - self._since) * len(self._cores)
         if available <= 0:
             return 0.0

@@ -1,8 +1,8 @@
-"""Timed collectives over sizes and levels, and how much of them overlaps with compute.
+"""Times collectives over sizes and levels, and their overlap with computation.
 
-Redistributions run as programs run them (`collectives`). Along each level of
-a mesh (hosts, devices of a host) all groups communicate at once. On CPUs ranks compute in between,
-as in a step, so that one may be later than the other.
+Redistributions run as in programs (`runtime/comm/collectives.py`). Along each level of a mesh
+(hosts, devices of a host) all groups communicate at once. On CPUs ranks compute between two
+collectives, as in a step, so that some arrive later than others.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from shardwright.runtime.comm.process_group import begun, gather_into
 Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]
 
-KIB = (4, 64, 1024, 8192)  # of the local tile
+KIB = (4, 64, 1024, 8192)  # bytes of the local tile
 KIB_ON_GPU = (65536, 262144)
-_ROW = 64  # float32 in a row of a tile
+_ROW = 64  # elements of float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
-_TIMES = 4  # that a difference of two times is measured, of which the mean counts
-_IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # sums that are on their way beside computing, at most
-_HIDING_SECONDS = 40e-3  # of computing that they hide behind, unless they take longer
-_LONGER = 4  # times as long as they take, at most
-_BETWEEN_SECONDS = 4e-3  # of computing, between two collectives
+_TIMES = 4  # repeats of the difference of two times, whose mean counts
+_IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # the most all-reduces in flight beside computation
+_HIDING_SECONDS = (
+    40e-3  # seconds of computation to overlap with, unless the collectives take longer
+)
+_LONGER = 4  # the longest computation, relative to the collectives
+_BETWEEN_SECONDS = 4e-3  # seconds of computation between two collectives
 
 
 def add_all(stopwatch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
-    """Probes `LEVEL COLLECTIVE`, of levels with more than one rank, and what happens at once.
+    """Add probes `LEVEL COLLECTIVE` of levels with more than one rank, and of concurrent messages.
 
-    Those are of a sum beside computing, and of sums along two axes of the mesh.
+    The latter are collectives beside computation, and all-reduces along two axes of the mesh.
     """
     sizes = KIB + KIB_ON_GPU * (stopwatch.device.type == "cuda")
     between = _computing(stopwatch) if levels and stopwatch.device.type == "cpu" else None
@@ -71,7 +73,7 @@ def _computing(stopwatch: Stopwatch) -> Callable[[], None]:
 def _repeated(
     stopwatch: Stopwatch, once: Callable[[], object], seconds: float
 ) -> Callable[[], None]:
-    """A function that calls `once` until about `seconds` have passed on rank 0."""
+    """A function that repeats `once` for about `seconds` on rank 0."""
     each = min(stopwatch.once(once) for _ in range(3))
     repeats = _broadcast_from_rank_0(
         max(1, min(10_000, round(seconds / max(each, 1e-7)))), stopwatch
@@ -94,7 +96,7 @@ def _broadcast_from_rank_0(number: int, stopwatch: Stopwatch) -> int:
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
     """A redistribution step that starts with a tile of this shape on every rank."""
     before, after = (placement is Shard for placement in kind.change)
-    src, dst = 0 if before else -1, int(before) if after else -1  # dimensions that are cut
+    src, dst = 0 if before else -1, int(before) if after else -1  # the dimensions that are split
     rows, columns = tile.shape
     whole = (rows * mesh.size() if src == 0 else rows, columns)
     step = -(-whole[dst] // mesh.size()) if dst >= 0 else 0
@@ -106,10 +108,10 @@ def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> 
 def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
     """Probes of computing alone, and with collectives in flight, as in a step.
 
-    Sums of gradients are all on their way at once and waited for at the end, gathers of parameters
-    one after the other. Behind a few milliseconds nothing hides on CPUs: the threads that
-    send get the core only when the scheduler looks. Ranks meet after both, so that waiting for the
-    last one is no part of the difference.
+    All-reduces of gradients are all in flight at once and waited for at the end, all-gathers of
+    parameters one after the other. On CPUs a few milliseconds of computation hide nothing: the
+    sending threads get the core only at the scheduler's ticks. A barrier follows both, so that the
+    straggler time is no part of the difference.
     """
     group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
     x = torch.randn(256, 256, device=stopwatch.device)
@@ -146,7 +148,7 @@ def _gather(group: dist.ProcessGroup, rank: int, buffer: torch.Tensor) -> Waited
 def _each_overlapped(
     compute: Run, barrier: Run, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Compute with the collectives of each group of buffers in flight, group by group."""
+    """Compute with the collectives of one group of buffers in flight at a time."""
     for buffers in groups:
         _overlapped(compute, barrier, begin, buffers)
 
@@ -162,8 +164,7 @@ def _overlapped(compute: Run, barrier: Run, begin: Begin, buffers: Sequence[torc
 def _contention(stopwatch: Stopwatch) -> None:
     """Probes of an all-reduce along one of two axes, along the other, and along both at once.
 
-    The inner one joins neighbours, the outer one what is left. Of a prime number of ranks there
-    are no two axes.
+    The inner axis joins neighbours. A prime number of ranks has no two axes and no probes.
     """
     world = dist.get_world_size()
     inner = next((size for size in range(2, world) if world % size == 0), 0)

@@ -1,4 +1,4 @@
-"""Starts and ends processes of this host that measure together."""
+"""Starts and ends processes of this host that measure as one group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.ranks import threads_of
 
-START_SECONDS = 180.0  # to start and import torch, or for one thing to be measured
-_GRACE_SECONDS = 10.0  # for the others, when a process has ended without a word
-Tell = Callable[[str, float], None]  # what is being measured, which part of all is done
-Rank = Callable[..., None]  # its number, how many there are, their folder, and what it is given
+START_SECONDS = 180.0  # seconds to start and import torch, or for one measurement
+_GRACE_SECONDS = 10.0  # seconds for the others, after a process has ended without a report
+Tell = Callable[[str, float], None]  # the current measurement, and the part that is done
+Rank = Callable[..., None]  # rank, number of ranks, their folder, and arguments
 
 
 def silent(_what: str, _part: float) -> None:
@@ -31,10 +31,10 @@ def silent(_what: str, _part: float) -> None:
 
 
 def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limit: float) -> str:
-    """What rank 0 of `devices` processes wrote to `result` in their folder, running `rank`.
+    """Run `rank` on `devices` processes and return the `result` that rank 0 wrote to their folder.
 
-    None of them is left behind. However slow a busy host is, who tells of progress is waited for:
-    raises `MachineError` when nothing is heard for `limit` seconds, or one fails.
+    All processes have ended on return. Slow processes may continue as long as they report progress:
+    raises `MachineError` without progress for `limit` seconds, or if a process fails.
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
             while any(process.exitcode is None for process in processes):
                 if time.monotonic() > deadline or error.exists():
                     break
-                if any(process.exitcode for process in processes):  # without a word
+                if any(process.exitcode for process in processes):  # without progress
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 elif (now := _read(Path(folder) / "progress.txt")) != progress:
                     part, what = now.split("\n")
@@ -60,7 +60,7 @@ def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
         finally:
             for process in processes:
                 if process.pid is not None:
-                    process.kill()  # without effect on those that have ended
+                    process.kill()  # no effect on processes that have ended
                     process.join()
         if not result.exists():
             ends = [process.exitcode for process in processes]
@@ -77,9 +77,9 @@ def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
 def join(
     rank: int, devices: int, folder: str, measured: Callable[[Tell], str], *, tune_host: bool
 ) -> None:
-    """One process: join the others, measure with them, and on rank 0 write what was found.
+    """Run one process: join the group, measure, and on rank 0 write the result.
 
-    It measures as ranks run, on a host that they tune or that they do not.
+    The host is tuned for the ranks if that is requested.
     """
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= devices
     if gpu:
@@ -104,7 +104,7 @@ def join(
             write_atomically(Path(folder) / "result", found)
     except Exception as e:
         if not isinstance(e, RuntimeError) or not (Path(folder) / "error.txt").exists():
-            # What a rank says that lost another one is no reason.
+            # The error of a rank that lost another rank is not the cause.
             write_atomically(Path(folder) / "error.txt", f"{type(e).__name__}: {e}".splitlines()[0])
         raise SystemExit(1) from e
 
@@ -121,5 +121,5 @@ def _teller(folder: str) -> Tell:
 def _read(progress: Path) -> str:
     try:
         return progress.read_text()
-    except OSError:  # nothing is told yet
+    except OSError:  # no progress yet
         return ""

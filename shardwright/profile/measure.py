@@ -1,8 +1,8 @@
 """Measures the host's devices and links for the cost model.
 
-Every rank measures at the same time, so that shared memory and cores are
-shared as they will be in training, and the figures of the slowest rank count.
-What is timed is in `probes` and `link_probes`, what is made of it in `fit`.
+All ranks measure at the same time, so that they share memory and cores as in training, and the
+figures of the slowest rank count. `probes` and `link_probes` define the samples, `fit` fits the
+machine.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from shardwright.runtime.backend.registry import backend_of
 
 
 def measure_here(devices: int | None = None, *, tune_host: bool = False) -> Machine:
-    """What the devices at hand reach: of the process group, or of `devices` processes started here.
+    """Measure the ranks of the process group, or `devices` processes that are started here.
 
-    Without a process group, as many processes are started as there are GPUs, or cores.
-    With `tune_host` as ranks reach it that tune the host (`runtime/backend/gloo.py`).
+    By default there are as many processes as GPUs, or as cores. With `tune_host` the ranks tune the
+    host (`runtime/backend/gloo.py`).
     """
     if dist.is_initialized():
         return measure_ranks(tune_host=tune_host)
@@ -68,22 +68,24 @@ def measure_host(
 
     With `tune_host` these processes tune the host for themselves (`runtime/backend/gloo.py`).
 
-    Takes about `seconds_budget` and the start of the processes; the result is
-    kept in the user's cache directory and read from there the next time, unless it is to
-    be measured `anew` or is one to doubt (`Measured.doubts`). The processes are spawned, so a
-    script calls this under `if __name__ == "__main__"`.
-    Raises `MachineError` when the processes fail or stand still.
+    It takes about `seconds_budget` seconds beside the start of the processes. The result is cached
+    in the user's cache directory and read from there the next time, unless `anew` is given or the
+    figures are doubtful (`Measured.doubts`). The processes are spawned, so a script calls this
+    under `if __name__ == "__main__"`.
+
+    Raises:
+        MachineError: the processes fail or make no progress.
     """
     if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
         raise MachineError(f"{devices!r} devices to measure; ask for at least one")
     file = (cache_dir or user_cache()) / _cache_name(devices, tune_host)
     if not anew:
-        with suppress(MachineError):  # not there, damaged, or of an older form
+        with suppress(MachineError):  # missing, damaged, or of an older format
             kept = load_machine(file)
             if kept.measured is not None and not kept.measured.doubts:
                 return kept
     machine = _measure(devices, seconds_budget, tell, tune_host)
-    with suppress(OSError):  # nowhere to keep it: measured again the next time
+    with suppress(OSError):  # no cache directory: the next call measures again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, to_toml(machine))
     return machine
@@ -94,8 +96,8 @@ def measure_ranks(
 ) -> Machine:
     """The machine under the running process group; equal on every rank.
 
-    Ranks of one host (`LOCAL_WORLD_SIZE`, which torchrun sets) are its inner level, hosts the
-    outer one. With `tune_host` these ranks tune the host, and it stays so.
+    Ranks of one host (`LOCAL_WORLD_SIZE`, which torchrun sets) are its inner level, hosts the outer
+    one. With `tune_host` these ranks tune the host until they end.
     """
     world, backend = dist.get_world_size(), backend_of()
     kind = backend.spec.device
@@ -125,16 +127,16 @@ def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
 
 
 def ranks_of_a_host(world: int) -> int:
-    """How many of `world` ranks are on this host, by torchrun's word; all where that says nothing.
+    """The number of `world` ranks on this host, from torchrun's environment; by default all.
 
-    So they are where hosts do not have equally many.
+    It is also all ranks where hosts have different numbers of ranks.
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return local if local > 0 and world % local == 0 else world
 
 
 def _measure(devices: int, seconds_budget: float, tell: Tell, tune_host: bool) -> Machine:
-    """On processes of their own."""
+    """Measure on new processes."""
     return parse_toml(run_ranks(devices, _rank, (seconds_budget, tune_host), tell, START_SECONDS))
 
 
@@ -152,7 +154,7 @@ def _machine(
 ) -> Machine:
     """The machine fitted to `samples`, with `sizes` devices at each level.
 
-    `memory` is a device's, and what of it is taken by other things than tensors.
+    `memory` are the bytes of a device, and those of them that are not for tensors.
     """
     backend = backend_of()
     gpu, world = backend.spec.device == "cuda", dist.get_world_size()
@@ -189,7 +191,8 @@ def _machine(
             context_bytes=memory[1],
             channel_block=channel_block_here(),
         ),
-        levels=tuple(levels) or (Level("host", 1, 1e12, Seconds(0.0)),),  # joins nothing
+        levels=tuple(levels)
+        or (Level("host", 1, 1e12, Seconds(0.0)),),  # a level of one rank has no link
         provenance=_provenance(world, gpu, assumed, known.name),
         backend=backend.spec.name,
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
@@ -212,7 +215,7 @@ def _machine(
 def _fallback_preset(kind: str, devices: int) -> Machine:
     """The preset, of two hosts, whose figures replace those with too few usable samples.
 
-    It is that of the kind of device which `kind` names, and of an A100 where it names none.
+    It has the device that `kind` names, or an A100 where `kind` is unknown.
     """
     if kind == "cpu":
         return machine_preset(f"2x{devices}xcpu")
@@ -273,17 +276,17 @@ class DeviceMemory(Protocol):
     """The memory functions of `torch.cuda` for the current device."""
 
     def mem_get_info(self) -> tuple[int, int]:
-        """Bytes that are free, and all of them."""
+        """Free and total bytes of the device."""
 
     def memory_reserved(self) -> int:
-        """Bytes that torch's allocator has."""
+        """Bytes that torch's allocator has reserved."""
 
 
 def context_bytes(cuda: DeviceMemory) -> int:
     """Bytes of the device's memory used by the driver and libraries: neither free nor torch's.
 
-    Operators and collectives must have run, as libraries take theirs only then. Other programs on
-    the same device are counted too.
+    Operators and collectives must have run before, because libraries allocate on first use. Other
+    programs on the same device are counted, too.
     """
     free, total = cuda.mem_get_info()
     return max(0, total - free - cuda.memory_reserved())
@@ -296,7 +299,7 @@ def user_cache() -> Path:
 
 
 def _cache_name(devices: int, tune_host: bool) -> str:
-    """Names host, torch, devices and tuning, since the figures hold for nothing else."""
+    """The name of the cache file: host, torch, devices and tuning, for which the figures hold."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     text = f"{socket.gethostname()}-torch{torch.__version__}-{gpus}gpu-{devices}devices"
     text += "-tuned" if tune_host else "-plain"

@@ -1,6 +1,6 @@
 """Times single operators at the sizes of plans, on all ranks at once.
 
-As every rank runs the same call at the same time, cores and memory are shared as in training.
+All ranks run the same call at the same time, so that they share cores and memory as in training.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.ranks import threads_of
 from shardwright.tracing.export.operators import operator_of, to_torch
 
-_TOGETHER = 6  # calls whose tensors are there at once
+_TOGETHER = 6  # calls whose tensors exist at once
 _CACHES = 2**26  # bytes: more than the caches of a core hold
-_SETS = 8  # of tensors of one call; small ones are in the caches in a step, too
-_ROOM = 8  # times what a call is given: its results, gradients and workspace, and holes between
+_SETS = 8  # copies of one call's tensors; small tensors are in the caches in a step, too
+_ROOM = (
+    8  # memory of a call relative to its arguments: results, gradients, workspace, fragmentation
+)
 _MOST_ROOM = 2**30  # bytes
 
 
 def user_timing_cache(warn: Callable[[str], None]) -> TimingCache:
-    """The user's."""
+    """The cache of timings in the user's cache directory."""
     return TimingCache(user_cache() / "operators.sqlite", warn)
 
 
 def with_cached_timings(machine: Machine, known: TimingCache) -> Machine:
-    """This host with all timings that are remembered of it."""
+    """`machine` with all cached timings of this host."""
     return _with(machine, known.find(device_key(machine)))
 
 
 def with_timings(
     machine: Machine, calls: Sequence[OpCall], seconds: float, known: TimingCache, tell: Tell
 ) -> Machine:
-    """This host with timings of `calls` too; those not remembered are measured, for `seconds`.
+    """`machine` with timings of `calls`; those that are not cached are measured, for `seconds`.
 
-    The same machine if all are known already. Raises `MachineError` if the ranks fail.
+    Returns the same machine if it has all of them. Raises `MachineError` if the ranks fail.
     """
     key = device_key(machine)
     before = known.find(key)
@@ -71,9 +73,9 @@ def _with(machine: Machine, found: Mapping[str, Timing | None]) -> Machine:
 
 
 def device_key(machine: Machine) -> str:
-    """What timings hold for: the kind of device, how many share the host, and torch's version.
+    """The key of timings: the kind of device, the ranks of the host, and torch's version.
 
-    On CPUs also whether the host was tuned for the ranks.
+    On CPUs it also has whether the ranks tuned the host.
     """
     devices = machine.devices
     if torch.cuda.is_available() and torch.cuda.device_count() >= devices:
@@ -85,16 +87,16 @@ def device_key(machine: Machine) -> str:
 
 
 def _tuned(machine: Machine) -> bool:
-    """Whether the figures of `machine` are those of ranks that tune the host."""
+    """Whether the ranks that measured `machine` tuned the host."""
     return machine.measured is not None and machine.measured.tuned_host
 
 
 def measure_calls(
     machine: Machine, calls: Sequence[OpCall], seconds: float, tell: Tell
 ) -> dict[str, Timing | None]:
-    """Timings of `calls`, by their texts, in the order given and as many as `seconds` are for.
+    """Timings of `calls` by text, in the given order, as many as `seconds` allow.
 
-    None is said of a call that cannot be run by itself.
+    The value is None for a call that cannot run by itself.
     """
     given = (list(calls), seconds, _tuned(machine))
     found = json.loads(run_ranks(machine.devices, _rank, given, tell, START_SECONDS))
@@ -131,8 +133,8 @@ def time_calls(
             break
         runs = {str(call): _runnable(call, stopwatch.device) for call in some}
         if kind == "cpu":
-            # A page that is used for the first time costs microseconds, and on a virtual machine
-            # ten times as much: in a step all have been used.
+            # The first use of a page takes microseconds, and on a virtual machine
+            # ten times as long; in a step all pages have been used.
             torch.empty(min(_MOST_ROOM, _ROOM * max(map(_size, some))), dtype=torch.uint8).fill_(1)
         for text, run in runs.items():
             if run is not None:
@@ -150,10 +152,9 @@ def time_calls(
 def _runnable(
     call: OpCall, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]] | None:
-    """What runs the call forward, and what runs it both ways; None if it cannot be run.
+    """Functions that run the call forward, and forward and backward; None if it cannot run.
 
-    Its tensors are other ones each time, as in a step, where other operators have driven what was
-    saved from the caches since.
+    Each run has other tensors: in a step, other operators evict saved tensors from the caches.
     """
     given = [_tensor(one, device) for one in call.given]
     count = min(_SETS, 1 + _CACHES // max(1, _size(call)))
@@ -162,7 +163,7 @@ def _runnable(
     function = operator_of(call.target)
 
     def run() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The results, and what is trained of the tensors given."""
+        """The results, and the given tensors that require gradients."""
         args, kwargs, trained = next(turns)
         returned = function(*args, **kwargs)
         made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
@@ -180,19 +181,19 @@ def _runnable(
 
         both()
     except (RuntimeError, IndexError, TypeError, ValueError):
-        return None  # its arguments belong to other sizes, or it needs what only a program has
+        return None  # its arguments are of other sizes, or it needs a program around it
     return run, both
 
 
 def _size(call: OpCall) -> int:
-    """Bytes of the tensors that it is given."""
+    """Bytes of the tensors in the arguments."""
     return sum(prod(one.shape) * ITEM_BYTES[one.dtype] for one in call.given)
 
 
 def _arguments(
     call: OpCall, given: Sequence[torch.Tensor]
 ) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
-    """Arguments with copies of the tensors `given`, and those copies that are trained."""
+    """Arguments with copies of the tensors `given`, and the copies that require gradients."""
     copies = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
     values = {str(i): copy for i, copy in enumerate(copies)}
     device = copies[0].device
@@ -204,7 +205,7 @@ def _arguments(
 def _tensor(given: OperandSpec, device: torch.device) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, given.dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
-        count = torch.Size(given.shape).numel()  # indices, that every size allows
+        count = torch.Size(given.shape).numel()  # indices that are valid for every size
         return (torch.arange(count, device=device) % 2).to(dtype).reshape(given.shape)
     made = torch.rand(given.shape, device=device, dtype=torch.float32) + 0.5
     return made.to(dtype).requires_grad_(given.requires_grad)

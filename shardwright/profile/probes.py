@@ -1,6 +1,6 @@
 """Timed operators of every class of the cost model, over sizes.
 
-They run as programs run them: through autograd, with fresh results.
+They run as in programs: through autograd, with new results each time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _HEAD, _ROW, _CHAIN = 64, 256, 100
 
 
 class Kernel(NamedTuple):
-    """A kernel that moves memory: what it runs, and how often it passes over its tensor."""
+    """A kernel that moves memory: its function and its number of passes over its tensor."""
 
     run: Callable[[torch.Tensor], torch.Tensor]
     forward: int
-    backward: int  # gradient in, gradient out, and what was saved
+    backward: int  # passes: gradient in, gradient out, saved tensor
 
 
 KERNELS = {  # by class, and by name
@@ -41,11 +41,11 @@ KERNELS = {  # by class, and by name
     "functions tanh": Kernel(torch.tanh, 2, 0),
     "functions softmax": Kernel(lambda x: F.softmax(x, -1), 2, 0),
 }
-CHANNELS = 64  # of what is pooled, by windows of two by two
+CHANNELS = 64  # of the input of pooling, by windows of two by two
 
 
 def add_all(stopwatch: Stopwatch) -> None:
-    """One probe for each shape of each class, and one of what a launch takes."""
+    """Add one probe for each shape of each class, and one of a launch."""
     gpu = stopwatch.device.type == "cuda"
     matmul = MATMUL + MATMUL_ON_GPU * gpu
     for shape in matmul:
@@ -102,13 +102,13 @@ def _pooling(stopwatch: Stopwatch, elements: int) -> None:
 def _trained(
     function: Callable[..., torch.Tensor], *given: torch.Tensor, **settings: int
 ) -> Callable[[], object]:
-    """`function` forward and backward, for the gradients of all that it is given."""
+    """`function` forward and backward, with gradients of all arguments."""
     gradient = torch.ones_like(function(*given, **settings))
     return lambda: torch.autograd.grad(function(*given, **settings), given, gradient)
 
 
 def _chain(device: torch.device) -> Callable[[], object]:
-    """Kernels with next to nothing to do, forward and backward, one after the other."""
+    """A chain of tiny kernels, forward and backward."""
     tiny = torch.zeros(8, device=device, requires_grad=True)
 
     def run() -> object:

@@ -1,10 +1,9 @@
 """Times operations on all ranks together, robustly against noise.
 
-Everything to be timed is timed in several rounds, so that what disturbs a while disturbs one round
-of many things and not all of one. Rounds in which other programs took much of the cores are
-left out where enough others are left. What one thread of a CPU computes is timed by the
-thread's own clock, which stands still while another program has the core; where ranks are
-more than cores, each has its part of one.
+All probes are timed in several rounds, so that a temporary disturbance affects one round of many
+probes and not all samples of one. Rounds in which other programs used much of the cores are dropped
+where enough rounds remain. Work of one CPU thread is timed by the thread's own clock, which stops
+while another program has the core; where there are more ranks than cores, ranks share a core.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import torch.distributed as dist
 from shardwright.profile.host_load import HostLoad, cores
 
 ROUNDS = 6
-_LEAST_ROUNDS = 3  # even where time is up: of two neither can be doubted
-_MOST_REPEATS = 200  # in one round
+_LEAST_ROUNDS = 3  # even after the time limit: of two rounds no outlier can be found
+_MOST_REPEATS = 200  # repeats in one round
 _QUIET = 0.1  # others' part of the cores
-_LEAST_STRETCHES = 6  # of a round, of which it is known how far they leave ranks apart
+_LEAST_STRETCHES = 6  # stretches of a round from which the skew of ranks is computed
 
 # Kind of samples: after `work` seconds of computing a rank waits `seconds` for the slowest.
 ARRIVAL_SKEW = "apart"
@@ -35,8 +34,8 @@ ARRIVAL_SKEW = "apart"
 class RepeatTimes(NamedTuple):
     """Statistics of the repeats in one round, in seconds.
 
-    What is usual and what a tenth take; and each time what ran before it, where that makes ranks
-    late.
+    They are the median and the first decile, and, where the operation before it makes ranks late,
+    the seconds of that operation in each repeat.
     """
 
     usual: float
@@ -46,7 +45,7 @@ class RepeatTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`work` of a kind took `seconds`: FLOP, bytes of memory, or bytes of the local tile."""
+    """`seconds` that `work` of a kind took: FLOP, bytes of memory, or bytes of the local tile."""
 
     kind: str
     work: float
@@ -58,13 +57,13 @@ class _Probe:
     kind: str
     work: float
     run: Callable[[], object]
-    alone: bool  # it waits for no other rank
-    times: int  # that it does in one run what the sample is of
-    after: Callable[[], object] | None  # what runs before, and does not count
+    alone: bool  # whether it waits for no other rank
+    times: int  # repeats of the sample's work in one run
+    after: Callable[[], object] | None  # runs before it and is not timed
 
     @property
     def drifts(self) -> bool:
-        """Whether what runs before makes ranks late that wait for each other."""
+        """Whether the operation before the probe makes ranks late."""
         return self.after is not None and not self.alone
 
 
@@ -72,8 +71,8 @@ class _Probe:
 class Stopwatch:
     """Times probes in turn, for about `seconds` in all.
 
-    Every rank of the process group gives the same and runs it equally often. `tell` hears what is
-    measured and which part is done.
+    All ranks of the process group add the same probes and run them equally often. `tell` is called
+    with the current probe and the part that is done.
     """
 
     def __init__(self, kind: str, seconds: float, tell: Callable[[str, float], None]) -> None:
@@ -93,19 +92,19 @@ class Stopwatch:
         times: int = 1,
         after: Callable[[], object] | None = None,
     ) -> None:
-        """Time `run` too, which does the same so many `times`; the sample is of one.
+        """Add a probe that times `run`, which repeats its work `times` times; the sample is of one.
 
-        `alone`: it only computes, and waits for no other. It runs `after` something that does not
-        count. Where it waits for others that makes one rank later than another: what counts then
-        is the time from when the last one comes, the mean of all ranks; how long they waited for it
-        are samples `ARRIVAL_SKEW`.
+        With `alone` the probe only computes and waits for no other rank. `after` runs before it and
+        is not timed. Where `run` waits for other ranks, `after` makes some ranks later than others:
+        then the time counts from the arrival of the last rank, as the mean over ranks, and the
+        waits for that rank become samples `ARRIVAL_SKEW`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
     def samples(self) -> list[Sample]:
-        """One sample per probe, of the slowest rank; equal on every rank.
+        """One sample per probe, of the slowest rank, then the samples `ARRIVAL_SKEW`.
 
-        Then the samples `ARRIVAL_SKEW`.
+        They are equal on every rank.
         """
         end = time.monotonic() + self._seconds
         repeats = self._repeats()
@@ -133,7 +132,7 @@ class Stopwatch:
         found = []
         for place, probe in enumerate(self._probes):
             self._tell(probe.kind, 0.25 * place / len(self._probes))
-            probe.run()  # the first time does not count, nor while the heap still grows
+            probe.run()  # the first runs do not count, while the heap still grows
         for probe in self._probes:
             seconds = self.once(probe.run, alone=probe.alone)
             if probe.after is not None:
@@ -153,12 +152,12 @@ class Stopwatch:
         if probe.drifts:
             early = self._waits_for_slowest(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
-        # A step does many things, and of what is slow now and then it has its share: the mean.
+        # A step has many operations, some of which are slow at times: so the mean counts.
         low = sorted(found)[len(found) // 10]
         return RepeatTimes(fmean(found), low, tuple(before if probe.drifts else ()))
 
     def _waits_for_slowest(self, took: Sequence[float]) -> list[float]:
-        """How much longer than on this rank it took on the slowest, each time."""
+        """For each repeat, the seconds by which the slowest rank was slower than this one."""
         mine = torch.tensor(took, dtype=torch.float64, device=self.device)
         most = mine.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -203,12 +202,12 @@ class Stopwatch:
 
 
 def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Probe) -> float:
-    """What a step has of it; `figures` of every rank are those of its rounds.
+    """One figure from the `figures` of every rank in every round.
 
-    That is what the slowest rank usually takes, or a rank waits on average. Noise only ever adds:
-    where there is much of it, the least is nearest to the truth. Ranks that wait for no other are
-    slow at different times: of each its own rounds are weighed first, or the noise of two would
-    count where a step has that of one.
+    It is the usual time of the slowest rank, or the mean wait of a rank. Noise only ever adds: on a
+    noisy host the least figure is the most accurate. Ranks that do not wait for others are slow at
+    different times: their rounds are combined rank by rank first, or the result would have the
+    noise of several ranks where a step has that of one.
     """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
     values = [[one.usual if quiet else one.low for one in rounds] for rounds in figures]
@@ -219,10 +218,11 @@ def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Pro
 
 
 def _arrival_skews(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sample]:
-    """What ranks wait for the last one, on average, having computed for once, twice, four times...
+    """The mean wait for the slowest rank after one, two, four, ... units of computation.
 
-    `drifts` are what each rank computed, of every round, one thing after the other. What it takes
-    longer than on others adds up until they wait; it is added up here, over as much as is wanted.
+    `drifts` are the seconds of each rank's computations, in order, for every round. Differences
+    between ranks accumulate until they wait for each other; they are accumulated here over
+    increasing numbers of computations.
     """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
     took = [np.array(ranks, np.float64) for ranks in drifts]  # (ranks, repeats) of each round
@@ -241,7 +241,7 @@ def _arrival_skews(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> 
 
 
 def ranks_of_a_core() -> float:
-    """Ranks that share a core where that is most, and at least 1; equal on every rank."""
+    """The largest number of ranks that share a core, at least 1; equal on every rank."""
     mine = (socket.gethostname(), frozenset(cores()))
     every = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)
@@ -254,7 +254,7 @@ def ranks_of_a_core() -> float:
 
 
 def of_these_cores(seconds: float) -> float:
-    """CPU seconds of all ranks that share cores with this one, of which it took `seconds`."""
+    """CPU seconds of all ranks that share cores with this one, which used `seconds`."""
     mine = (socket.gethostname(), frozenset(cores()), seconds)
     every = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)
@@ -262,7 +262,7 @@ def of_these_cores(seconds: float) -> float:
 
 
 def quietest_rounds(busy: Sequence[float]) -> list[int]:
-    """Numbers of the rounds that count: all quiet ones, or the quieter half where few are.
+    """Indices of the rounds that count: all quiet ones, or the quieter half if few are quiet.
 
     >>> quietest_rounds([0.01, 0.5, 0.02, 0.03]), quietest_rounds([0.5, 0.9, 0.4, 0.6])
     ([0, 2, 3], [0, 2])

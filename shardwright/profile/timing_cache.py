@@ -1,8 +1,8 @@
-"""Caches timings of single operators in a database of the user's.
+"""Caches timings of single operators in a database of the user.
 
-A row holds for one call (operator, local sizes, dtypes, arguments) on one kind of device, so many
-ranks of so many threads beside each other, one version of torch. A database that cannot be read is
-set aside and begun anew; one that cannot be written is only read. Both are said in one line.
+A row is for one call (operator, local sizes, dtypes, arguments) on one kind of device, a number of
+ranks and threads, and one version of torch. A database that cannot be read is renamed and created
+again; one that cannot be written is only read. Both cases give a warning of one line.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ CREATE TABLE IF NOT EXISTS timings (
     PRIMARY KEY (device, call)
 )
 """
-_WAIT_SECONDS = 5.0  # for another process that writes
+_WAIT_SECONDS = 5.0  # seconds to wait for another process that writes
 
 
 @final
 class TimingCache:
-    """The database in `file`. `warn` is told what is wrong with it."""
+    """The database in `file`; `warn` is called with its errors."""
 
     def __init__(self, file: Path, warn: Callable[[str], None]) -> None:
         self.file = file
         self._warn = warn
 
     def find(self, device: str) -> dict[str, Timing | None]:
-        """All calls that were timed on `device`; None is one that could not be run by itself."""
+        """All calls that were timed on `device`; None for calls that cannot run by themselves."""
         if not self.file.exists():
             return {}
         try:
             with self._open() as database:
                 query = "SELECT call, forward, backward FROM timings WHERE device = ?"
                 rows = database.execute(query, (device,)).fetchall()
-        except sqlite3.OperationalError as e:  # busy, or no rights
+        except sqlite3.OperationalError as e:  # busy, or no permission
             self._warn(f"cannot read the timings of operators in {self.file}: {e}; without them")
             return {}
         except sqlite3.DatabaseError as e:
@@ -51,7 +51,7 @@ class TimingCache:
         return {call: _timing(call, forward, backward) for call, forward, backward in rows}
 
     def keep(self, device: str, found: Mapping[str, Timing | None]) -> None:
-        """Add what was found, or put it in the place of what was there."""
+        """Add or replace the timings."""
         rows = [(device, call, *_columns(timing)) for call, timing in found.items()]
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,13 +73,13 @@ class TimingCache:
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         opened = contextlib.closing(sqlite3.connect(self.file, timeout=_WAIT_SECONDS))
-        with opened as database, database:  # the inner one commits, or takes back
+        with opened as database, database:  # the inner context commits or rolls back
             yield database
 
     def _set_aside(self, error: Exception) -> None:
         aside = self.file.with_suffix(".damaged")
         self._warn(f"{self.file} is no database of timings ({error}); it is kept as {aside.name}")
-        with contextlib.suppress(OSError):  # it is read, and found damaged, again
+        with contextlib.suppress(OSError):  # the next read finds it damaged again
             self.file.replace(aside)
 
 

@@ -1,8 +1,8 @@
 """Times loading, gradient reduction and update of trained parameters beyond their arithmetic.
 
-They are DTensors, and what an operator on one of those takes before it computes anything is many
-times the launch of a kernel. Their way in and back takes Python, which finds the caches of a CPU
-full of what operators left there; so it does here.
+Parameters are DTensors, and the dispatch of an operator on a DTensor takes many times as long as
+the launch of a kernel. Loading and reduction run Python code, which in a step finds the caches of
+a CPU filled by operators; the probes fill them, too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from shardwright.runtime.executor.transfers import Tiles, gather_buffer, gathere
 from shardwright.runtime.parameters.dtensor_spec import Placed, local
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
-_ALL = 2**22  # elements of parameters that are updated in turn: more than caches hold
+_ALL = 2**22  # elements of parameters that are updated in turn: more than fit into caches
 ELEMENTS_ON_GPU = (2**24,)
 _ROW = 64
-_COUNT = 16  # of the tiny ones
-HANDLED = 3  # times that a gathered one is put into a message or taken out, its gradient's too
+_COUNT = 16  # number of tiny parameters
+HANDLED = 3  # times that a gathered parameter or its gradient is packed or unpacked
 _LEFT = 2**22  # elements that operators leave in the caches
-CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and how often they pass over a parameter
+CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and their passes over a parameter
 
 
 def add_all(stopwatch: Stopwatch) -> None:
-    """Probes "dispatch", "parameter" and "packing" of tiny parameters, "update" of larger ones."""
+    """Add probes "dispatch", "parameter", "packing" of tiny parameters, "update" of larger ones."""
     mesh = init_device_mesh(stopwatch.device.type, (dist.get_world_size(),))
     tiny = _parameters(mesh, 2 * _ROW, _COUNT)
     stopwatch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
@@ -41,7 +41,7 @@ def add_all(stopwatch: Stopwatch) -> None:
     stopwatch.add("packing", HANDLED * _COUNT, _packed(mesh), alone=True, after=left)
     gpu = stopwatch.device.type == "cuda"
     for elements in ELEMENTS + ELEMENTS_ON_GPU * gpu:
-        # As in training, each has been left alone since the others were updated.
+        # As in training, the other parameters are updated between two updates of one.
         count = max(1, _ALL // elements)
         some = _updated(_parameters(mesh, elements, count))
         stopwatch.add("update", PASSES * 4 * elements, some, alone=True, times=count)
@@ -56,7 +56,7 @@ def _parameters(mesh: DeviceMesh, elements: int, count: int) -> list[nn.Paramete
 
 
 def _updated(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
-    """An update of all of them by AdamW."""
+    """A function that updates all parameters by AdamW."""
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     return torch.optim.AdamW(parameters).step
@@ -84,7 +84,7 @@ class _NoProgram:
 
 
 def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
-    """All of them brought into a program, and their gradients back, nothing being computed."""
+    """A function that loads all parameters into a program and reduces empty gradients."""
     stored = [nn.Parameter(parameter.detach()) for parameter in parameters]
     places = [Placed(parameter) for parameter in stored if isinstance(parameter, DTensor)]
 
@@ -101,7 +101,7 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
 
 
 def _packed(mesh: DeviceMesh) -> Callable[[], object]:
-    """Tiny sharded ones put into a message, copies taken out, and their gradients put into one."""
+    """A function that packs tiny sharded parameters, unpacks copies, and packs gradients."""
     parts = [Tiles((mesh.size(), _ROW), 0, mesh.size()) for _ in range(_COUNT)]
     tiles = [torch.randn((1, _ROW), device=mesh.device_type) for _ in parts]
 

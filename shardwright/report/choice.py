@@ -1,6 +1,6 @@
 """Explains the choice of a plan against its frontier neighbours and the baselines.
 
-Nothing here is decided; every sentence is a difference of two plans' costs.
+It decides nothing; every sentence states a difference of two plans' costs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def why(
     place = _place(chosen, frontier, memory_limit, objective)
     permitted = [b for b in frontier.baselines if b.name not in frontier.broken]
     fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
-    if not fitting:  # by what adds up
+    if not fitting:  # by additive memory
         permitted = [frontier.settled(b) for b in permitted]
         fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
     if fitting:

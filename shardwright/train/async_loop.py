@@ -1,8 +1,8 @@
 """The training loop of an asynchronous pipeline.
 
-A step that has begun is finished a few steps later, on each stage at its own
-time. Where the weights are looked at, for a checkpoint, an evaluation or at the
-end, the pipeline is drained: then all stages have made equally many updates.
+A step finishes a few steps after it began, at a different time on each stage.
+Before the weights are read, for a checkpoint, an evaluation or at the end, the
+pipeline is drained: then all stages have made equally many updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.train.step import NonFiniteLossError, StepResult
 
 @final
 class AsyncTrainable:
-    """An asynchronous pipeline as training sees it; it takes batches of the planned shape only."""
+    """Trains an asynchronous pipeline; all batches must have the planned shape."""
 
     def __init__(self, pipeline: AsyncPipeline, plan: Plan, others: Sequence[Any]) -> None:
         if others:
@@ -54,11 +54,11 @@ class AsyncTrainable:
         self.pipeline.set_random_state(state)
 
     def skews(self) -> list[Skew]:
-        """How unevenly rows were routed to experts."""
+        """The imbalance of the routing of rows to experts."""
         return skews([self.pipeline])
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch, without dropout, on every rank; of a drained pipeline."""
+        """The loss of a global batch, without dropout, on every rank; the pipeline is drained."""
         return self.pipeline.evaluate(batch)
 
     def local_batch(self, batch: Any) -> Any:
@@ -76,7 +76,7 @@ class AsyncTrainable:
 
 @final
 class AsyncLoop:
-    """Steps of a run through an `AsyncTrainable`; raises `JobError` for jobs that it cannot do."""
+    """Steps of a run through an `AsyncTrainable`; raises `JobError` for unsupported jobs."""
 
     is_synchronous = False
 
@@ -88,11 +88,11 @@ class AsyncLoop:
             )
         self.module = module
         self.clip_norm, self.discount_steps = job.clip_norm, job.discount_steps
-        self.lag = module.pipeline.lag  # steps by which this stage knows of a loss later
+        self.lag = module.pipeline.lag  # steps after which this stage knows a loss
         self.under_way: deque[int] = deque()
 
     def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
-        """Begin a step; the one that this stage has finished, if any."""
+        """Begin a step; return the one that this stage has finished, if any."""
         (batch,) = batches
         number = run.step + 1
         self.under_way.append(number)

@@ -1,7 +1,7 @@
 """`Job`: the model, batch, optimizer and data that commands plan, train and verify.
 
-Knows neither plans nor ranks. torch is only named in annotations, so that a
-`Job` can be declared without waiting for it.
+It knows neither plans nor ranks. Only annotations name torch, so that a `Job`
+can be declared without importing it.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ Data = Any  # batches, a function that gives them, or a torch Dataset of samples
 
 @dataclass(frozen=True)
 class Job:
-    """One training job, serial: nothing in it says how it will be made parallel.
+    """One serial training job: it does not say how it runs in parallel.
 
     Attributes:
         model: builds the module; what the module returns is, or holds, the loss.
         batch: an example of a *global* batch (a mapping of keyword arguments or a sequence of
             positional ones), or a function that makes one.
         optimizer: builds the optimizer from the parameters.
-        data: global batches, equal on every rank, or a function that gives them; started anew when
-            they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled and put
-            together into batches of the example's size; every rank reads those it needs.
+        data: global batches, equal on every rank, or a function that returns them; they start again
+            when they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled
+            and collated into batches of the example's size; every rank reads those it needs.
         steps: optimizer steps.
         schedule: builds the learning-rate schedule from the optimizer; it steps once a step.
         clip_norm: largest norm of all gradients together; larger ones are scaled down.
         discount_steps: updates over which late stages of an asynchronous pipeline begin with
             smaller learning rates (docs/how-to/async.md); no effect on other plans.
         accumulate: batches in one step.
-        tokens: how much a batch counts among the batches of a step, so that the loss is a mean over
-            all that counts; by default all count alike.
-        shapes: examples of batches of other shapes, which are run as they are.
-        padding: what smaller batches are padded with, by keyword or position.
-        evaluation: data as above, of which the mean loss is taken every `evaluate_every` steps and
-            at the end.
+        tokens: the weight of a batch among the batches of a step, so that the loss is a mean over
+            tokens; by default all batches have equal weights.
+        shapes: examples of batches of other shapes, which are not padded.
+        padding: the value with which smaller batches are padded, by keyword or position.
+        evaluation: data as above; its mean loss is computed every `evaluate_every` steps and at the
+            end.
         evaluate_every: steps between evaluations; None: only at the end.
-        collate: puts samples of a `Dataset` together; None: torch's default.
+        collate: collates samples of a `Dataset`; None: torch's default.
         shuffle: whether samples of a `Dataset` are shuffled.
         workers: processes that read a `Dataset`, per rank.
         weights: a safetensors file, or a Hugging Face folder of them, to start from.
         compiled: whether steps run through `torch.compile`.
-        seed: of the model's weights, of its dropout and of what data draws.
-        name: what reports call the job.
+        seed: of the model's weights, of its dropout and of the data's random numbers.
+        name: the name of the job in reports.
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
@@ -142,11 +142,11 @@ class Job:
         for name, (kinds, what) in _KINDS.items():
             if not isinstance(given := getattr(self, name), kinds):
                 raise JobError(f"Job.{name} is a {type(given).__name__}; give {what}")
-        _ = self.numerics  # which raises for a word that is not known
+        _ = self.numerics  # raises for an unknown word
 
     @property
     def numerics(self) -> Numerics:
-        """What the job gives up of being exactly one device."""
+        """The numerics options of the job."""
         return Numerics(self.rng, self.batch_norm, self.precision)
 
     def call(self) -> Call:
@@ -177,7 +177,7 @@ class Job:
         return calls
 
     def check_data(self) -> None:
-        """Raise `JobError` unless the data's first batches have, or can be given, known shapes."""
+        """Raise `JobError` unless the first batches have, or can be padded to, known shapes."""
         from shardwright.runtime.plan_transfer import shapes_of
         from shardwright.train.data.shapes import fitted
 
@@ -190,7 +190,7 @@ class Job:
             fitted(first, known, self.padding)
 
     def batches(self) -> Batches:
-        """Batches without end: the data, again and again."""
+        """The data, repeated without end."""
         from shardwright.train.data.batches import Batches
 
         return Batches(self._of(self.data, self.shuffle))

@@ -1,7 +1,7 @@
 """Encodes plain values as JSON and back, exactly.
 
-Checkpoints keep schedules, hyperparameters and data positions this way, so
-that reading one never runs code.
+Checkpoints store schedules, hyperparameters and data positions this way, so
+that loading one never runs code.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-_KIND = "~"  # the key under which JSON objects of ours say what they are
+_KIND = "~"  # the key of the type of an encoded object
 
 
 class ValueFormatError(ValueError):
-    """A value that no checkpoint can hold, or a text that is none of ours."""
+    """A value that cannot be encoded, or a text that `to_json` did not write."""
 
 
 def to_json(value: Any) -> Any:
-    """`value` in what `json` can write.
+    """Encode `value` as an object that `json` can write.
 
     >>> to_json({"betas": (0.9, 0.95), "fused": None})
     {'betas': {'~': 'tuple', 'items': [0.9, 0.95]}, 'fused': None}
@@ -53,7 +53,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` made `value` of; raises `ValueFormatError` if it did not."""
+    """Decode a result of `to_json`; raises `ValueFormatError` for any other value."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -85,7 +85,7 @@ def _texts(value: dict[Any, Any]) -> list[bool]:
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """The dtype that torch calls `name`, as `float32`."""
+    """The dtype of torch with this `name`, such as `float32`."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise ValueFormatError(f"{name!r} is no dtype")

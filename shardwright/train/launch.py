@@ -32,31 +32,33 @@ Runner = Callable[[Sequence[str], Mapping[str, str], TextIO | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a run ended: torchrun's exit status, and what rank 0 reported."""
+    """The result of a run: torchrun's exit status and the records of rank 0."""
 
     status: int
     records: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...] = ()
     routing: RoutingRecord | None = None
-    traces: Mapping[int, str] = field(default_factory=dict)  # of a step, by rank, if asked for
+    traces: Mapping[int, str] = field(
+        default_factory=dict
+    )  # traces of a step, by rank, if requested
 
     @property
     def step_seconds(self) -> float | None:
-        """Median time of a step, the first ones left out; None before there is any."""
+        """Median seconds of a step without the first steps; None without enough steps."""
         seconds = sorted(r.seconds for r in self.records[min(3, len(self.records) // 2) :])
         return seconds[len(seconds) // 2] if seconds else None
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes of tensors in a step, where one was counted."""
+        """The most bytes of tensors in a step; None where no step was measured."""
         return max((r.tensor_bytes for r in self.records), default=0) or None
 
 
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
-    """Run `command` to its end and return its exit status, as a shell would give it.
+    """Run `command` to its end and return its exit status, as a shell reports it.
 
-    SIGINT and SIGTERM go on to it. It leads a session of its own, so that a
-    Ctrl-C reaches it once, and all of it can be killed if it does not end.
+    SIGINT and SIGTERM are forwarded. The command leads a session of its own, so
+    that Ctrl-C reaches it once, and all its processes can be killed if it does not end.
     """
     process = subprocess.Popen(command, env=env, stdout=stdout, start_new_session=True)
 
@@ -91,7 +93,7 @@ def launch(
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
-    The ranks' log goes to `stdout`, by default ours. `run` starts the processes; tests replace it.
+    The ranks' log goes to `stdout`, by default that of this process. `run` starts the processes.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
@@ -103,7 +105,7 @@ def launch(
         lines = losses.read_text().splitlines() if losses.exists() else []
         files = {rank: trace_file(folder, rank) for rank in range(plan.devices)}
         traces = {rank: file.read_text() for rank, file in files.items() if file.exists()}
-    # Ranks that were started again did some steps again: the later report counts.
+    # Restarted ranks repeat some steps: the later record counts.
     steps_done, evaluated, routing = {}, {}, None
     for found in map(json.loads, lines):
         if "routing" in found:
@@ -127,9 +129,9 @@ def torchrun(ranks: int, max_restarts: int = 0) -> list[str]:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """Our environment, where the ranks share the cores unless OMP_NUM_THREADS is set.
+    """The environment of the ranks: they share the cores unless OMP_NUM_THREADS is set.
 
-    They do not repeat the warnings that building the model here has shown already.
+    Warnings that this process has shown already are off.
     """
     defaults = {
         "OMP_NUM_THREADS": str(threads_of(ranks)),

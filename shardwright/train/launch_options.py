@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """Where ranks keep checkpoints, every how many steps, how many, and whether steps `wait`."""
+    """The folder of checkpoints, steps between them, how many to keep, and whether steps `wait`."""
 
     folder: str
     every: int = 100
@@ -16,7 +16,7 @@ class SaveOptions:
     wait: bool = False
 
     def arguments(self) -> list[str]:
-        """What the worker is told."""
+        """The worker's command-line arguments."""
         numbers = ["--every", str(self.every), "--keep", str(self.keep)]
         waits = ["--wait-for-saves"] if self.wait else []
         return ["--checkpoint", _absolute(self.folder), *numbers, *waits]
@@ -24,14 +24,14 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How a run goes; what is not given is the job's own, or the worker's default.
+    """Options of a run; None means the value of the job, or the worker's default.
 
-    * `steps`: to train;
-    * `saving`: checkpoints, of which the ranks go on from the latest;
+    * `steps`: the number of steps;
+    * `saving`: checkpoints; the ranks resume from the latest;
     * `max_restarts`: how often torchrun starts the ranks again if one dies, none has done a step
       for `stall_timeout` seconds, or a part of their start took `start_timeout` seconds;
-    * `weights`: to start from, a `.safetensors` file or a folder;
-    * `export`: where the weights are written at the end, a `.safetensors` file or a folder;
+    * `weights`: initial weights, a `.safetensors` file or a folder;
+    * `export`: the `.safetensors` file or folder for the final weights;
     * `compiled`: whether steps run through `torch.compile`;
     * `tune_host`: whether ranks on CPUs change how the host runs them (`parallelize`);
     * `tensorboard`: a folder for event files;
@@ -51,7 +51,7 @@ class LaunchOptions:
     traced: bool = False
 
     def arguments(self) -> list[str]:
-        """What the worker is told, without the trace."""
+        """The worker's command-line arguments without those of the trace."""
         found = self.saving.arguments() if self.saving is not None else []
         for option, number in (
             ("--steps", self.steps),

@@ -1,7 +1,7 @@
 """The training loop of one rank; rank 0 reports.
 
-Every rank draws the same global batches; what a rank takes of them is the
-parallel module's matter.
+Every rank reads the same global batches; the parallel module takes the rank's
+part of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable, Trainable
-from shardwright.train.consensus import Consensus
+from shardwright.train.coordination.consensus import Consensus
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
 from shardwright.train.data.shapes import fitted
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as rank 0 saw it.
+    """The record of one step on rank 0.
 
     Attributes:
         step: its number, from 1 on.
@@ -43,9 +43,9 @@ class StepRecord:
         seconds: wall seconds.
         units: tokens or samples of the global batch.
         unit: `"tokens"` or `"samples"`.
-        bytes: the most memory that the rank has held so far.
+        bytes: the peak memory of the rank so far.
         gradient_norm: before clipping, where gradients are clipped; else None.
-        tensor_bytes: the most that tensors took in this step, where that was counted; else 0.
+        tensor_bytes: peak bytes of tensors in this step, where measured; else 0.
     """
 
     step: int
@@ -55,7 +55,7 @@ class StepRecord:
     unit: str
     bytes: int
     gradient_norm: float | None = None  # before clipping, where gradients are clipped
-    tensor_bytes: int = 0  # the most that tensors took in this step, where that was counted
+    tensor_bytes: int = 0  # peak bytes of tensors in this step, where measured
 
     def __str__(self) -> str:
         norm = "" if self.gradient_norm is None else f"  grad_norm {self.gradient_norm:.4f}"
@@ -70,7 +70,7 @@ class EvaluationRecord:
     """The mean loss of the evaluation data after a step.
 
     Attributes:
-        step: the number of steps done.
+        step: the number of finished steps.
         evaluation: the mean loss.
     """
 
@@ -86,9 +86,9 @@ def start(module: Trainable, job: Job) -> Run:
 
     Args:
         module: a module of `parallelize`, or a `ShapeVariants`.
-        job: whose optimizer, data and schedule the run has.
+        job: gives the optimizer, data and schedule of the run.
     """
-    # A stage of a pipeline may have nothing to update, which optimizers refuse.
+    # A stage of a pipeline may have no parameters, which optimizers refuse.
     # Two of them, as a factory may choose by the number of dimensions.
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
     optimizer = job.optimizer(list(module.parameters()) or idle)
@@ -97,9 +97,10 @@ def start(module: Trainable, job: Job) -> Run:
 
 
 def read_own_samples(run: Run, job: Job) -> None:
-    """From now on each rank reads only the samples of a Dataset that its part of a batch needs.
+    """Let each rank read only the samples of a Dataset that its part of a batch needs.
 
-    Not where `Job.tokens` counts global batches, nor where parts and whole batches look alike.
+    This is off where `Job.tokens` weighs global batches, or where the shape of a part equals that
+    of a whole batch.
     """
     samples = run.batches.data
     fixed = len(run.module.known) == 1 and not job.padding and job.tokens is None
@@ -125,20 +126,20 @@ def train(
     Every rank calls it.
 
     Args:
-        run: where training is; it is moved on.
-        job: the job that the run is of.
-        device: where batches go.
+        run: the state of training, which is updated.
+        job: the job of the run.
+        device: the device of batches.
         report: called with the record of every step and evaluation.
         saving: writes checkpoints; None: none are written.
         consensus: lets the ranks stop together, e.g. after SIGTERM; None: they do not.
-        beat: called with the number of every step, and batch of evaluation, when it is done.
-        steps_of: the steps of a pipeline that goes on without a break; None: `Stepper`.
+        beat: called with the number of each finished step, and after each evaluated batch.
+        steps_of: the steps of an asynchronous pipeline; None: `Stepper`.
 
     Returns:
         Whether all steps were done; False if `consensus` stopped it, after a last checkpoint.
 
     Raises:
-        NonFiniteLossError: a loss is no number; the weights are unchanged. Names step and operator.
+        NonFiniteLossError: a loss is not finite; names step and operator. Weights are unchanged.
     """
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the first step here whose optimizer has its state from the start
@@ -165,7 +166,7 @@ def train(
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
-        # Messages that are under way outlive a profiler, which does not survive it.
+        # Messages in flight outlive a profiler, which then crashes.
         if run.step == counted and (step.is_synchronous or device.type == "cuda"):
             done, tensor_bytes = _metered(step, run, batches, device)
         else:
@@ -191,7 +192,7 @@ def train(
 def _metered(
     step: Steps, run: Run, batches: Sequence[Batch], device: torch.device
 ) -> tuple[list[StepResult], int]:
-    """A step, and the most bytes of tensors in it, on this rank."""
+    """A step and its peak bytes of tensors on this rank."""
     run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
     tensors = [*run.module.parameters(), *run.module.lasting_buffers().values()]
     tensors += tensors_of(run.optimizer)
@@ -211,11 +212,11 @@ def evaluate(
     Args:
         module: a module of `parallelize`, or a `ShapeVariants`.
         job: a job with `evaluation`.
-        device: where batches go.
+        device: the device of batches.
         beat: called after every batch.
 
     Raises:
-        JobError: nothing of the data counts.
+        JobError: the weights of all batches are 0.
     """
     batches = job.evaluation_batches()
     assert batches is not None, "only jobs with evaluation data are evaluated"
@@ -238,7 +239,7 @@ def evaluate(
 
 
 def _fitted(module: Trainable, job: Job, batch: Batch) -> Batch:
-    """A rank's own part of a batch has no known shape, and is none where shapes may differ."""
+    """`batch` in a known shape; a rank's own part of a batch has none and is not fitted."""
     if len(module.known) == 1 and not job.padding:
         return batch
     return fitted(batch, module.known, job.padding)
@@ -255,7 +256,7 @@ def _samples(batch: Batch) -> int:
 
 
 def count_units(batch: Batch) -> tuple[int, str]:
-    """How much one batch holds: tokens if its first tensor is a table of integers, else samples.
+    """The size of a batch: tokens if its first tensor is a table of integers, else samples.
 
     >>> count_units({"input_ids": torch.zeros(4, 8, dtype=torch.int64)})
     (32, 'tokens')
@@ -270,7 +271,7 @@ def count_units(batch: Batch) -> tuple[int, str]:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory held so far: on a GPU by torch's allocator, else by the whole process."""
+    """Peak memory so far: of torch's allocator on a GPU, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024

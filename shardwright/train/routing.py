@@ -16,15 +16,15 @@ from shardwright.runtime.sharded_ops.experts import Skew
 class RoutingRecord:
     """Rows of the busiest device over the mean, where devices hold different experts.
 
-    `busiest` is the mean over the calls of a step's mixtures, as the devices saw it that saw most;
-    `most` is that of a single call.
+    `busiest` is the mean over the mixture calls of a step, on the devices where it is largest;
+    `most` is the maximum over single calls.
     """
 
     busiest: float
     most: float
 
     def line(self) -> str:
-        """As rank 0 writes it among its steps."""
+        """The record as a line of rank 0's log."""
         return json.dumps({"routing": asdict(self)})
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class RoutingRecord:
 
 
 def measured_routing(skews: Sequence[Skew], device: torch.device) -> RoutingRecord | None:
-    """What all ranks have seen; every rank calls it. None where no experts are apart."""
+    """The imbalance over all ranks; every rank calls it. None where no experts are split."""
     calls, total = sum(s.calls for s in skews), sum(s.total for s in skews)
     most = max((s.most for s in skews), default=0.0)
     found = torch.tensor([total / max(1, calls), most], dtype=torch.float64, device=device)

@@ -22,7 +22,7 @@ class NonFiniteLossError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What step number `step` gave: the loss before it, the norm of its gradients if asked."""
+    """The result of step `step`: the loss before it, and the norm of gradients if requested."""
 
     loss: float
     gradient_norm: float | None
@@ -30,7 +30,7 @@ class StepResult:
 
 
 class Steps(Protocol):
-    """The steps of a run, as many of them under way at once as this rank lags behind, plus one."""
+    """The steps of a run, of which `lag` + 1 are in flight at once."""
 
     @property
     def lag(self) -> int: ...
@@ -50,14 +50,14 @@ class Steps(Protocol):
 class Stepper:
     """Optimizer steps of one run, made on every rank at the same time.
 
-    `stepper(run, batches)` makes one step over all `batches` and returns what it gave.
+    `stepper(run, batches)` makes one step over all `batches` and returns its result.
 
     Attributes:
-        module: what computes the loss.
-        clipping: computes the norm of all gradients over all ranks; None: it is not asked for.
+        module: computes the loss.
+        clipping: computes the norm of all gradients over all ranks; None: no norm is computed.
         clip_norm: largest norm of all gradients together.
-        tokens: how much a batch counts among the batches of a step; None: all alike.
-        lag: steps that are in flight beside the one that is made: none.
+        tokens: the weight of a batch among the batches of a step; None: equal weights.
+        lag: steps in flight beside the current one: none.
         is_synchronous: whether a step is finished when the call returns.
     """
 
@@ -80,7 +80,7 @@ class Stepper:
         Args:
             module: a module of `parallelize`, or a `ShapeVariants`.
             clip_norm: largest norm of all gradients together; None: they are not clipped.
-            tokens: how much a batch counts among the batches of a step; None: all alike.
+            tokens: the weight of a batch among the batches of a step; None: equal weights.
         """
         if clip_norm is None:
             return cls(module, tokens=tokens)
@@ -110,11 +110,11 @@ class Stepper:
 def accumulate(
     module: Steppable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
 ) -> float:
-    """Mean loss of `batches`, each counting for its weight; `grad` is that mean's gradient.
+    """Weighted mean loss of `batches`; `grad` of the parameters is its gradient.
 
-    Batches that count for nothing are left out. Gradients are rescaled in place
-    between batches, so that no copy of them is needed. Raises `NonFiniteLossError`
-    with the number of the `step` and the operator to blame.
+    Batches of weight 0 are skipped. Gradients are rescaled in place between batches, so that no
+    copy of them is needed. Raises `NonFiniteLossError` with the number of the `step` and the first
+    operator with a result that is not finite.
     """
     total, sum_of_losses, before = sum(weight), 0.0, 0.0
     for batch, counts in zip(batches, weight, strict=True):
@@ -137,9 +137,9 @@ def accumulate(
 
 
 def weights(batches: Sequence[Batch], tokens: Callable[[Batch], float] | None) -> list[float]:
-    """How much each batch counts; all alike unless `tokens` says otherwise.
+    """The weight of each batch; equal weights without `tokens`.
 
-    Raises `JobError` where that is not known and would be wrong, or nothing counts.
+    Raises `JobError` where equal weights would be wrong, or where all weights are 0.
     """
     if len(batches) == 1:
         return [1.0]

@@ -13,14 +13,14 @@ from shardwright.train.loop import EvaluationRecord, StepRecord
 
 
 def require_tensorboard() -> None:
-    """Raise `JobError` if it is not there."""
+    """Raise `JobError` if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise JobError("tensorboard is not installed: pip install 'shardwright[tensorboard]'")
 
 
 @final
 class MetricWriter:
-    """Writes what rank 0 reports to an event file in `folder`, one scalar for each kind."""
+    """Writes the records of rank 0 to an event file in `folder`, one scalar for each value."""
 
     def __init__(self, folder: str | Path) -> None:
         require_tensorboard()
@@ -40,13 +40,13 @@ class MetricWriter:
         self._writer.close()
 
     def add(self, record: StepRecord | EvaluationRecord) -> None:
-        """One step or evaluation."""
+        """Write the record of one step or evaluation."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record.step)
 
 
 def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
-    """Names and values as they are shown.
+    """The names and values of a record's scalars.
 
     >>> scalars(EvaluationRecord(3, 1.5))
     {'loss/evaluation': 1.5}

@@ -14,7 +14,7 @@ from shardwright.train.checkpoint.state import Run
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.step import StepResult, Steps
 
-NTH = 3  # step that is traced: the first is slow, and the memory of the second is counted
+NTH = 3  # the traced step: the first is slow, and the memory of the second is measured
 
 
 def trace_file(folder: str, rank: int) -> Path:
@@ -24,9 +24,9 @@ def trace_file(folder: str, rank: int) -> Path:
 
 @final
 class Traced:
-    """The steps of `steps`, of which the third of the run is written to `file`.
+    """Wraps `steps` and writes a trace of the third step of the run to `file`.
 
-    Raises `JobError` for steps that go on after they return: the profiler does not survive it.
+    Raises `JobError` for asynchronous steps, which the profiler does not support.
     """
 
     def __init__(self, steps: Steps, file: Path, device: torch.device) -> None:

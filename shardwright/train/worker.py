@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import nn
 
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.plan_io.files import plan_for
 from shardwright.runtime.async_pipeline.prediction import PredictionError
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
@@ -40,7 +41,9 @@ from shardwright.train.checkpoint.export import (
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Run, Steppable
-from shardwright.train.consensus import Consensus, check_same_setup
+from shardwright.train.coordination.consensus import Consensus, check_same_setup
+from shardwright.train.coordination.rendezvous import join, launcher_store
+from shardwright.train.coordination.watchdog import Watchdog, timeout_of
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job
@@ -53,14 +56,11 @@ from shardwright.train.loop import (
     start,
     train,
 )
-from shardwright.train.plans import plan_for
-from shardwright.train.rendezvous import join, launcher_store
 from shardwright.train.routing import measured_routing
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.targets.target import TargetError, build_model, load_job
 from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
-from shardwright.train.watchdog import Watchdog, timeout_of
 
 Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (
@@ -76,14 +76,14 @@ _MISTAKES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one rank to the end of its steps; a mistake of the user's is one line, of rank 0."""
+    """Run one rank to the end of its steps; rank 0 reports a user's mistake in one line."""
     options = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     try:
         _run(options)
     except _MISTAKES as e:
         sys.exit(f"shardwright: {e}" if rank == 0 else 1)
-    except StageFailed as e:  # said by every rank: any of them may be the one that is gone
+    except StageFailed as e:  # every rank prints it, because any of them may be gone
         sys.exit(f"shardwright: rank {rank} stops: {e}")
 
 
@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
     backend = backend_for(device.type)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     watchdog = Watchdog(
-        partial(launcher_store, timedelta(seconds=10)),  # the group's own may be waiting
+        partial(launcher_store, timedelta(seconds=10)),  # the group's own store may be blocked
         rank,
         world,
         options.stall_timeout,
@@ -162,7 +162,7 @@ def _train(
 def _module(
     job: Job, model: nn.Module, plan: Plan, device: torch.device
 ) -> tuple[ShapeVariants | AsyncTrainable, AsyncLoop | None, int]:
-    """What is trained, by which steps, and how many steps ahead ranks have to agree on them."""
+    """The module, its steps, and the number of steps by which ranks agree in advance."""
     others, evaluated = job.other_calls(), job.evaluation is not None
     if plan.pipeline is None or plan.pipeline.weights is None:
         many = ShapeVariants(
@@ -189,7 +189,7 @@ def _module(
 
 
 def _resumed(run: Run, plan: Plan, steps: int, options: argparse.Namespace) -> PeriodicSaver:
-    """How to save the run, which is at the latest checkpoint from here on if there is one."""
+    """Restore the latest checkpoint if there is one, and return how to save the run."""
     checkpoints = Checkpoints(options.checkpoint, plan, options.keep)
     saved, wrong = checkpoints.resume(run)
     for text in wrong:
@@ -206,7 +206,7 @@ def _resumed(run: Run, plan: Plan, steps: int, options: argparse.Namespace) -> P
 
 
 def _print_error(text: str) -> None:
-    """On any rank, as rank 0 may be the one that is stuck."""
+    """Print an error, on any rank, because rank 0 may be the one that hangs."""
     print(f"shardwright: {text}", file=sys.stderr, flush=True)
 
 
@@ -224,11 +224,11 @@ def _report_both(one: Report, other: Report) -> Report:
 
 
 def _report_nothing(record: StepRecord | EvaluationRecord) -> None:
-    """What ranks other than 0 report."""
+    """The report function of ranks other than 0, which does nothing."""
 
 
 def _device() -> torch.device:
-    """This rank's GPU where the host has one for every rank on it, else the CPU."""
+    """This rank's GPU where the host has one for each of its ranks, else the CPU."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.cuda.is_available() and torch.cuda.device_count() >= ranks:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -238,14 +238,14 @@ def _device() -> torch.device:
 
 
 def _seconds(text: str) -> float:
-    """More than none: argparse tells of a `ValueError`."""
+    """A positive number of seconds; argparse reports the `ValueError`."""
     if not 0 < (found := float(text)) < float("inf"):
         raise ValueError(text)
     return found
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the worker is told; launch scripts are compared with it."""
+    """The parser of the worker's arguments; tests compare launch scripts with it."""
     known = argparse.ArgumentParser(prog="python -m shardwright.train.worker")
     known.add_argument("--target", required=True)
     known.add_argument("--plan", required=True, help="file, or folder of one per device count")

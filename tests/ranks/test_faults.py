@@ -16,7 +16,7 @@ import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.train.checkpoint.folder import CheckpointFolder
-from shardwright.train.consensus import Consensus, check_same_setup, digest
+from shardwright.train.coordination.consensus import Consensus, check_same_setup, digest
 from shardwright.train.data.batch import JobError
 from shardwright.train.launch import launch
 from shardwright.train.launch_options import LaunchOptions, SaveOptions

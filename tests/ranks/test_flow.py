@@ -17,7 +17,7 @@ from shardwright.train.async_loop import AsyncLoop, AsyncTrainable
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.export import full_state_dict
 from shardwright.train.checkpoint.saving import PeriodicSaver
-from shardwright.train.consensus import Consensus
+from shardwright.train.coordination.consensus import Consensus
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
 from shardwright.train.job import Job

@@ -10,7 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.train.watchdog import STALLED, Watchdog, report
+from shardwright.train.coordination.watchdog import STALLED, Watchdog, report
 from tests.harness.ranks import run_ranks
 
 

@@ -11,8 +11,8 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.diff import difference
-from shardwright.report.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.difference import difference
 
 
 @click.command("diff")
@@ -21,7 +21,7 @@ from shardwright.report.diff_text import diff_json, diff_tables, diff_text
 @options.as_json
 @paused_to_the_end()
 def command(first: str, second: str, as_json: bool) -> None:
-    """Say what plan SECOND does otherwise than FIRST, module by module, and what it costs."""
+    """Show the differences of plan SECOND from FIRST, module by module, and their costs."""
     one, other = load_plan(first), load_plan(second)
     found = difference(one, other)
     if as_json:

@@ -1,4 +1,4 @@
-"""`shardwright doctor`: checks this host and says how to get what is missing."""
+"""`shardwright doctor`: checks this host and advises on missing parts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json, working
 
 _STYLES = {"ok": "green", "missing": "yellow", "failed": "bold red"}
-FAILED = 1  # exit status when something that is needed fails
+FAILED = 1  # exit status when a required check fails
 
 
 @click.command("doctor")
 @click.option(
     "--ranks",
     type=options.ranks(0),
-    help="Processes to try a collective with; 0 leaves it out. By default the GPUs, at least 2.",
+    help="Processes that try a collective; 0 skips it. By default the GPUs, at least 2.",
 )
 @options.as_json
 def command(ranks: int | None, as_json: bool) -> None:
     """Check versions, devices, links and ranks of this host.
 
-    Exit status 1 says that something fails which training needs.
+    Exit status 1 means that training cannot work on this host.
     """
     with working("looking around"):
         from shardwright.profile.doctor_checks import CheckState, run_checks

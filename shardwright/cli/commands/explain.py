@@ -19,7 +19,7 @@ from shardwright.report.text.explain import explain
 @options.as_json
 @paused_to_the_end()
 def command(plan: str, as_json: bool) -> None:
-    """Say who is sharded how in PLAN, and what it costs."""
+    """Show the sharding and the cost of every module in PLAN."""
     loaded = load_plan(plan)
     if not as_json:
         print_plan(loaded)

@@ -16,14 +16,16 @@ from shardwright.report.styles import NotExpressibleError
 
 @click.command("export")
 @click.argument("plan", type=click.Path(dir_okay=False))
-@click.option("--to", "form", required=True, type=click.Choice(tuple(FORMS)), help="Its shape.")
+@click.option(
+    "--to", "form", required=True, type=click.Choice(tuple(FORMS)), help="Format to write."
+)
 @click.option("-o", "--output", type=OutputFile(), help="File instead of stdout.")
 @options.as_json
 @paused_to_the_end()
 def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
-    """Write PLAN as torch, Hugging Face or torchtitan read it.
+    """Write PLAN in a format of torch, Hugging Face or torchtitan.
 
-    Where a form cannot say what the plan does, the reason is told and nothing
+    Where the format cannot express the plan, the reason is printed and nothing
     is written.
     """
     loaded = load_plan(plan)

@@ -21,8 +21,8 @@ from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.chart import Mark
 from shardwright.report.choice import none_fits
+from shardwright.report.frontier.chart import Mark
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH

@@ -22,7 +22,7 @@ from shardwright.report.units import milliseconds, size
     "-o",
     "--output",
     type=OutputFile(),
-    help="Machine file to write; without it, what `--machine here` takes is measured again.",
+    help="Machine file to write; without it, the cached figures of `--machine here` are renewed.",
 )
 @click.option(
     "--devices",
@@ -35,7 +35,7 @@ from shardwright.report.units import milliseconds, size
     callback=options.finite,
     default=60.0,
     show_default=True,
-    help="Measure for about so long, and the start of the processes.",
+    help="Seconds to measure, beside the start of the processes.",
 )
 @options.tune_host
 @options.as_json
@@ -49,7 +49,9 @@ def command(
     """
     launched = "TORCHELASTIC_RUN_ID" in os.environ
     if output is None and launched:
-        raise UsageError("ranks of torchrun write a machine file: say where with -o machine.toml")
+        raise UsageError(
+            "ranks of torchrun write a machine file: give its path with -o machine.toml"
+        )
     if not launched:
         machine: Machine | None = _this_host(devices, seconds, tune_host)
     elif devices is not None:

@@ -15,8 +15,8 @@ from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.diff import difference
-from shardwright.report.diff_text import diff_text
+from shardwright.report.diff.diff_text import diff_text
+from shardwright.report.diff.difference import difference
 from shardwright.report.summary import summary
 
 
@@ -34,11 +34,11 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Check PLAN, edited by hand, and cost it again, also on another machine.
+    """Check and price PLAN, which was edited by hand, also for another machine.
 
-    What the file decides is read: mesh, tilings, layouts of parameters and
-    whether they are regathered, recomputed segments, micro-batches. All else in
-    it (layouts of values, seconds, bytes, collectives) is made anew.
+    The decisions in the file are read: mesh, tilings, layouts of parameters and
+    whether they are regathered, recomputed segments, micro-batches. All other
+    fields (layouts of values, seconds, bytes, collectives) are computed again.
     """
     known = planning.machine_of(machine)
     captured, before = planning.planned(given)

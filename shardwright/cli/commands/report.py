@@ -34,13 +34,13 @@ _TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kiloby
     "--memory-limit",
     callback=options.memory,
     metavar="SIZE",
-    help="Drawn as a line, as 40GiB; by default what a device of the preset has.",
+    help="Memory limit to draw, such as 40GiB; by default the memory of a device of the preset.",
 )
 @click.option(
     "--measured",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="What `run --json` printed: step time and peak memory, beside what was predicted.",
+    help="Output of `run --json`: step time and peak memory, shown beside the prediction.",
 )
 @click.option(
     "--trace",
@@ -59,9 +59,9 @@ def command(
     title: str | None,
     as_json: bool,
 ) -> None:
-    """Write PLANS as one page: their trade-off, and what each does, module by module.
+    """Write PLANS as one page: their trade-off, and each plan, module by module.
 
-    It needs no network: the page holds everything.
+    The page needs no network: it contains all its data and scripts.
     """
     shown = [Shown(Path(file).stem, load_plan(file)) for file in plans]
     title = title or f"Plans for {shown[0].plan.machine}"
@@ -127,7 +127,7 @@ def _measured(file: str) -> MeasuredRun:
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{file} is not what `run --json` printed ({e!r}); run it again") from e
+        raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
 
 
 def _positive(seconds: object) -> float:

@@ -64,9 +64,9 @@ def command(
     training: RunOptions,
     as_json: bool,
 ) -> None:
-    """Train TARGET on this host, under PLAN or the best plan there is.
+    """Train TARGET on this host, under PLAN or the best plan of a search.
 
-    With --checkpoint the run goes on where it was saved, on as many devices as there are now.
+    With --checkpoint the run resumes from its latest checkpoint, also on another number of devices.
     """
     _check_together(plan, wanted, training)
     if plan is not None:
@@ -76,7 +76,7 @@ def command(
             click.echo(f"{plan}: {summary(chosen)}")
     else:
         if devices is None:
-            raise UsageError("without a plan file, --devices says how many ranks to plan for")
+            raise UsageError("without a plan file, give --devices, the number of ranks to plan for")
         captured = _captured(target, devices, machine, wanted, numerics)
         _check_job(captured.job, training)
         chosen = _planned(captured, devices, machine, wanted, training, quiet=as_json)
@@ -175,12 +175,12 @@ def _check_together(plan: str | None, wanted: PlanOptions, training: RunOptions)
         given = [*map(str, wanted.constraints), *options.given(*_PLANNING)]
         if given:
             raise UsageError(
-                f"{plan} is made already, {given[0]!r} cannot change it; leave the plan out to"
+                f"{plan} is finished, {given[0]!r} cannot change it; leave out the plan file to"
                 " plan again"
             )
     if training.launch.saving is None:
         if given := options.given(*SAVING):
-            raise UsageError(f"{given[0]} is about checkpoints: give --checkpoint DIR, too")
+            raise UsageError(f"{given[0]} is an option of checkpoints: give --checkpoint DIR, too")
         if training.launch.max_restarts:
             raise UsageError(
                 "--max-restarts starts from the latest checkpoint: give --checkpoint DIR"

@@ -31,15 +31,15 @@ from shardwright.simulate.time.pipeline_step import mini_batches
     "--measured",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="Chrome trace by torch.profiler: its last step goes into the same file, beside.",
+    help="Chrome trace by torch.profiler, whose last step is written to the same file.",
 )
 @options.as_json
 @paused_to_the_end()
 def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: bool) -> None:
-    """Show when everything of the step planned in PLAN runs, on a rank's or a stage's streams."""
+    """Show the timeline of a step of PLAN, on the streams of a rank or of each stage."""
     loaded = load_plan(plan)
     if measured and not output:
-        raise UsageError("--measured goes into the trace: say with -o where to write it")
+        raise UsageError("--measured is written to the trace: give its path with -o")
     found = simulated_step(loaded)
     steps = [_read(file) for file in measured]
     if output:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwright.api import Report
     from shardwright.train.job import Job
 
-NOT_EQUAL = 1  # exit status of a plan that runs with other results
+NOT_EQUAL = 1  # exit status of a plan whose results differ
 
 
 @click.command("verify")

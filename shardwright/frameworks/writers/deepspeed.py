@@ -46,7 +46,7 @@ def nearest(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
     )
     near.change("recomputation stands in the program", recompute=NONE)
     stage = _stage_of(near.strategy)
-    held = tuple(
+    offloaded = tuple(
         what
         for what, least in (("optimizer", 1), ("parameters", 3))
         if what in near.strategy.offload and stage >= least
@@ -54,7 +54,7 @@ def nearest(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
     near.change(
         "the optimizer's state is kept on the host from stage 1, parameters in stage 3, activations"
         " never",
-        offload=held,
+        offload=offloaded,
     )
     near.dtypes(_DTYPES, ("float32",) * 4)
     near.change("8-bit products are not given here", fp8=None)

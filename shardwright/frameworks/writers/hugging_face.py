@@ -48,10 +48,10 @@ def _dtypes(near: Nearest, tf32: bool) -> None:
 
 def _offload(near: Nearest) -> None:
     if near.strategy.offload not in ((), _BOTH) or not _shards(near.strategy):
-        held = any(what in near.strategy.offload for what in _BOTH) and _shards(near.strategy)
+        offloaded = any(what in near.strategy.offload for what in _BOTH) and _shards(near.strategy)
         near.change(
             "FSDP keeps parameters and optimizer state on the host together, and no activations",
-            offload=_BOTH if held else (),
+            offload=_BOTH if offloaded else (),
         )
 
 

@@ -49,10 +49,10 @@ def nearest(strategy: Strategy, facts: Facts, bridge: bool) -> tuple[Strategy, l
     _storage(near, bridge)
     _recompute(near)
     if near.strategy.offload not in ((), ("optimizer",)):
-        held = any(what in near.strategy.offload for what in ("optimizer", "parameters"))
+        offloaded = any(what in near.strategy.offload for what in ("optimizer", "parameters"))
         near.change(
             "only the optimizer's state is kept on the host as a whole",
-            offload=("optimizer",) if held else (),
+            offload=("optimizer",) if offloaded else (),
         )
     near.dtypes(_DTYPES, ("float32",) * 4)
     near.one_of(

@@ -111,10 +111,10 @@ def _rest(near: Nearest, is_toml: bool) -> None:
     """Offload, dtypes, fp8 and loss."""
     both = ("optimizer", "parameters")
     if near.strategy.offload not in ((), both):
-        held = any(what in near.strategy.offload for what in both)
+        offloaded = any(what in near.strategy.offload for what in both)
         near.change(
             "CPU offload is of parameters and optimizer state together, not of activations",
-            offload=both if held else (),
+            offload=both if offloaded else (),
         )
     near.dtypes(_DTYPES, _WHOLE)
     recipes = ("rowwise", "tensorwise", "mxfp8", None) if is_toml else ("rowwise", "mxfp8", None)

@@ -1,9 +1,9 @@
-"""The cost that parameters save, and add, by being communicated in buckets.
+"""The cost that parameters save, and add, by communication in buckets.
 
-Gradients that are only summed share a buffer, and so do copies that are gathered and the gradients
-that are scattered again (`program/step/passes/bucket.py`). Each pays of its bucket's launch the
-part of the bucket that it fills, so that a full bucket pays for one. As no bucket is more than
-full, that is never more than what the launches of a plan's buckets take.
+All-reduces of gradients share a buffer. So do all-gathers of parameters, and reduce-scatters of
+their gradients (`program/step/passes/bucket.py`). Each parameter pays the
+part of its bucket's launch that it fills, so that a full bucket pays for one launch. As no bucket
+is more than full, the sum is never more than the launches of a plan's buckets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 
 
 class Sizes(NamedTuple):
-    """Bytes of a parameter's tile in each layout it may be stored in, (Ks,), and read in, (Kt,).
+    """Bytes of a parameter's tile in each layout of its storage, (Ks,), and of a reader, (Kt,).
 
     Its gradient has `gradient_ratio` times as many.
     """
@@ -35,10 +35,12 @@ class Sizes(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Seconds less than alone, each (Ks, Kt), once each.
+    """Seconds that one message saves in a bucket, against a message of its own: each (Ks, Kt).
 
-    Of the gather of a copy, of its gradient scattered again, and of a gradient's sum, which
-    micro-batches make once for all of them.
+    Attributes:
+        forward: of the all-gather of a parameter.
+        scattered: of the reduce-scatter of its gradient.
+        summed: of the all-reduce of a gradient, which all micro-batches share.
     """
 
     forward: Floats
@@ -46,7 +48,7 @@ class Saved(NamedTuple):
     summed: Floats
 
     def of(self, phase: Phase, *, each: bool, once: bool) -> Floats:
-        """What a transfer saves: one of `each` micro-batch, or one for all, `once`, or both."""
+        """Seconds saved by a transfer of `each` micro-batch, of one for all (`once`), or both."""
         if phase is not Phase.BACKWARD:
             return self.forward
         return self.scattered * each + self.summed * once
@@ -54,7 +56,7 @@ class Saved(NamedTuple):
 
 @final
 class Bucketing:
-    """Prices what shares buckets of `sizes`."""
+    """Prices messages that share buckets of `sizes`."""
 
     def __init__(self, measure: Objective, sizes: BucketSizes, axes: int) -> None:
         self._measure, self._sizes, self._axes = measure, sizes, axes
@@ -63,9 +65,13 @@ class Bucketing:
         self._scatter = measure.launches(Collective.REDUCE_SCATTER)
 
     def sums(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
-        """Of gradients that are summed and nothing else, of parameters read as they are stored.
+        """Savings of gradients that only need an all-reduce: parameters read as they are stored.
 
-        `wanted` and `grads` are codes of the layouts that are read, and that gradients come in.
+        Args:
+            sources: codes of the stored layouts, (Ks,).
+            wanted: codes of the layouts that are read, (Kt,).
+            grads: codes of the layouts of the gradients, (Kt,).
+            sizes: bytes of the tiles.
         """
         source, grad = self._pairs(sources, grads)
         summed = (grad == SUMS) & (source == WHOLE)
@@ -77,10 +83,10 @@ class Bucketing:
         return Saved(nothing, nothing, saved)
 
     def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
-        """Of copies gathered along one axis, and gradients scattered along it.
+        """Savings of parameters that are gathered along one axis and their gradients.
 
-        Tiles are joined and copies cut out again, which takes passes over memory. What travels
-        alone, cut along the first dimension, needs neither.
+        Packing tiles and unpacking copies takes passes over memory. A message of its own along the
+        first dimension needs neither. Arguments are as in `sums`.
         """
         eligible, opened, summed = self._gathered(sources, wanted, grads)
         source, _ = self._pairs(sources, wanted)
@@ -100,7 +106,7 @@ class Bucketing:
         return Saved(forward, scattered, sums)
 
     def _gathered(self, sources: Ints, wanted: Ints, grads: Ints) -> tuple[Bools, Bools, Bools]:
-        """Which pairs are gathered so, (Ks, Kt), along which axis, and summed over which others."""
+        """The pairs that are gathered, (Ks, Kt), the axis of each, and the axes that are summed."""
         source, target = self._pairs(sources, wanted)
         _, grad = self._pairs(sources, grads)
         opened = (source >= FIRST_ATOM) & (target == WHOLE)
@@ -112,5 +118,5 @@ class Bucketing:
         return along.all(axis=2) & (opened.sum(axis=2) == 1) & ~twice, opened, summed
 
     def _pairs(self, sources: Ints, others: Ints) -> tuple[Ints, Ints]:
-        """Digits of both, which broadcast to (Ks, Kt, axes)."""
+        """Digits of both codes, which broadcast to (Ks, Kt, axes)."""
         return digits(sources, self._axes)[:, None], digits(others, self._axes)[None]

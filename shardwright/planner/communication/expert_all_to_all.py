@@ -1,8 +1,8 @@
 """All-to-all of tokens to the devices that hold their experts, and back (`Route`).
 
 Along each axis that routes, an operator runs two all_to_alls forward and the reverse of both
-backward. The busiest device is sent what `Machine.expert_skew` says, and all wait for it. Which
-rows are whose only the data knows, so devices first tell each other how many they will send.
+backward. The busiest device receives `Machine.expert_skew` times the mean, and all wait for it. The
+routing depends on the data, so devices first exchange the numbers of rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ExpertAllToAll:
     bytes: Ints
 
     def seconds(self, again: bool) -> Floats:
-        """Of a step, in which the operator runs forward once more if `again`: (K,)."""
+        """Seconds of a step, with a second forward pass if `again`: (K,)."""
         total: Floats = (self.forward * (1 + again) + self.backward).sum(axis=0)
         return total
 
 
 def exchanges(rule: Rule, work: Workload, options: Options, measure: Objective) -> ExpertAllToAll:
-    """What an operator with routes sends, of each of its options."""
+    """The exchanges of an operator with routes, under each of its options."""
     routes = np.array([isinstance(choice, Route) for choice in rule.choices()])
     routed = routes[np.array(options.choices, np.int64).reshape(len(options), -1)].T
     there, back = routed_bytes(work, options.sizes)
@@ -53,7 +53,7 @@ def exchanges(rule: Rule, work: Workload, options: Options, measure: Objective) 
 def exchanged(
     found: ExpertAllToAll, k: int, mesh: Mesh, times: int, *, again: bool
 ) -> list[Transfer]:
-    """What option `k` sends, `times` a step, as plans list it; its names are the caller's."""
+    """The transfers of option `k`, `times` a step; the caller sets their names."""
     phases = [(Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)]
     if again:
         phases.insert(1, (Phase.RECOMPUTE, found.forward))

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 
 class _Part(NamedTuple):
-    """Something that devices along `axis` send each other, in one phase of one option."""
+    """One exchange along `axis` in one phase of one option."""
 
     phase: Phase
     what: str
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 @final
 class IntraOpCollectives:
-    """Prices what the operators of `graph` exchange inside on the devices of `mesh`."""
+    """Prices the collectives inside the operators of `graph` on the devices of `mesh`."""
 
     def __init__(
         self, graph: Graph, analysis: Analysis, machine: Machine, mesh: Mesh, measure: Objective
@@ -57,9 +57,9 @@ class IntraOpCollectives:
         return links(self._machine, self._mesh)
 
     def seconds(self, op: Op, work: Workload, options: Options, again: bool) -> Floats | float:
-        """Seconds of one step of one micro-batch, per option: (K,).
+        """Seconds of one micro-batch, per option: (K,).
 
-        Forward once more if it runs `again` in the backward pass.
+        With `again` the forward pass runs once more in the backward pass.
         """
         rule = self._analysis.rules[op.name]
         if rule.internal_reductions:
@@ -84,7 +84,7 @@ class IntraOpCollectives:
     def transfers(
         self, op: Op, work: Workload, options: Options, k: int, again: bool, times: int
     ) -> list[Transfer]:
-        """What is moved under option `k`, `times` a step; in words of plans."""
+        """The transfers of option `k`, `times` a step, as plans list them."""
         rule, name = self._analysis.rules[op.name], op.outputs[0]
         found: list[Transfer] = []
         phases = (Phase.FORWARD, Phase.RECOMPUTE) if again else (Phase.FORWARD,)
@@ -102,13 +102,13 @@ class IntraOpCollectives:
         return found
 
     def _item_bytes(self, op: Op) -> int:
-        """Of an element: what is brought together is at least in single precision."""
+        """Bytes of an element; reductions are at least in single precision."""
         return max(4, ITEM_BYTES[self._graph.tensor[op.operands[0]].dtype])
 
     def _parts(
         self, op: Op, rule: Rule, work: Workload, options: Options, k: int, again: bool
     ) -> Iterator[_Part]:
-        """Swaps of halves, and rounds of the ring as far as nothing hides them."""
+        """Swaps of halves, and the part of the ring's rounds that computation does not hide."""
         shared = joint_split(options.tiling(rule, k))
         if shared is None:
             return
@@ -134,17 +134,17 @@ class IntraOpCollectives:
                 blocks = [block, back] if back else [block]
                 rounds = (link.ranks - 1) * self._round(link, blocks, step)
                 if back:
-                    rounds += self._round(link, [back], 0.0)  # home
+                    rounds += self._round(link, [back], 0.0)  # the gradient returns to its rank
                 yield _Part(phase, Exchange.RING.value, name, block + back, rounds)
 
     def _swap(self, link: Link, moved: int) -> float:
-        """Tiles to and from the devices that compute with them, nearly all of each."""
+        """Seconds to send tiles to the devices that compute with them, and back."""
         hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
         per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
         return float(2 * hop + moved * per_byte)
 
     def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
-        """Blocks of these bytes to the next device, hidden behind a `step` as far as can be."""
+        """Seconds to send blocks of these bytes to the next device, less the part that overlaps."""
         hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
         sent = len(sizes) * hop + sum(sizes) / link.bytes_per_s
         return float(sent - self._machine.soon_overlap * min(sent, step))

@@ -1,9 +1,8 @@
 """Launch latency of the buckets that a finished plan leaves partly filled.
 
-In tables every parameter pays of its bucket's launch the part that it would fill of a full one
-(`planner/communication/bucketing.py`). A parameter that is gathered while all others are whole has
-its message for itself and pays next to nothing there. Here the parts of each bucket of a plan are
-filled up.
+In tables every parameter pays the part of a launch that it fills of a full bucket
+(`planner/communication/bucketing.py`). A parameter that is gathered while all others are replicated
+has a message of its own and pays almost nothing. This file adds the missing part of each bucket.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from shardwright.simulate.time.stragglers import with_more
 
 
 def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSizes) -> Plan:
-    """`plan` whose transfers take what is missing of their buckets' launches, and so its step."""
-    more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
+    """`plan` with the missing part of each bucket's launch added to its transfers and its step."""
+    more: defaultdict[int, float] = defaultdict(float)  # by the identity of the transfer
     for message, limit in _messages(plan, sizes, measure.alone_bytes):
         launches = _launch(plan, message[0], measure) * message[0].times
         missing = (1 - _filled(message, limit)) * launches
@@ -31,14 +30,14 @@ def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSiz
 
 
 def _filled(message: Sequence[Transfer], limit: int) -> float:
-    """The part of a message's launch that what travels in it pays in tables, at most 1."""
+    """The part of a message's launch that its transfers pay in tables, at most 1."""
     return min(1.0, sum(min(1.0, t.bytes / limit) for t in message))
 
 
 def _messages(
     plan: Plan, sizes: BucketSizes, alone_bytes: int | None
 ) -> Iterator[tuple[Sequence[Transfer], int]]:
-    """What travels together, and the bytes of which tables have each pay its part."""
+    """The transfers of each message, and the bytes of a full bucket."""
     for bucket in sums_of(plan):
         yield bucket.sums, sizes.sums
     for flight in flights_of(plan):
@@ -48,12 +47,12 @@ def _messages(
 
 
 def _shared(way: Sequence[Transfer], alone_bytes: int | None) -> list[Transfer]:
-    """Those of a bucket that have no message of their own (`ir/buckets.py`)."""
+    """The transfers of a bucket without a message of their own (`ir/buckets.py`)."""
     return [t for t in way if alone_bytes is None or t.bytes < alone_bytes]
 
 
 def _launch(plan: Plan, one: Transfer, measure: Objective) -> float:
-    """Seconds of the launches of all its steps."""
+    """Seconds of the launches of all steps of a transfer."""
     total = 0.0
     for text in one.collectives:
         kind, axis = text.split(" ")

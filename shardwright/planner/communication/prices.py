@@ -1,8 +1,8 @@
 """Seconds of many redistributions at once, over codes of layouts.
 
-The same steps as `redistribution.steps_between` takes one by one, taken by all
-pairs of layouts together; that function is the oracle. Which steps they are does
-not depend on the tensor, so they are worked out once for tensors of one form.
+All pairs of layouts take together the steps that `redistribution.steps_between` takes one by one;
+that function is the oracle. The steps do not depend on the tensor, so they are found once for all
+tensors of one form.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shardwright.planner.tables.layout_codes import (
 from shardwright.simulate.costs.collectives import StepPrice, step_price
 
 Floats = NDArray[np.float64]
-# Types of placements, as digits cut off at 2.
+# Types of placements: digits, of which 2 and more are shards.
 _TYPE: dict[type[Placement], int] = {Replicate: 0, Partial: 1, Shard: 2}
 _TYPES = len(_TYPE), len(_TYPE)
 
 
 class _Step(NamedTuple):
-    """What some pairs of layouts do next: numbers of the pairs, and of layouts of the route."""
+    """One step of some pairs of layouts: indices of the pairs and of layouts of the route."""
 
     rows: Ints  # (n,)
     before: Ints  # (n,)
@@ -42,7 +42,7 @@ class _Step(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """The steps between pairs of layouts, whatever tensor they are of."""
+    """The steps between pairs of layouts, for any tensor."""
 
     layouts: Ints  # digits, (layouts, axes)
     steps: tuple[_Step, ...]
@@ -50,7 +50,7 @@ class _Route(NamedTuple):
 
 @final
 class Routes:
-    """Which steps lead from one layout to another. That depends neither on tensors nor on links."""
+    """The steps from one layout to another; they depend neither on tensors nor on links."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes, bytes], _Route] = {}
@@ -90,7 +90,7 @@ class Routes:
         return _Route(digits(codes, axes), tuple(steps))
 
     def _next(self, now: Ints, want: Ints) -> tuple[Ints, Ints]:
-        """The axis that changes next, and to what."""
+        """The axis that changes next and its next digit, for each row."""
         axes = range(now.shape[1])
         pending = now != want
         inner, outer = _blockers(now, want)
@@ -99,7 +99,7 @@ class Routes:
         axis = np.where(free, order, np.iinfo(np.int64).max).argmin(axis=1)
         target = want[np.arange(len(now)), axis]
         stuck = np.flatnonzero(~free.any(axis=1))
-        if stuck.size:  # gather the innermost tile that is in the way
+        if stuck.size:  # gather the innermost tile that blocks the others
             blocks = (inner | outer)[stuck] & pending[stuck][:, :, None]
             involved = (pending[stuck] | blocks.any(axis=1)) & (now[stuck] >= FIRST_ATOM)
             axis[stuck] = len(axes) - 1 - involved[:, ::-1].argmax(axis=1)
@@ -142,7 +142,7 @@ class Prices:
         return total
 
     def launches(self, kind: Collective) -> Floats:
-        """Seconds of a step along each axis that do not depend on its size: (axes,)."""
+        """Seconds of a step of `kind` along each axis that do not depend on its size: (axes,)."""
         src, dst = kind.change
         found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
         return found

@@ -1,6 +1,6 @@
-"""Costs of reading values in another layout than they have, and of the gradients' way back.
+"""Costs of reading values in another layout than they have, and of reducing their gradients.
 
-Over codes of layouts (`codes.py`), all pairs of a source and a wanted layout at once.
+All pairs of a source and a wanted layout are priced at once, as codes (`tables/layout_codes.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from shardwright.rules.analysis import Analysis
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_LAYOUTS_AT_ONCE = 150  # more than this and only those asked for are priced
-_LAYOUTS_LISTED = 5_000  # feasible or not; more than this are not even counted
-NO_GRADIENT, EACH_TIME, SUMMED_FIRST = range(3)  # ways of gradients back over an edge
+_LAYOUTS_AT_ONCE = 150  # above this, only requested layouts are priced
+_LAYOUTS_LISTED = 5_000  # feasible or not; above this, layouts are not enumerated
+NO_GRADIENT, EACH_TIME, SUMMED_FIRST = range(3)  # how gradients are reduced over an edge
 
 
 class Table(NamedTuple):
@@ -43,17 +43,19 @@ class Table(NamedTuple):
     bytes: Ints
 
     def frozen(self) -> Table:
-        """The same table, which nobody can write to any more, as it is shared."""
+        """The same table, read-only, because it is shared."""
         self.seconds.flags.writeable = False
         self.bytes.flags.writeable = False
         return self
 
 
 class Read(NamedTuple):
-    """What a read costs from every source layout to every wanted one, each (Ks, Kt).
+    """The cost of a read from every source layout to every wanted one, each (Ks, Kt).
 
-    Seconds there and back, those more where the copy is made again for the backward pass, and bytes
-    that are held in between.
+    Attributes:
+        seconds: of the redistribution of the value and of its gradient.
+        again: extra seconds where the copy is made again for the backward pass.
+        bytes: of the copy that is kept for the backward pass.
     """
 
     seconds: Floats
@@ -61,7 +63,7 @@ class Read(NamedTuple):
     bytes: Ints
 
     def table(self, twice: Bools | None = None) -> Table:
-        """From sources that are read `twice` nothing is kept between the two times."""
+        """The table in which sources that are read `twice` keep nothing for the backward pass."""
         if twice is None:
             return Table(self.seconds, self.bytes)
         seconds = self.seconds + np.where(twice[:, None], self.again, 0.0)
@@ -69,9 +71,9 @@ class Read(NamedTuple):
 
 
 class Want(NamedTuple):
-    """How a value is read: its layout, and the layout in which its gradient comes back.
+    """The layouts in which a value is read and in which its gradient is computed.
 
-    Without a gradient `grad` is the replicated layout, for nothing.
+    Without a gradient `grad` is the replicated layout, which costs nothing.
     """
 
     layout: Ints
@@ -79,16 +81,18 @@ class Want(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """On what terms a value is read.
+    """The conditions of one read that its price depends on.
 
-    * `back`: the way of its gradient;
-    * `pays`: the reader pays for the value's memory, moved or not; `copies`: only for a moved copy;
-    * `bucketed`: a gradient that is only summed on its way shares a buffer with others; `ahead`:
-      a copy that is only gathered does so too;
-    * `converted`: the way there is paid for twice, though nothing is made twice;
-    * `kept`: of a parameter all micro-batches read one copy, unless it is made again for each;
-    * `deferrable_scalars`: a scalar that may be reduced while operators run
-      (`rules/deferrable_scalars.py`), if its gradient is replicated.
+    Attributes:
+        back: how its gradient is reduced: `NO_GRADIENT`, `EACH_TIME` or `SUMMED_FIRST`.
+        pays: whether the reader pays for the memory of the value, moved or not.
+        copies: whether it pays for a moved copy only.
+        bucketed: whether an all-reduce of the gradient shares a bucket with others.
+        ahead: whether an all-gather of the value shares a bucket with others.
+        converted: whether the redistribution is counted twice (SoyBean's objective).
+        kept: whether all micro-batches read one copy of a parameter.
+        deferrable_scalars: whether the value is a scalar whose reduction may overlap with operators
+            (`rules/deferrable_scalars.py`), if its gradient is replicated.
     """
 
     back: int
@@ -102,9 +106,9 @@ class Terms(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """How often a step does what one micro-batch does, and how much is sent at once.
+    """The number of micro-batches in a step and the sizes of buckets.
 
-    Stages of a pipeline, `staged`, send every copy and gradient alone, for each micro-batch.
+    Pipeline stages (`staged`) send every copy and gradient alone, for each micro-batch.
     """
 
     micro_batches: int
@@ -114,8 +118,9 @@ class Passes(NamedTuple):
 
 @final
 class Reads:
-    """Prices reads of the values of `graph` under `mesh`; whatever a micro-batch does counts so
-    often. Stages of a pipeline, `staged`, make a copy of a parameter for each micro-batch.
+    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step.
+
+    Pipeline stages make a copy of a parameter for each micro-batch.
     """
 
     def __init__(
@@ -140,28 +145,28 @@ class Reads:
         self._known: dict[object, Read] = {}
 
     def has_gradient(self, value: str, op: Op) -> bool:
-        """Whether a gradient comes back over this edge."""
+        """Whether a gradient flows back over this edge."""
         tensor = self._graph.tensor
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def gradient_reduction(self, value: str, op: Op) -> int:
-        """Which way gradients take over this edge: none, home each time, or summed up before."""
+        """How gradients are reduced over this edge: not, for each micro-batch, or accumulated."""
         if not self.has_gradient(value, op):
             return NO_GRADIENT
         split = self._micro_batches > 1 and value in self._parameters
         return SUMMED_FIRST if split else EACH_TIME
 
     def bucketed(self, value: str, op: Op) -> bool:
-        """Whether sums of a gradient over this edge are made together with others'.
+        """Whether the all-reduce of a gradient over this edge may share a bucket.
 
-        A sum on its way cannot be added to another gradient of the same parameter.
+        A gradient in flight cannot be added to another gradient of the same parameter.
         """
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
         known = EACH_TIME, *(() if self._staged else (SUMMED_FIRST,))
         return alone and value in self._parameters and self.gradient_reduction(value, op) in known
 
     def kept(self, value: str) -> bool:
-        """Whether micro-batches read one copy of `value`, if it is not made again for each."""
+        """Whether all micro-batches read one copy of `value`."""
         return self._micro_batches > 1 and value in self._parameters and not self._staged
 
     def item_bytes(self, value: str) -> int:
@@ -169,7 +174,7 @@ class Reads:
         return ITEM_BYTES[self._graph.tensor[value].dtype]
 
     def gradient_bytes(self, value: str) -> int:
-        """Bytes of one element of the gradient: of a parameter as it is stored."""
+        """Bytes of one element of the gradient; of a parameter, in its stored dtype."""
         if value in self._parameters:
             return stored_item_bytes(self._graph, value)
         return self.item_bytes(value)
@@ -184,7 +189,7 @@ class Reads:
         return self._local[key]
 
     def returned(self, value: str, sources: Ints) -> Floats:
-        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        """Seconds to replicate an output of the step from each of `sources`: (N,) -> (N,)."""
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
         whole = np.full_like(sources, WHOLE)
         return self._measure.redistributions(atoms, item, sources, whole) * self._micro_batches
@@ -210,7 +215,7 @@ class Reads:
         if terms.deferrable_scalars:
             one = np.where(want.grad == WHOLE, 0.0, one)
         times = 1 if terms.kept else self._micro_batches
-        more = 2 * self._micro_batches - times  # if every micro-batch makes it, and makes it again
+        more = 2 * self._micro_batches - times  # forward and again backward, for each micro-batch
         seconds = one * (2 * times if terms.converted else times)
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
@@ -231,7 +236,7 @@ class Reads:
         return Read(seconds, one * more, memory)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
-        """What a read saves by sharing buckets with others; None where it shares none."""
+        """The savings of a read that shares buckets with others; None where it shares none."""
         if not terms.bucketed:
             return None
         gradient_ratio = self.gradient_bytes(value) // self.item_bytes(value)
@@ -244,7 +249,7 @@ class Reads:
         return Saved(copies.forward, copies.scattered, sums.summed + copies.summed)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
-        """Seconds of a parameter's gradient: to where terms are summed each time, home once."""
+        """Seconds to accumulate a parameter's gradient in micro-batches and reduce it once."""
         atoms, item = self._analysis.atoms[value], self.gradient_bytes(value)
         axes = len(self._mesh.axes)
         grad, to_grad = self._distinct(grads)
@@ -255,7 +260,7 @@ class Reads:
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
-        """The different codes, sorted, and where each of `codes` is among them."""
+        """The unique codes, sorted, and the index of each of `codes` among them."""
         key = codes.tobytes()
         if key not in self._unique:
             self._unique[key] = np.unique(codes, return_inverse=True)
@@ -277,14 +282,14 @@ class Reads:
         return priced.reshape(len(source), len(target))[to_source[:, None], to_target]
 
     def _pairs(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
-        """Seconds from each of `sources` to that of `targets`: (N,), (N,) -> (N,)."""
+        """Seconds from each of `sources` to the same entry of `targets`: (N,), (N,) -> (N,)."""
         known, seconds = self._listed(atoms, item)
         if known.size:
             return seconds[np.searchsorted(known, sources), np.searchsorted(known, targets)]
         return self._measure.redistributions(atoms, item, sources, targets)
 
     def _listed(self, atoms: Atoms, item: int) -> tuple[Ints, Floats]:
-        """All layouts of such tensors and the seconds between them; none if they are too many."""
+        """All layouts of such tensors and the seconds between them; empty if there are too many."""
         if (atoms, item) not in self._matrices:
             few = np.zeros(0, np.int64)
             if most_layouts(atoms, self._mesh) <= _LAYOUTS_LISTED:

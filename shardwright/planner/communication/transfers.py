@@ -23,7 +23,7 @@ def transfers(
     machine: Machine,
     mesh: Mesh,
 ) -> Iterator[Transfer]:
-    """What is moved on each of `moves`: phase, layout before and after, how often a step."""
+    """The transfers of `moves`: (phase, code before, code after, times a step) each."""
     for phase, start, end, times in moves:
         src, dst = (decode(code, atoms, mesh) for code in (start, end))
         steps = list(priced_steps(atoms, item_bytes, src, dst, machine))
@@ -51,10 +51,19 @@ def moves_of(
     again: bool,
     kept: bool = False,
 ) -> list[tuple[Phase, int, int, int]]:
-    """Ways of a value to what is wanted (layout, gradient's layout), and of its gradient `back`.
+    """The moves of a value to the layout that is wanted, and of its gradient to the source's dual.
 
-    The forward one is made `again` in the backward pass where nothing of it is kept; what is `kept`
-    is made once for all micro-batches.
+    Args:
+        source: the code of the value's layout.
+        want: the codes of the wanted layout and of the gradient's layout.
+        back: how the gradient is reduced (`communication/resharding.py`).
+        axes: the number of mesh axes.
+        micro_batches: the number of micro-batches.
+        again: whether the backward pass repeats the forward move.
+        kept: whether the forward move is made once for all micro-batches.
+
+    Returns:
+        (phase, code before, code after, times a step) for each move.
     """
     layout, grad = want
     moves = [(Phase.FORWARD, source, layout, 1 if kept and not again else micro_batches)]

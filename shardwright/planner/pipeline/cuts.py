@@ -12,12 +12,12 @@ from shardwright.program.liveness import Liveness
 from shardwright.program.lower.stages import splits_between
 from shardwright.solve.elimination.problem import Bools, Ints
 
-_MOST_POSITIONS = 160  # to cut at
+_MOST_POSITIONS = 160  # the most candidate positions of a graph
 
 
 @final
 class StageCuts:
-    """The places of one graph: numbers of operators, each of which a stage may begin with.
+    """Finds the positions of one graph at which a stage may begin, as indices of operators.
 
     Every stage has the parameters that it reads.
     """
@@ -29,7 +29,7 @@ class StageCuts:
         self._splits: dict[tuple[int, int], bool] = {}
 
     def positions(self, groups: int) -> Ints:
-        """Where to cut into so many stages, both ends included: where least crosses."""
+        """Candidate positions of cuts, which the fewest bytes cross, and both ends of the graph."""
         crossing = self._bytes
         may = np.flatnonzero(crossing >= 0)
         few = max(_MOST_POSITIONS // 4, 4 * groups)
@@ -40,30 +40,30 @@ class StageCuts:
         return np.concatenate(([0], may, [len(self.graph.ops)])).astype(np.int64)
 
     def allow(self, groups: int) -> bool:
-        """Whether there may be so many stages, each with parameters of its own."""
+        """Whether the graph can have `groups` stages, each with parameters of its own."""
         return len(np.unique(self._births[self.positions(groups)])) > groups
 
     def trains(self, positions: Ints) -> Bools:
-        """Whether an interval has parameters of its own, as an optimizer needs some: (C, C)."""
+        """Whether each interval has trained parameters of its own, for its optimizer: (C, C)."""
         births = self._births[positions]
         found: Bools = births[None, :] > births[:, None]
         return found
 
     def crossing(self, position: int) -> tuple[str, ...]:
-        """What is handed on at a place."""
+        """The values that cross a position."""
         if position not in self._crossing:
             self._crossing[position] = self._liveness.crossing(position)
         return self._crossing[position]
 
     def splits(self, begin: int, end: int) -> bool:
-        """Whether backward passes of the stage between two places come in halves."""
+        """Whether the stage between two positions can compute gradients of weights separately."""
         if (begin, end) not in self._splits:
             self._splits[begin, end] = splits_between(self._liveness, begin, end)
         return self._splits[begin, end]
 
     @cached_property
     def read_again(self) -> tuple[tuple[str, Ints], ...]:
-        """Parameters that several operators read, with the numbers of these."""
+        """Parameters that several operators read, with the indices of these operators."""
         graph, number = self.graph, self._liveness.index
         return tuple(
             (leaf.name, np.array([number[op.name] for op in readers], np.int64))

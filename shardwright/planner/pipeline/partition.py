@@ -1,14 +1,13 @@
 """Cuts a chain into stages so that a pipeline through them is fastest.
 
-A step of M micro-batches takes as long as M of them in the slowest stage and
-one in each of the others: (M - 1)/M · max + 1/M · sum of what the stages take.
-With the slowest limited to a bound the sum is a shortest path, O(P · I) for P
-stages and I intervals that may be one; bounds are tried from the smallest that
-is possible, until the slowest and the smallest sum of all take as long as what is known.
+A step of M micro-batches takes (M - 1)/M · max + 1/M · sum of the seconds of its stages: M
+micro-batches in the slowest stage and one in each of the others. With a bound on the slowest stage,
+the least sum is a shortest path, O(P · I) for P stages and I intervals. Bounds are tried from the
+smallest feasible one upwards, until the bound and the least sum cannot improve on the best.
 
 Paper: the stage partition of Alpa (arXiv 2201.12023), section 5.2.
-Deviation: stages have costs of their own, as those at the front keep more activations; where there
-are many bounds only some are tried.
+Deviation: each stage has its own costs, because early stages keep more activations. Where there are
+many bounds, only some are tried.
 Oracle: enumeration over all cuts.
 """
 
@@ -29,9 +28,12 @@ _BOUNDS = (1.0, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, np.inf)
 @final
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Intervals of a chain of `positions`, both ends included, that may be stages.
+    """The intervals of a chain that may be stages.
 
-    From place `begin` to place `end`, (I,) each, in order of their ends.
+    Attributes:
+        begin: the position at which each interval begins, (I,).
+        end: the position at which it ends, (I,), in ascending order.
+        positions: the number of positions in the chain, both ends included.
     """
 
     begin: Ints
@@ -40,18 +42,18 @@ class Intervals:
 
     @classmethod
     def of(cls, may: Bools) -> Intervals:
-        """Those from place a to place b > a with `may[a, b]`."""
+        """All intervals from a position a to a position b > a with `may[a, b]`."""
         end, begin = np.nonzero(np.tril(may.T, -1))
         return cls(begin, end, len(may))
 
     @cached_property
     def starts(self) -> Ints:
-        """Of each place that is an end, the first interval that ends there: (E,)."""
+        """For each position that is an end, the first interval that ends there: (E,)."""
         return np.flatnonzero(np.diff(self.end, prepend=-1))
 
 
 def objective(costs: list[float], micro_batches: int) -> float:
-    """What stages that take `costs` seconds a step take together.
+    """Seconds of a step whose stages take `costs` seconds each.
 
     >>> objective([4.0, 2.0], 2)
     5.0
@@ -60,9 +62,9 @@ def objective(costs: list[float], micro_batches: int) -> float:
 
 
 def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[int] | None:
-    """The interval of each stage, P numbers; None if there is no way from end to end.
+    """The interval of each of P stages; None if no P intervals cover the chain.
 
-    `costs[s, i]` is what stage s takes for interval i, (P, I), infinite if it may not be.
+    `costs[s, i]` are the seconds of stage s for interval i, (P, I), infinite if it is infeasible.
     """
     least = slowest_at_least(costs, intervals)
     if not np.isfinite(least):
@@ -74,7 +76,7 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
     assert free is not None
     sum_at_least = sum(_taken(costs, free))
     best: tuple[float, list[int]] | None = None
-    before = 0.0  # what is new within a bound is slower than the one before
+    before = 0.0  # a solution that is new within a bound is slower than the bound before
     for bound in bounds.tolist():
         at_least = ((micro_batches - 1) * before + sum_at_least) / micro_batches
         if best is not None and at_least >= best[0]:
@@ -93,7 +95,7 @@ def _taken(costs: Floats, found: list[int]) -> list[float]:
 
 
 def slowest_at_least(costs: Floats, intervals: Intervals) -> float:
-    """The least that the slowest stage can take, infinite if there is no way from end to end."""
+    """The least seconds of the slowest stage; infinite if no intervals cover the chain."""
     reach = _at_the_begin(intervals)
     for stage in costs:
         reach = _ends(np.maximum(reach[intervals.begin], stage), intervals)
@@ -126,7 +128,7 @@ def _at_the_begin(intervals: Intervals) -> Floats:
 
 
 def _ends(sums: Floats, intervals: Intervals) -> Floats:
-    """The least of the ways to each place: (I,) -> (places,)."""
+    """The least of the sums that end at each position: (I,) -> (positions,)."""
     found = np.full(intervals.positions, np.inf)
     if sums.size:
         found[intervals.end[intervals.starts]] = np.minimum.reduceat(sums, intervals.starts)

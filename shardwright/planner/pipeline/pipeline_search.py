@@ -1,12 +1,12 @@
 """Candidate pipelines: numbers of stages, meshes and numbers of micro-batches.
 
-Numbers of stages that are asked for are all tried, on meshes from what was best outwards, while
-these give anything new. Else the search climbs: from a middling number of stages it goes to more or
-fewer, or to a mesh of one group with an inner axis twice or half as long, for as long as that is
-faster. Each with four micro-batches for each stage, or as many as the batch has samples for. Other
-schedules are tried on what was best, those that give a group several stages or make backward
-passes in halves, and deeper pipelines with the best of these, and with both more
-micro-batches or fewer.
+If the user gives numbers of stages, all of them are searched, on meshes in order of their distance
+from the best one, until several give nothing new. Otherwise the search climbs: from a medium number
+of stages it tries more and fewer stages, and meshes of a group with a longer and a shorter inner
+axis, as long as that is faster. Each candidate has four micro-batches for each stage, or as many as
+the batch allows. Then other schedules are tried on the best candidate (with several stages on a
+group, or with split backward passes), deeper pipelines under the best schedule, and more and fewer
+micro-batches.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shardwright.planner.mesh_loop import NOTHING, Gain, MeshLoop
 from shardwright.planner.permitted import allowed_meshes
 
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
-_FIRST = 4  # of these are tried first, if the batch is large enough
-_PATIENCE = 2  # meshes that give nothing new before the others are left out
-_CLIMB = 0.7  # of this search is spent on 1F1B and GPipe
+_FIRST = 4  # micro-batches for each stage that are tried first, if the batch is large enough
+_PATIENCE = 2  # meshes that give nothing new before the others are skipped
+_CLIMB = 0.7  # the part of the progress bar for 1F1B and GPipe
 _WEIGHTS = "spectrain"
 
 
@@ -42,7 +42,7 @@ class _Candidate:
 
     @property
     def weights(self) -> bool:
-        """Whether passes use other weights than those of one device."""
+        """Whether passes use other weights than on one device."""
         return bool(self.schedule) and schedule_named(self.schedule).asynchronous
 
     def __str__(self) -> str:
@@ -54,20 +54,25 @@ class _Candidate:
 @final
 @dataclass
 class PipelineSearch:
-    """The search for pipelines, up to the moment `end` of the performance counter.
+    """The search for pipelines.
 
-    With `every` all numbers of stages are tried.
+    Attributes:
+        loop: the main loop, to which plans are added.
+        every: whether all numbers of stages are searched.
+        end: the time limit, by the performance counter.
+        notify: called with the current task and the part of the search that is done.
+        done: the part that is done.
     """
 
     loop: MeshLoop
     every: bool
     end: float
     notify: Callable[[str, float], None]
-    done: float = 0.0  # the part that is
+    done: float = 0.0
     _found: dict[_Candidate, Gain] = field(default_factory=dict)
 
     def search(self, stages: Sequence[int]) -> None:
-        """Add the pipelines of each of these numbers of stages, or of those that are best."""
+        """Add the pipelines of each of these numbers of stages, or of the best ones."""
         possible = [groups for groups in stages if self.loop.factory.cuts.allow(groups)]
         for i, groups in enumerate(possible):
             self.done = i / len(possible)
@@ -87,12 +92,12 @@ class PipelineSearch:
 
     @property
     def _best(self) -> _Candidate | None:
-        """The first of the fastest that train as one device does."""
+        """The fastest candidate so far that trains as one device does."""
         plain = [t for t, gain in self._found.items() if gain.new and not t.weights]
         return min(plain, key=lambda tried: self._found[tried].seconds, default=None)
 
     def _climb(self, stages: Sequence[int]) -> None:
-        """Go to what is next to the best, for as long as that is better."""
+        """Move to a neighbour of the best candidate, as long as that is faster."""
         middle = len(stages) // 2
         for groups in sorted(stages, key=lambda groups: abs(stages.index(groups) - middle)):
             for mesh in self._meshes(groups)[:_PATIENCE]:
@@ -108,7 +113,7 @@ class PipelineSearch:
                     break
 
     def _next_to(self, best: _Candidate, stages: Sequence[int]) -> Iterator[tuple[int, Mesh]]:
-        """Numbers of stages and meshes one step away: another inner axis, more stages, fewer."""
+        """The neighbours of `best`: other inner axes, more stages, fewer stages."""
         meshes = sorted(self._meshes(best.groups), key=_inner)
         index = meshes.index(best.mesh)
         yield from ((best.groups, mesh) for mesh in reversed(meshes[max(0, index - 1) : index]))
@@ -118,7 +123,7 @@ class PipelineSearch:
             yield from ((groups, mesh) for mesh in self._meshes(groups)[:1])
 
     def _vary_counts(self, best: _Candidate) -> None:
-        """Try more and fewer micro-batches than `best` has, while these give anything new."""
+        """Try more and fewer micro-batches than `best` has, until they give nothing new."""
         counts = self._counts(best.groups)
         index = counts.index(best.count)
         for way in (counts[index + 1 :], counts[:index][::-1]):
@@ -127,7 +132,7 @@ class PipelineSearch:
                     break
 
     def _try_schedules(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
-        """Try other schedules, and deeper pipelines under the fastest; what is fastest then."""
+        """Try other schedules, and deeper pipelines under the fastest; return the fastest."""
         fastest = best
         others = ((one.name, each) for one in SCHEDULES.values() for each in one.tried)
         for schedule, each in others:
@@ -138,7 +143,7 @@ class PipelineSearch:
         return fastest if self.every or fastest == best else self._try_more_stages(fastest, stages)
 
     def _try_more_stages(self, best: _Candidate, stages: Sequence[int]) -> _Candidate:
-        """Try more stages under the same schedule, while that is faster."""
+        """Try more stages under the same schedule, as long as that is faster."""
         for groups in stages[stages.index(best.groups) + 1 :]:
             meshes = [mesh for mesh in self._meshes(groups) if _inner(mesh) == _inner(best.mesh)]
             if not meshes or not self.loop.factory.cuts.allow(groups * best.each):
@@ -151,16 +156,16 @@ class PipelineSearch:
         return best
 
     def _groups(self, groups: int) -> None:
-        """Search pipelines of `groups` stages, on meshes from what was best outwards."""
+        """Search pipelines of `groups` stages, on meshes in order of distance from the best."""
         useless = 0
         for mesh in self._meshes(groups):
-            # An even pipeline on one axis is one of the well-known plans.
+            # An even pipeline on one axis is a baseline.
             missing = len(mesh.axes) == 1 and not self.loop.knows("even pipeline")
             if useless < _PATIENCE or (missing and not self._wanted):
                 useless = 0 if self._all_counts(groups, mesh) else useless + 1
 
     def _add_even_pipeline(self, stages: Sequence[int]) -> None:
-        """Add the even pipeline on one axis, one of the well-known plans."""
+        """Add the even pipeline on one axis as a baseline."""
         for groups in stages:
             for mesh in self._meshes(groups):
                 if len(mesh.axes) == 1 and not (self._wanted or self.loop.knows("even pipeline")):
@@ -169,7 +174,7 @@ class PipelineSearch:
                     )
 
     def _all_counts(self, groups: int, mesh: Mesh) -> bool:
-        """Search with all numbers of micro-batches asked for, or one; whether that gave new."""
+        """Search with the requested numbers of micro-batches, or one; whether a plan is new."""
         counts = self._counts(groups)
         tried = counts if self._counts_given else [self._first(counts, mesh, groups)]
         gains = [self._try(_Candidate(mesh, groups, count)) for count in tried]
@@ -177,7 +182,7 @@ class PipelineSearch:
 
     @property
     def _counts_given(self) -> bool:
-        """Whether numbers of micro-batches are asked for."""
+        """Whether the user gave numbers of micro-batches."""
         return self.loop.options.counts not in (None, (1,))
 
     @property
@@ -195,13 +200,14 @@ class PipelineSearch:
     def _first(self, counts: Sequence[int], mesh: Mesh, groups: int) -> int:
         """The number of micro-batches to begin with on a mesh.
 
-        Many enough to hide the waiting, but each with a sample for every device of the outer axis.
+        It is large enough for a short pipeline bubble, and each micro-batch has a sample for every
+        device of the outer axis.
         """
         most = min(_FIRST * groups, self.loop.factory.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
 
     def _try(self, tried: _Candidate) -> Gain:
-        """Search pipelines on one mesh, once; what that gave."""
+        """The result of a search for this candidate, which runs once."""
         if tried not in self._found:
             self._found[tried] = self._search_one(tried)
         return self._found[tried]
@@ -229,7 +235,7 @@ class PipelineSearch:
             return NOTHING
 
     def _meshes(self, groups: int) -> Sequence[Mesh]:
-        """Meshes of one group, from that on which is most like what was best."""
+        """Meshes of one group, in order of distance from the best one so far."""
         try:
             devices = self.loop.machine.devices // groups
             found = allowed_meshes(devices, self._wanted, groups=groups)

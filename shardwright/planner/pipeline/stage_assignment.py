@@ -1,10 +1,9 @@
 """Pipeline plans on one mesh of a group of devices, built from the points found on it.
 
-The points of a search on the mesh of one group decide everything but the
-stages. A stage takes the point that is fastest within the memory that is left
-to it; where two points meet, what crosses is priced as any other value, and
-what does not fit together is left out. What is found is priced anew from
-scratch: by the order of the schedule, and by the memory of its worst group.
+A point of the search on the mesh of one group decides everything but the stages. Each stage takes
+the fastest point within its memory limit. Values that cross from one point to another are priced
+like all others, and points that do not fit together are dropped. Each pipeline that is found is
+priced again from scratch: by the order of the schedule, and by the memory of its worst group.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, steps_seconds
 from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
 
-_LIMITS = 14  # of memory
-_SLOWER = (1.0, 2.0, 4.0)  # times as slow as what is fastest, pipelines are looked for
-_ENDLESS = 10**6  # mini-batches that follow each other
-_NARROWER = 0.85  # from one limit to the next
+_LIMITS = 14  # memory limits that are tried
+_SLOWER = (1.0, 2.0, 4.0)  # pipelines are searched up to these multiples of the fastest
+_ENDLESS = 10**6  # mini-batches without a flush between them
+_NARROWER = 0.85  # ratio of one memory limit to the one before
 
 # Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
 _Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
-_Picked = tuple[Sequence[int], Sequence[int]]  # cuts, and the number of each stage's point
+_Picked = tuple[Sequence[int], Sequence[int]]  # cuts, and the index of each stage's point
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A pipeline plan: `point.choice` decides everything, `cuts` are numbers of operators."""
+    """A pipeline plan: `point.choice` decides everything, `cuts` are indices of operators."""
 
     point: Point  # seconds of a step, bytes that add up on the worst group
     peak: Bytes
@@ -55,14 +54,14 @@ class Staged:
 
 
 def schedule_of(groups: int, micro_batches: int) -> str:
-    """Of a stage for each group: all take as long, and 1F1B keeps less where it can be run."""
+    """1F1B, or GPipe where 1F1B cannot run: both take as long, and 1F1B needs less memory."""
     runs = not ONE_F_ONE_B.needs(groups, groups, micro_batches)
     return (ONE_F_ONE_B if runs else GPIPE).name
 
 
 @final
 class Pipelines:
-    """Pipelines of `groups`, `each` with some stages, over the points that are offered."""
+    """Finds pipelines of `groups`, `each` with some stages, over the points of `offer`."""
 
     def __init__(
         self, offer: Offer, cuts: StageCuts, groups: int, schedule: str, each: int = 1
@@ -76,10 +75,10 @@ class Pipelines:
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
         self.schedule, self.spec = schedule, schedule_named(schedule)
-        # Without a flush only the slowest stage counts, and of equals the sum.
+        # Without a flush only the slowest stage counts, and the sum breaks ties.
         self.rounds = _ENDLESS if self.spec.asynchronous else self.micro_batches * each
         self.group_of_stage = np.array(self.spec.homes(groups, self.stages), np.int64)
-        # Of the weights beside one copy: predicted ones while a pass runs.
+        # Predicted weights, as a part of the state: they exist while a pass runs.
         self.copies = 0.0
         if self.spec.asynchronous:
             self.copies = 1 / (2 + optimizer_spec(writer.optimizer).state_tensors)
@@ -87,11 +86,11 @@ class Pipelines:
         self.positions = cuts.positions(self.stages)
 
     def staged(self) -> list[Staged]:
-        """The fastest pipeline that is found within each of some limits of memory."""
+        """The fastest pipeline found within each of several memory limits."""
         return self._staged([found for found in self._combined(list(self._fastest())) if found])
 
     def _fastest(self) -> Iterator[_Picked]:
-        """Cuts, and the number of the point that each stage has."""
+        """The cuts and the index of each stage's point, for each memory limit."""
         if len(self.positions) <= self.stages or not len(self.points):
             return
         costs = self._costs(self.offer.running, self.positions)
@@ -112,13 +111,13 @@ class Pipelines:
     def _search_within(
         self, costs: StageCosts, every: Floats, intervals: Intervals, slowest: Seconds
     ) -> _IntervalSearch:
-        """The pipelines of these intervals, of which those up to `slowest` seconds are all."""
+        """The search among pipelines of `intervals`, complete up to `slowest` seconds."""
         at = np.s_[:, intervals.begin, intervals.end]
         once = costs.bytes(0)[at]
         each = costs.bytes(1)[at] - once
         predicted = once + self._weights(costs)[at]  # the last stage predicts no weights
         least = [predicted] * (self.stages - 1) + [once]
-        # Stages that share a group get equal parts of its memory here; then all is priced anew.
+        # Stages of one group get equal parts of its memory; the result is priced again.
         kinds = [(s == self.stages - 1, most) for s, most in enumerate(self._most_waiting)]
         distinct = list(dict.fromkeys(kinds))
         stage_bytes = self.each * np.stack([least[-last] + most * each for last, most in distinct])
@@ -126,7 +125,7 @@ class Pipelines:
         return _IntervalSearch(intervals, self.rounds, slowest, every[at], stage_bytes, kind)
 
     def even(self, assignment: Assignment) -> Staged | None:
-        """Stages of about equal time, all of which do what `assignment` says."""
+        """A pipeline of stages of about equal time under `assignment`; None if there is none."""
         if len(self.positions) <= self.stages:
             return None
         running = self.offer.running_of(np.array([assignment], np.int64))
@@ -139,7 +138,7 @@ class Pipelines:
         return self.priced(assignment, self.positions[intervals.begin[stages[1:]]].tolist())
 
     def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
-        """One pipeline, from scratch; None if its parts do not fit together."""
+        """One pipeline, priced from scratch; None if its stages do not fit together."""
         (found,) = self._priced(np.array([assignment], np.int64), [cuts])
         return self._staged([found])[0] if found else None
 
@@ -153,14 +152,14 @@ class Pipelines:
     def _priced(
         self, assignments: Ints, every_cuts: Sequence[Sequence[int]]
     ) -> list[_Priced | None]:
-        """Pipelines from scratch, each assignment with its cuts: (P, nodes)."""
+        """Price pipelines from scratch: assignments (P, nodes), each with its cuts."""
         found: list[_Priced | None] = [None] * len(assignments)
         if not found:
             return found
         ends = np.array([[0, *cuts, len(self.writer.graph.ops)] for cuts in every_cuts], np.int64)
         costs = self._costs(self.offer.running_of(assignments), ends)
         groups, stage_bytes = self.group_of_stage, self._stage_bytes(costs)
-        moved = np.diff(groups, prepend=-1) != 0  # a group hands nothing to itself
+        moved = np.diff(groups, prepend=-1) != 0  # a group sends nothing to itself
         rows = np.flatnonzero(costs.feasible).tolist()
         times = [
             [
@@ -183,7 +182,7 @@ class Pipelines:
         return found
 
     def memory(self, staged: Staged) -> Memory:
-        """What the group holds that holds most, when it does; together `staged.peak`."""
+        """The memory of the worst group at its peak; its total is `staged.peak`."""
         choice = np.array([staged.point.choice], np.int64)
         ends = np.array([[0, *staged.cuts, len(self.writer.graph.ops)]], np.int64)
         costs = self._costs(self.offer.running_of(choice), ends)
@@ -203,7 +202,7 @@ class Pipelines:
         return _StageBytes(none, one - none, weights)
 
     def _splits(self, cuts: Sequence[int]) -> list[bool]:
-        """Of every stage, whether its backward passes come in halves."""
+        """For every stage, whether its backward passes are split."""
         if not self.spec.splits_backward:
             return [False] * self.stages
         ends = (0, *cuts, len(self.writer.graph.ops))
@@ -217,13 +216,13 @@ class Pipelines:
 
     @property
     def _waiting(self) -> tuple[Ints, ...]:
-        """Micro-batches that wait in each stage of a group, at some moments: (moments, stages)."""
+        """For each group, the micro-batches in flight in its stages: (moments, stages)."""
         passes = self.stages if self.spec.asynchronous else self.micro_batches
         return waiting(self.schedule, self.groups, self.stages, passes)
 
     @property
     def _most_waiting(self) -> list[int]:
-        """Of every stage."""
+        """The most micro-batches in flight in every stage."""
         most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
         return [int(count) for count in most]
 
@@ -231,7 +230,7 @@ class Pipelines:
         return StageCosts(running, self.cuts, positions, self.link)
 
     def _combined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
-        """Every stage with its own point, or all with the one that most of them have."""
+        """Pipelines of which every stage has its own point, or all have the most frequent one."""
         if not every:
             return []
         nodes = np.arange(self.points.shape[1])
@@ -245,15 +244,16 @@ class Pipelines:
         return found
 
     def _point_of(self, cuts: Sequence[int], picked: Sequence[int]) -> Ints:
-        """Of every node the number of the point that decides it."""
+        """For every node the index of the point that decides it."""
         found: Ints = np.array(picked)[np.searchsorted(cuts, self.offer.owners.choice, "right")]
         return found
 
     def _widening_intervals(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
-        """Intervals that pipelines have which are up to so many times as slow as the fastest.
+        """Sets of intervals, each larger than the one before, with their complete range in seconds.
 
-        And how many seconds that is. `every` are those of intervals under each point, (P, C, C). A
-        pipeline takes at least as long as its slowest stage.
+        A set has the stages of all pipelines up to a multiple of the fastest one's seconds: a
+        pipeline takes at least as long as its slowest stage. `every` are the seconds of intervals
+        under each point, (P, C, C).
         """
         seconds = every.min(axis=0)
         intervals = Intervals.of(np.isfinite(seconds))
@@ -270,9 +270,12 @@ class Pipelines:
 @final
 @dataclass(frozen=True, eq=False)
 class _StageBytes:
-    """Bytes that add up in every stage of pipelines: (P, stages).
+    """Additive bytes of every stage of pipelines, (P, stages) each.
 
-    Those that are always there, those of every micro-batch that waits, and predicted weights.
+    Attributes:
+        once: bytes that do not depend on the micro-batches in flight.
+        each: bytes of each micro-batch in flight.
+        weights: bytes of predicted weights.
     """
 
     once: Ints
@@ -280,7 +283,7 @@ class _StageBytes:
     weights: Ints
 
     def worst(self, row: int, groups: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
-        """What the group holds that holds most; its number, and what waits in each stage then.
+        """The bytes of the worst group, its index, and the micro-batches in its stages at the peak.
 
         `groups` are the groups of the stages, `waiting` as `pipeline_schedules.waiting` gives it.
         """
@@ -296,10 +299,10 @@ class _StageBytes:
 @final
 @dataclass(frozen=True, eq=False)
 class _IntervalSearch:
-    """Pipelines whose stages are among some intervals.
+    """The search among pipelines whose stages are some of `intervals`.
 
-    Others take more than `slowest` seconds. Under point p interval i takes `seconds[p, i]` and a
-    stage s holds `stage_bytes[kind[s], p, i]` bytes.
+    Other pipelines take more than `slowest` seconds. Under point p, interval i takes
+    `seconds[p, i]`, and as stage s it needs `stage_bytes[kind[s], p, i]` bytes.
     """
 
     intervals: Intervals
@@ -310,9 +313,9 @@ class _IntervalSearch:
     kind: Ints  # (stages,)
 
     def fastest(self, limit: float) -> tuple[list[int], list[int], int] | None:
-        """Of each stage the interval and the point, and what the worst holds, within `limit` bytes.
+        """The fastest pipeline within `limit` bytes: each stage's interval and point, worst bytes.
 
-        None if there is no such pipeline, or if others may be faster.
+        None if there is no such pipeline, or if a pipeline of other intervals may be faster.
         """
         least = np.full((self.stage_bytes.shape[0], self.stage_bytes.shape[2]), np.inf)
         for stage_bytes, seconds in zip(self.stage_bytes.swapaxes(0, 1), self.seconds, strict=True):

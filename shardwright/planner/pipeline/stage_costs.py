@@ -1,9 +1,8 @@
 """Costs of graph intervals as pipeline stages, at selected points of one space.
 
-A point decides everything, on the mesh of one group of devices. Its terms, the
-costs of nodes and edges, belong to the operator that causes them, so the cost
-of a stage is a difference of running sums. Parameters' state is there once,
-activations for every micro-batch that waits.
+A point decides everything on the mesh of one group of devices. Each of its terms, the costs of
+nodes and edges, belongs to one operator, so the cost of a stage is a difference of running sums.
+Parameters and their state count once, activations once for every micro-batch in flight.
 """
 
 from __future__ import annotations
@@ -23,16 +22,18 @@ from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
-_POINTS = 12  # of those found on a mesh
+_POINTS = 12  # points of a mesh from which stages choose
 
 
 @dataclass(frozen=True, eq=False)
 class NodeOwners:
-    """Where every node of whole assignments of a space belongs.
+    """The operator to which every node of whole assignments belongs.
 
-    `cost` is the operator, by number, whose stage pays for a node, `choice` that
-    whose stage decides: segments that may be recomputed are decided as a whole.
-    `state` are the parameters.
+    Attributes:
+        cost: the index of the operator whose stage pays for the node, (nodes,).
+        choice: the index of the operator whose stage decides the node, (nodes,); segments that may
+            be recomputed are decided as a whole.
+        state: whether the node is a parameter, (nodes,).
     """
 
     cost: Ints  # (nodes,)
@@ -57,7 +58,7 @@ class NodeOwners:
                 switches[node] = switch
         cost, switch_of = np.array(owners, np.int64), np.array(switches, np.int64)
         _, tail, head = folded.edge_ends()
-        unknown = cost == last  # readings and switches: with the first that they lead to
+        unknown = cost == last  # readings and switches belong to their first neighbour
         found = cost.copy()
         np.minimum.at(found, tail[unknown[tail]], cost[head[unknown[tail]]])
         np.minimum.at(found, head[unknown[head]], cost[tail[unknown[head]]])
@@ -68,7 +69,7 @@ class NodeOwners:
 
 @final
 class Offer:
-    """Some of the points of a writer's space, from which stages choose."""
+    """Evenly chosen points of a writer's space, from which stages choose."""
 
     def __init__(self, writer: PlanBuilder, points: Sequence[Point]) -> None:
         self.writer = writer
@@ -79,16 +80,16 @@ class Offer:
 
     @cached_property
     def running(self) -> Running:
-        """What the points cost."""
+        """The running costs of the points."""
         return self.running_of(self.points)
 
     def running_of(self, assignments: Ints) -> Running:
-        """What whole assignments cost, (P, nodes)."""
+        """The running costs of whole assignments, (P, nodes)."""
         return Running(self.writer, self.prices, self.owners, assignments)
 
 
 def most_updates(writer: PlanBuilder) -> float:
-    """Seconds that no plan of the writer's space exceeds with its updates of parameters."""
+    """Upper bound of the seconds of the optimizer's update over all plans of a space."""
     space = writer.space
     nodes, twins = space.problem.nodes, space.recompute_choice.twins
     times = np.bincount(space.folded.node_tables(), minlength=len(nodes))
@@ -101,7 +102,7 @@ def most_updates(writer: PlanBuilder) -> float:
 
 @final
 class Running:
-    """What whole assignments cost, (P, nodes), summed operator by operator.
+    """Costs of whole assignments, (P, nodes), as running sums over operators.
 
     Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
     """
@@ -124,7 +125,7 @@ class Running:
         self.states = memory[:, : len(owners.cost)]  # of the nodes that are parameters
 
     def _running(self, amounts: Floats | Ints, owner: Ints, mask: Bools) -> Floats:
-        """(P, terms) -> (P, operators + 1). Bytes stay exact."""
+        """Running sums: (P, terms) -> (P, operators + 1). Bytes are exact."""
         size, rows = len(self.writer.graph.ops) + 1, len(amounts)
         where = (np.arange(rows) * size)[:, None] + (owner[mask] + 1)
         found = sums(where.ravel(), amounts[:, mask].ravel(), rows * size).reshape(rows, size)
@@ -136,7 +137,7 @@ class StageCosts:
     """Costs of intervals between `positions`, some of `cuts` with both ends of the graph.
 
     `positions` are equal for all `running` assignments, (C,), or given for each of them,
-    (P, C); `link` is what joins the groups.
+    (P, C); `link` joins the groups.
     """
 
     def __init__(self, running: Running, cuts: StageCuts, positions: Ints, link: Link) -> None:
@@ -153,10 +154,10 @@ class StageCosts:
         machine = self.writer.space.model.machine
         call = machine.collective_launch_seconds + per_hop
         inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
-        self.crossing_seconds = inner * 2  # of values, and of their gradients back
+        self.crossing_seconds = inner * 2  # of values, and of their gradients
 
     def seconds(self) -> Floats:
-        """Of every interval, a step's: (P, C, C), from the first cut to the second."""
+        """Seconds of a step in every interval, from one cut to another: (P, C, C)."""
         crossing_seconds, total = (
             self.crossing_seconds * self.micro_batches,
             self.passes + self.once,
@@ -166,7 +167,7 @@ class StageCosts:
         return found
 
     def bytes(self, waiting: int) -> Ints:
-        """Of every interval, as a stage in which `waiting` micro-batches wait: (P, C, C)."""
+        """Bytes of every interval, as a stage with `waiting` micro-batches: (P, C, C)."""
         sizes: Ints = self.state + waiting * self.kept
         buffers = 2 * self.micro_batches * self.crossing
         ends: Ints = buffers[:, :, None] + buffers[:, None, :]
@@ -175,11 +176,11 @@ class StageCosts:
 
     @cached_property
     def _copies(self) -> Ints:
-        """Bytes of parameters that an interval reads and an earlier one has: (P, C, C)."""
+        """Bytes of parameters that an interval reads and an earlier one owns: (P, C, C)."""
         positions = self.positions
         found = np.zeros((*positions.shape, positions.shape[1]), np.int64)
         for name, readers in self.cuts.read_again:
-            reads = np.searchsorted(readers, positions)  # how many are before each place
+            reads = np.searchsorted(readers, positions)  # how many are before each position
             again = reads[:, None, :] > reads[:, :, None]
             again &= positions[:, :, None] > readers[0]
             if again.any():
@@ -192,7 +193,7 @@ class StageCosts:
         return np.take_along_axis(running, self.positions, axis=1)
 
     def _crossing(self) -> Ints:
-        """Bytes of a rank's tiles of what crosses each cut."""
+        """Bytes of a rank's tiles of the values that cross each cut: (P, C)."""
         found = np.zeros(self.positions.shape, np.int64)
         known: dict[str, Ints] = {}
         for position in np.unique(self.positions[:, 1:-1]).tolist():

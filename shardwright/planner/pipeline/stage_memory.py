@@ -1,6 +1,6 @@
 """Memory of a pipeline stage by module and purpose.
 
-The same sums as in `StageCosts.bytes`, but each term with the module that it belongs to.
+The sums are those of `StageCosts.bytes`, with each term attributed to its module.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from shardwright.planner.tables.memory import fixed_bytes, state_parts
 def stage_memory(
     costs: StageCosts, waiting: Mapping[int, int], weights: int, transient: int, rank: int
 ) -> Memory:
-    """The memory of the group that has the stages `waiting`, each with so many micro-batches.
+    """The memory of one device group of a pipeline.
 
-    `costs` are those of one pipeline, whose places are the ends of its stages. Beside what adds up
-    there are `weights` bytes of predicted weights and `transient` bytes; `rank` is the group's
-    first.
+    Args:
+        costs: of one pipeline, whose positions are the ends of its stages.
+        waiting: for each stage of the group, the number of micro-batches in flight.
+        weights: bytes of predicted weights.
+        transient: bytes beside those that add up.
+        rank: the first rank of the group.
     """
     writer, running = costs.writer, costs.running
     graph, positions = writer.graph, costs.positions[0].tolist()

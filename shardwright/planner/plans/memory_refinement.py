@@ -1,8 +1,8 @@
 """Refines the memory of finished plans by simulating the lifetimes of their tensors.
 
-Tables add up, and so they count what is never alive together. A plan that is
-looked at is lowered for its first rank, and for its last where ranks may differ,
-and walked through (`simulate/memory/step.py`).
+Tables add up, and so they count tensors that are never alive together. A plan is lowered for its
+first rank, and for its last where ranks may differ, and its memory is simulated
+(`simulate/memory/step.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from shardwright.simulate.memory.values import RankModel
 
 @final
 class MemoryRefinement:
-    """Settles the memory of plans of `graph` on `machine`; its `analysis` is made if not given.
+    """Settles the memory of plans of `graph` on `machine`; the default `analysis` is computed.
 
-    `tracer` says what single operator calls do to memory.
+    `tracer` traces the memory of single operator calls.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MemoryRefinement:
         return self._given or analyze(self.graph)
 
     def settled(self, plan: Plan) -> Plan:
-        """`plan` with its memory; what adds up stays with pipeline stages."""
+        """`plan` with its simulated memory; plans with pipeline stages keep the additive one."""
         if plan.pipeline is not None or plan.memory is not None:
             return plan
         if id(plan) in self._known:
@@ -77,9 +77,9 @@ class MemoryRefinement:
 
 
 def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
-    """Whether it is certain that all ranks hold as much: every cut leaves parts of one size.
+    """Whether all ranks certainly use equal memory: every cut gives parts of one size.
 
-    Pieces of the batch and lines that devices share out among them may be uneven in other ways.
+    Micro-batches and joint splits may be uneven in other ways, so they count as unequal.
     """
     if decisions.micro_batches > 1:
         return False

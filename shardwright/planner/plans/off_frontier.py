@@ -1,9 +1,10 @@
 """Plans off the additive frontier that fit a memory limit which faster frontier plans exceed.
 
-The frontier keeps what nothing beats in time and in memory that *adds up*. What a plan really needs
-is settled by a walk (`memories.py`), and is another share of that on every mesh. So a plan may be
-beaten by one of another mesh that needs less by the tables and more when settled: within a limit
-between the two it is the better one. Here every mesh's candidates are asked, the fastest first.
+The frontier keeps the plans that no other plan beats in time and in *additive* memory. The memory
+that a plan needs is found by simulation (`memory_refinement.py`); its ratio to additive memory
+differs between meshes. So a plan may be beaten by one of another mesh that needs less additive and
+more simulated memory: within a limit between the two it is the better one. This file tries the
+candidates of every mesh, the fastest first.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.mesh_loop import Candidate
 
-_TRIES = 8  # plans whose memory is settled; each takes a while
-_GAIN = 1e-2  # a plan that is faster by less is not worth a try
+_TRIES = 8  # plans that are simulated, which takes up to a second each
+_GAIN = 1e-2  # plans that are faster by less are not tried
 
 
 @dataclass
 class _MeshCandidates:
-    """What is left of the candidates of one mesh, fastest first."""
+    """The remaining candidates of one mesh, fastest first."""
 
     left: list[Candidate]
-    share: float  # settled memory in that which adds up, as far as it is known
+    share: float  # the last known ratio of settled to additive memory
 
     def next(self, limit: Bytes) -> Candidate | None:
-        """The fastest that is likely to fit; it is taken out, and so are those before it."""
+        """Remove and return the fastest candidate that is likely to fit; drop those before it."""
         while self.left:
             candidate = self.left.pop(0)
             likely = self.share * candidate.peak
@@ -40,7 +41,7 @@ class _MeshCandidates:
 
 @final
 class OffFrontierPlans:
-    """The candidates of all meshes, of which few are on the frontier."""
+    """The candidates of all meshes, on the frontier or not."""
 
     def __init__(
         self,
@@ -60,8 +61,14 @@ class OffFrontierPlans:
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
         """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
 
-        `share` is that of settled memory in what adds up of plans that are known, for a start; each
-        mesh then has its own. None where no plan is found, or where too many were tried.
+        Args:
+            limit: bytes of settled memory.
+            than: seconds of the best plan so far.
+            share: a first estimate of the ratio of settled to additive memory; each mesh then has
+                its own.
+
+        Returns:
+            The plan, or None if none is found within `_TRIES` simulations.
         """
         enough = than / (1 + _GAIN)
         queue: list[tuple[Seconds, int, Candidate, Plan]] = []

@@ -1,6 +1,6 @@
 """Builds plans from points of a search: every operator's tiling, every parameter's storage.
 
-A space of a shortened graph is searched; the plan names the operators of the whole graph.
+The searched space is one of a shortened graph; the plan names the operators of the whole graph.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class PlanBuilder:
 
     @cached_property
     def _node(self) -> dict[str, tuple[int, int, int] | None]:
-        """The node of every operator and parameter in whole assignments, its twin and switch.
+        """The node of every operator and parameter in whole assignments, with twin and switch.
 
-        Twin and switch are -1 where there are none, all of it None where nothing is decided.
+        Twin and switch are -1 where there are none; the value is None where nothing is decided.
         """
         op_nodes, first = self.space.op_nodes, self.space.first_parameter
         own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
@@ -73,10 +73,11 @@ class PlanBuilder:
         return found
 
     def nodes(self, name: str) -> tuple[tuple[int, ...], int]:
-        """The nodes of an operator or parameter in whole assignments, none if nothing is decided.
+        """The nodes of an operator or parameter in whole assignments, and its switch.
 
-        The second, if there is one, decides where it is recomputed; and the node that says whether
-        it is, -1 if it never is.
+        Returns:
+            The nodes, none if nothing is decided; a second node decides where the operator is
+            recomputed. The switch is the node that decides whether it is, -1 if it never is.
         """
         decision = self._node[name]
         if decision is None:
@@ -84,9 +85,9 @@ class PlanBuilder:
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
-        """Bytes of the largest tile of a value that an operator makes, or of a whole leaf.
+        """Bytes of the largest tile of an operator's result, or of a whole leaf.
 
-        Of whole assignments: (P, nodes) -> (P,).
+        For whole assignments: (P, nodes) -> (P,).
         """
         maker = self.graph.producer.get(value)
         tensor = self.graph.tensor[value]
@@ -122,7 +123,7 @@ class PlanBuilder:
         return self._whole(name, node), self._whole(name, twin), self._whole(name, switch)
 
     def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
-        """What was chosen for `name`, and the switch by which it is recomputed, -1 by none."""
+        """The choice of `name`, and the switch that recomputes it, -1 if it is not recomputed."""
         decision = self._node[name]
         if decision is None:
             return 0, -1
@@ -134,7 +135,7 @@ class PlanBuilder:
         return self.short.stands_for.get(name, name)
 
     def _whole(self, name: str, node: int) -> int:
-        """Where the decision of `name` stands whose like in the short graph has `node`."""
+        """The node of `name` in whole assignments; its short graph's representative has `node`."""
         folded = self.space.folded
         if not folded.runs:
             return node
@@ -152,7 +153,7 @@ class PlanBuilder:
 
     @cached_property
     def _run_nodes(self) -> list[tuple[list[list[int]], dict[int, int]]]:
-        """Of every run where its nodes stand, copy by copy, and the column of each node."""
+        """For every run its nodes in whole assignments, copy by copy, and each node's column."""
         folded = self.space.folded
         return [
             (folded.places(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
@@ -161,7 +162,7 @@ class PlanBuilder:
 
     @cached_property
     def _second(self) -> dict[str, tuple[int, int]]:
-        """What belongs to the second copy of a repeat, which is the first of its run."""
+        """The operators and parameters of the second copy of each repeat, the first of its run."""
         graph = self.space.model.graph
         parameters = {leaf.name for leaf in self.space.parameters}
         found = {}
@@ -178,7 +179,7 @@ class PlanBuilder:
         return found
 
     def peaks(self, points: list[Point]) -> list[Bytes]:
-        """Peak memory per rank of each point: what adds up, what is always there, and `Peaks`."""
+        """Peak memory per rank of each point: additive memory, fixed bytes, and `Peaks`."""
         if not points:
             return []
         choices = np.array([point.choice for point in points], np.int64)
@@ -190,13 +191,13 @@ class PlanBuilder:
         ]
 
     def lasting_bytes(self, choice: tuple[int, ...]) -> Bytes:
-        """Weights, gradients, state of the optimizer and the batch, which are there together."""
+        """Bytes of weights, gradients, optimizer state and batch, which exist together."""
         stored = self._parameters(choice)
         return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
 
     @cached_property
     def least_overhead(self) -> int:
-        """Bytes that every plan needs beside what adds up."""
+        """Bytes that every plan needs beside its additive memory."""
         return fixed_bytes(self.graph) + self._peaks.least
 
     def plan(
@@ -209,9 +210,15 @@ class PlanBuilder:
         *,
         staged: bool = False,
     ) -> Plan:
-        """The plan of a point; nothing within its memory is faster than `bound` seconds.
+        """The plan of a point.
 
-        What is `staged` has copies of a parameter for each stage.
+        Args:
+            point: seconds, additive bytes and choices.
+            peak: peak bytes per rank.
+            bound: a lower bound of the seconds of all plans within that memory.
+            name: the plan's name.
+            notes: texts that the plan shows.
+            staged: whether it is one of pipeline stages, each of which copies its parameters.
         """
         machine, measure = self.space.model.machine, self.space.model.measure
         shares = machine.settles and measure.redistributes_once and not staged
@@ -242,7 +249,7 @@ class PlanBuilder:
             expert_skew=self._skew(ops),
         )
         alone = staged and plan.micro_batches > 1  # stages put nothing into buckets
-        if machine.settles and not alone:  # elsewhere plans take what tables say
+        if machine.settles and not alone:  # otherwise plans have the additive seconds
             plan = with_partial_bucket_latency(plan, measure, self.space.model.buckets)
             plan = plan if staged else with_whole_waits(plan, machine)
         seconds = plan.step_seconds if alone else settled_seconds(plan)
@@ -250,7 +257,7 @@ class PlanBuilder:
         return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
 
     def _skew(self, ops: list[PlannedOp]) -> float:
-        """The skew that times and memory suppose, 0 if every device has all experts."""
+        """The skew of experts that times and memory assume, 0 if every device has all experts."""
         model = self.space.model
         rules = (model.analysis.rules[self._rep(op.name)] for op in ops)
         split = any(
@@ -262,10 +269,10 @@ class PlanBuilder:
     def _operators(
         self, choice: tuple[int, ...], *, shares: bool
     ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
-        """Operators and transfers, and seconds of those that tables have and programs have not.
+        """Operators, transfers, and the seconds of transfers that are only in the tables.
 
-        If it `shares`, operators that read a parameter in the same way read one copy, and what its
-        gradient is summed up of comes back as one; in tables every reader pays.
+        With `shares`, operators that read a parameter in the same layout share one copy and one
+        reduction of its gradient; in the tables every reader pays for its own.
         """
         ops: list[PlannedOp] = []
         transfers: list[Transfer] = []
@@ -300,14 +307,14 @@ class PlanBuilder:
         return ops, transfers, Seconds(saved)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
-        """Every parameter, its storage (code, regathered), its place among the short graph's."""
+        """Every parameter: code, whether it is regathered, its index in the short graph."""
         for name, number, codes, regathered in self._storage:
             k, _ = self._chosen(name, choice)
             yield name, codes[k], regathered[k], number
 
     @cached_property
     def _storage(self) -> list[tuple[str, int, list[int], list[bool]]]:
-        """Every parameter, its place among the short graph's, and by choice how it is stored."""
+        """Every parameter: its index in the short graph, and its storage under each choice."""
         own = {leaf.name: i for i, leaf in enumerate(self.space.parameters)}
         found = []
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):

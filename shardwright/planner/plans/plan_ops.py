@@ -1,6 +1,6 @@
 """Operators of plans: the operator itself and the redistributions of its operands.
 
-Equal choices come again in other plans, so each is put into words once.
+Equal choices recur in other plans, so each is formatted once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardwright.rules.placements import tiling_text
 
 # The code of a layout, and whether a gathered copy is freed and gathered again.
 StoredLayout = tuple[int, bool]
-ANYWHERE: StoredLayout = (0, False)  # of inputs and constants
+ANYWHERE: StoredLayout = (0, False)  # of inputs and constants, which are replicated
 
 
 class OperandTransfers(NamedTuple):
-    """What brings a value into the layout that an operator wants, and its gradient back from one.
+    """The transfers of one operand to the layout that its operator reads, and of its gradient.
 
-    `wanted` are the codes of both.
+    `wanted` are the codes of both layouts.
     """
 
     value: str
@@ -38,9 +38,9 @@ class OperandTransfers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one operator does: itself, what is brought for it, and where its results lie.
+    """One operator of a plan, its transfers, and the layouts of its results.
 
-    `transfers` are all others: what is returned, and what devices bring together as it runs.
+    `transfers` are those of outputs of the step, and those inside the operator.
     """
 
     op: PlannedOp
@@ -50,21 +50,25 @@ class Step(NamedTuple):
 
 
 class PlannedCall(NamedTuple):
-    """An operator of the whole graph as plans decide on it.
+    """An operator of the whole graph with the inputs of its plan entry.
 
-    `options` are its own by choice. `form` has what it reads and returns as its like in the short
-    graph does: what it does is the same for all of one form.
+    Attributes:
+        op: the operator.
+        like: its representative in the short graph.
+        options: its option under each choice of its node.
+        values: the operands whose transfers it lists: no earlier operator lists them.
+        form: operands and outputs in the representative's names; equal forms have equal entries.
     """
 
     op: Op
     like: Op
     options: list[int]
-    values: tuple[str, ...]  # values that it reads, and no other brings for both
+    values: tuple[str, ...]
     form: tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]
 
 
 class _Pattern(NamedTuple):
-    """What all operators of a form do by an option: transfers have the place of their value."""
+    """The plan entry of all operators of a form under an option, with indices for values."""
 
     op: PlannedOp
     operand_transfers: tuple[
@@ -77,7 +81,7 @@ class _Pattern(NamedTuple):
 
 @final
 class Steps:
-    """What the operators of `graph` do by the options of `space`, which is of its short graph."""
+    """Plan entries of the operators of `graph` under options of `space`, of its short graph."""
 
     def __init__(self, space: Space, graph: Graph, short: ShortGraph) -> None:
         self.space = space
@@ -198,7 +202,7 @@ class Steps:
     def _moved(
         self, like: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]
     ) -> Sequence[Transfer]:
-        """What brings a value to an operator that wants it, and its gradient, so."""
+        """The transfers of a value to the layout in which `like` reads it, and of its gradient."""
         code, recomputed, regathered = source
         moved = code != want[0]
         if not moved and self.space.model.has_gradient(rep, like):
@@ -211,5 +215,5 @@ class Steps:
 
 
 def _of(t: Transfer, value: str, consumer: str) -> Transfer:
-    """`t`, of another value to another operator."""
+    """`t` with another value and consumer."""
     return Transfer(value, consumer, t.phase, t.collectives, t.bytes, t.seconds, t.times)

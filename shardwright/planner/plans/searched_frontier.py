@@ -1,4 +1,4 @@
-"""A frontier of additive memory, and how the search refines what its plans really need."""
+"""A frontier of additive memory, whose plans are simulated for the memory that they need."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SearchedFrontier(Frontier):
     def _fastest_fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.
 
-        Settling a plan takes a while, so few are settled.
+        A simulation takes up to a second, so few plans are simulated.
         """
         found, share = self._fastest_listed(limit)
         seconds = found.step_seconds if found is not None else Seconds(math.inf)

@@ -21,7 +21,7 @@ _Recomputed = Mapping[str, frozenset[str]]  # operator -> all that it is recompu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """Readers of one value that read it in the same layout: choice k is `want`'s number k."""
+    """Readers of one value that read it in the same layout; choice k is entry k of `want`."""
 
     value: str
     readers: tuple[Op, ...]
@@ -47,10 +47,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What of a space does not depend on what its operators may do.
+    """The structure of a space, which does not depend on the allowed choices.
 
-    `leaders` are the operators that lead a cluster, None for those that the model says, and then
-    also those `forced_leaders`; `shared` has by value the readers of each reading, None likewise.
+    Attributes:
+        leaders: the operators that lead a cluster; None derives them from the model.
+        forced_leaders: operators that also lead where `leaders` is None.
+        shared: by value, the readers of each reading; None derives them from the model.
     """
 
     leaders: frozenset[str] | None = None
@@ -63,9 +65,9 @@ FREE = Skeleton()
 
 @final
 class Assembly:
-    """What a space is made of: nodes are clusters, then readings, then parameters.
+    """The parts of a space: nodes are clusters, then readings, then parameters.
 
-    `segments` are operator numbers that may be recomputed together.
+    `segments` are ranges of operator indices that may be recomputed together.
     """
 
     def __init__(
@@ -91,17 +93,17 @@ class Assembly:
             readers = model.graph.consumers[leaf.name]
             at = {self.segment_of.get(self.clusters.op_nodes[op.name].own_node) for op in readers}
             (segment,) = at if len(at) == 1 else (None,)
-            if segment is not None:  # then only this segment need know how it is stored
+            if segment is not None:  # then only this segment depends on its storage
                 self.segment_of[i] = segment
         self._tables: dict[object, tuple[Floats, Ints]] = {}
-        self._alive: list[object] = []  # what the keys of `_tables` are made of
+        self._alive: list[object] = []  # objects whose ids are in the keys of `_tables`
 
     @property
     def first_parameter(self) -> int:
         return len(self.clusters.leaders) + len(self.readings)
 
     def skeleton(self) -> Skeleton:
-        """What is decided together here."""
+        """The structure of this space."""
         shared: dict[str, tuple[tuple[str, ...], ...]] = {}
         for reading in self.readings:
             group = tuple(op.name for op in reading.readers)
@@ -109,7 +111,7 @@ class Assembly:
         return Skeleton(frozenset(op.name for op in self.clusters.leaders), shared=shared)
 
     def owners(self) -> list[frozenset[int]]:
-        """The operators that each node belongs to."""
+        """The operators to which each node belongs."""
         consumers = self.model.graph.consumers
         found = [frozenset({self.number[op.name]}) for op in self.clusters.leaders]
         for reading in self.readings:
@@ -129,7 +131,7 @@ class Assembly:
         return {name: group for group in frozen for name in group}
 
     def problem(self, recomputed: _Recomputed) -> Problem:
-        """Nodes and edges and what they cost, where some operators are recomputed."""
+        """Nodes and edges with their costs, where some operators are recomputed."""
         nodes = [
             Node(op.name, *costs)
             for op, costs in zip(
@@ -147,9 +149,9 @@ class Assembly:
         return Problem(tuple(nodes), tuple(edges))
 
     def _movable(self) -> dict[int, int]:
-        """Clusters that are recomputed with their segment: all but those at its end.
+        """The clusters that are recomputed with their segment: all but those at its end.
 
-        What only later segments read is made once: nothing that is recomputed needs it.
+        A value that only later segments read is computed once: no recomputed operator needs it.
         """
         op_nodes, consumers = self.clusters.op_nodes, self.model.graph.consumers
         staying: set[int] = set()
@@ -175,14 +177,14 @@ class Assembly:
         return found
 
     def _share(self, value: str) -> None:
-        """Readings of `value`, for leaders that ask for the same layouts."""
+        """Add readings of `value` for leaders that read the same layouts."""
         source = self.clusters.written[value]
         if source.node is None:
             return
         for readers in self._sharing(value, source.node):
             if len(readers) < 2:
                 continue
-            given = self._given.shared is not None  # else all ask for the same
+            given = self._given.shared is not None  # if not, all read the same layouts
             asked = readers if given else readers[:1]
             layout, grad = _pairs(self._want(value, asked), self._wants)[0]
             node = len(self.clusters.leaders) + len(self.readings)
@@ -194,12 +196,12 @@ class Assembly:
                 self._reads[value, op.name] = node
 
     def _want(self, value: str, readers: Sequence[Op]) -> Want:
-        """All that any of `readers` asks for."""
+        """All layouts in which any of `readers` reads `value`."""
         wants = [self.model.want(value, op, _positions(op, value)[0]) for op in readers]
         return Want(*(np.concatenate(parts) for parts in zip(*wants, strict=True)))
 
     def _sharing(self, value: str, source: int) -> Iterable[Sequence[Op]]:
-        """Groups of readers of `value`, which the cluster `source` makes, in the same layouts."""
+        """Groups of readers of `value`, made by the cluster `source`, with the same layouts."""
         readers = self.model.graph.consumers[value]
         if self._given.shared is not None:
             named = self._given.shared.get(value, ())
@@ -214,10 +216,10 @@ class Assembly:
         return groups.values()
 
     def _activations(self, recomputed: _Recomputed) -> list[Edge]:
-        """From the clusters that make values to those that read them."""
+        """The edges from clusters that produce values to those that read them."""
         written, op_nodes = self.clusters.written, self.clusters.op_nodes
         edges = []
-        kept: set[tuple[str, int]] = set()  # (value, segment) that is paid for
+        kept: set[tuple[str, int]] = set()  # (value, segment) that an edge pays for
         for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
             source = written[reading.value]
             again = reading.readers[0].name in recomputed
@@ -253,7 +255,7 @@ class Assembly:
         table: Table,
         kept: set[tuple[str, int]],
     ) -> Table:
-        """`table`, and what it takes to keep `value` for a segment that it comes into."""
+        """`table` with the bytes that keep `value` for a recomputed segment that reads it."""
         source = self.clusters.written[value]
         segment = self._segment[reader.name]
         own = source.node is not None and self.segment_of.get(source.node) == segment
@@ -268,7 +270,7 @@ class Assembly:
         return Table(*self._known(key, lambda: (table.seconds, table.bytes + memory[:, None])))
 
     def _parameters(self, recomputed: _Recomputed) -> list[Edge]:
-        """From parameters to their readers."""
+        """The edges from parameters to their readers."""
         edges = []
         for i, (leaf, stored) in enumerate(zip(self.leaves, self.storage, strict=True)):
             for op in self.model.graph.consumers[leaf.name]:
@@ -285,7 +287,7 @@ class Assembly:
         return edges
 
     def _read_shared(self, value: str, op: Op, head: int) -> Edge:
-        """Reading free of charge what lies as the operator wants it, and nothing else."""
+        """The edge of a reader of a reading: free in its own layout, infeasible in others."""
         tail = self._reads[value, op.name]
         offered = self.readings[tail - len(self.clusters.leaders)].want
         wanted = self.model.want(value, op, _positions(op, value)[0])
@@ -317,14 +319,14 @@ class Assembly:
 
 
 def _stored(codes: Ints, saves_copies: bool) -> Storage:
-    """Every layout; of those that are sharded also regathered, if copies would be kept."""
+    """Every layout; sharded ones also regathered, if copies of the parameter are kept."""
     again = codes[codes != WHOLE] if saves_copies else codes[:0]
     regathered = np.repeat([False, True], [len(codes), len(again)])
     return Storage(np.concatenate((codes, again)), regathered)
 
 
 def _pairs(want: Want, known: dict[tuple[bytes, bytes], tuple[Ints, bytes]]) -> tuple[Ints, bytes]:
-    """The different pairs of layouts of a value and its gradient, (2, K), also as bytes."""
+    """The unique pairs of layouts of a value and its gradient, (2, K), also as bytes."""
     key = want.layout.tobytes(), want.grad.tobytes()
     if key not in known:
         found = np.unique(np.stack([want.layout, want.grad]), axis=1)

@@ -1,11 +1,11 @@
 """Segments of a graph that may be recomputed in the backward pass (activation checkpointing).
 
-What goes into a segment is kept, what autograd saves inside is made again when the backward pass
-arrives. Every copy of a repeated layer is a segment; what lies between repeats is cut where fewest
-activations cross, into segments that save about as much each.
+The inputs of a segment are kept; the tensors that autograd saves inside are recomputed in the
+backward pass. Every copy of a repeated layer is a segment. Operators between repeats are cut where
+the fewest activations cross, into segments that save about equally many bytes.
 
 Paper: Chen et al. 2016 (arXiv 1604.06174), segments between kept activations.
-Deviation: which segments are recomputed is left to the search.
+Deviation: the search decides which segments are recomputed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shardwright.planner.space.repeats import Repeat
 from shardwright.solve.elimination.problem import Ints
 
 _SEGMENTS = 8  # outside of repeats
-_LEAST_PART = 0.1  # of what the largest segment saves: segments that save less are left alone
+_LEAST_PART = 0.1  # segments that save less than this part of the largest are dropped
 
 
 def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     """Pieces, as operator numbers, in order. `repeats` are of `graph`.
 
-    What comes last is no segment: its backward pass begins as soon as it has run.
+    The last operators are no segment: their backward pass begins as soon as they have run.
     """
     saved = _saved(graph)
     crossing = _crossing(graph)
@@ -45,9 +45,9 @@ def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range,
 
 
 def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
-    """Those of `segments` of the `whole` graph whose operators the `short` one has, in its numbers.
+    """The segments of the `whole` graph that the `short` graph has, in its numbering.
 
-    Repeats are left out copy by copy, so all of a segment is there or nothing of it.
+    The short graph drops copies of repeats as a whole, so it has all of a segment or nothing of it.
     """
     at = {op.name: i for i, op in enumerate(short.ops)}
     starts = ((at.get(whole.ops[segment.start].name), len(segment)) for segment in segments)
@@ -69,12 +69,12 @@ def _even_segments(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterato
 
 
 def _may_run_again(op: Op) -> bool:
-    """A module that is kept whole may change something of its own."""
+    """Whether `op` may run twice: an opaque module may change state of its own."""
     return op.kind != "opaque"
 
 
 def _saved(graph: Graph) -> Ints:
-    """Bytes that autograd saves for each operator; leaves are there anyway."""
+    """Bytes that autograd saves for each operator, without leaves, which are kept anyway."""
     leaves = {leaf.name for leaf in graph.leaves}
     sizes = [
         sum(graph.tensor[name].bytes for name in op.saves if name not in leaves) + op.extra_saved
@@ -84,7 +84,7 @@ def _saved(graph: Graph) -> Ints:
 
 
 def _crossing(graph: Graph) -> Ints:
-    """How many activations with a gradient are made before each operator and read from it on."""
+    """For each operator, the activations with a gradient that cross from before it to after."""
     change = np.zeros(len(graph.ops) + 1, np.int64)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     for i, op in enumerate(graph.ops):

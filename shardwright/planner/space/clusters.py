@@ -1,14 +1,15 @@
 """Clusters operators that have no choice of their own with the operator that decides them.
 
-An operator follows where all that it reads comes from one cluster and whatever
-that cluster does, some tiling takes it as it lies: views, pointwise operators
-after one without partial sums, the two halves of a rotary embedding. The other
-operators lead a cluster each. A redistribution in front of a follower is left
-out of the space; the same after it is there. No cluster reaches from one segment
-that may be recomputed into another.
+An operator follows a cluster if all its activations come from that cluster and
+for every choice of the cluster some tiling reads them without redistribution:
+views, pointwise operators after an operator without partial sums, the two
+halves of a rotary embedding. The other operators lead a cluster each. The space
+has no redistribution in front of a follower; it has the same one after it. No
+cluster reaches from one segment that may be recomputed into another.
 
-What depends on constants alone (positions, causal masks, rotary angles) is
-computed whole on every device: it is small, and any part of it is a slice.
+Operators that depend on constants alone (positions, causal masks, rotary
+angles) are computed whole on every device: they are small, and a device reads a
+slice of the result.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from shardwright.solve.elimination.problem import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpNode:
-    """Where an operator's decision is made: its option under choice k of `node` is `options[k]`.
+    """The node that decides an operator: its option under choice k of `node` is `options[k]`.
 
-    Without a node it is `options[0]`, always.
+    Without a node its option is always `options[0]`.
     """
 
     node: int | None
@@ -45,7 +46,7 @@ class OpNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """How a value comes out, per choice of the node that makes it; whole where none does."""
+    """The layouts of a value under the choices of its node; replicated where it has none."""
 
     node: int | None
     codes: Ints
@@ -66,7 +67,7 @@ _WHOLE.flags.writeable = False
 
 @final
 class Clusters:
-    """Every operator's place, and where every value comes from."""
+    """Assigns every operator to a node, and every value to the node that produces it."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Clusters:
         self.op_nodes: dict[str, OpNode] = {}
         self.written: dict[str, Written] = {}
         self._sums: dict[object, tuple[Floats, Ints]] = {}
-        self._alive: list[_Sum] = []  # what the keys of `_sums` are made of
+        self._alive: list[_Sum] = []  # objects whose ids are in the keys of `_sums`
         self._follows: dict[object, Ints | None] = {}
         self._arrays: dict[object, Ints] = {}
         self._returned = {*model.graph.outputs, *(v for _, v in model.graph.updates)}
@@ -100,16 +101,16 @@ class Clusters:
             self._add(op)
 
     def costs(self, recomputed: Mapping[str, frozenset[str]]) -> Iterator[tuple[Floats, Ints]]:
-        """Seconds and bytes of every cluster, per choice: the same arrays for equal clusters.
+        """Seconds and bytes of every cluster, per choice; equal clusters share arrays.
 
-        `recomputed` has, for operators that are, those that they are recomputed with.
+        `recomputed` maps recomputed operators to all operators of their segment.
         """
         fixed, parts = _Sum(), [_Sum() for _ in self.leaders]
         for op in self.model.graph.ops:
             op_node = self.op_nodes[op.name]
             part = fixed if op_node.node is None else parts[op_node.node]
             self._pay(op, op_node, part, recomputed.get(op.name, frozenset()))
-        if fixed.terms and parts:  # what is always there, whoever pays for it
+        if fixed.terms and parts:  # the first cluster pays for operators without a node
             parts[0].add_fixed(fixed)
         for part in parts:
             key = part.key()
@@ -150,7 +151,7 @@ class Clusters:
         return self._arrays[numbers]
 
     def _follow(self, op: Op) -> tuple[int, Ints] | None:
-        """The one cluster that `op` can follow, and its option per choice of that."""
+        """The one cluster that `op` can follow, and its option under each choice of it."""
         sources = [self.written.get(name) for name in op.operands]
         if any(source is None for source in sources):
             return None  # reads a parameter
@@ -177,7 +178,7 @@ class Clusters:
     def _aligned(
         self, op: Op, sources: list[Written], gradients: tuple[bool, ...], seconds: Floats
     ) -> Ints | None:
-        """The fastest option that takes all as it lies, per choice; None if a choice has none."""
+        """The fastest option without redistribution, per choice; None if a choice has none."""
         options, axes = self.model.options(op), len(self.model.mesh.axes)
         good = np.ones((1, len(options)), bool)
         for i, source in enumerate(sources):
@@ -191,7 +192,7 @@ class Clusters:
         return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
 
     def _pay(self, op: Op, op_node: OpNode, part: _Sum, recomputed: frozenset[str]) -> None:
-        """Add what an operator costs: itself, slices of what is whole, and copies that it keeps."""
+        """Add the cost of an operator, of slices of replicated operands, and of copies it keeps."""
         model, again = self.model, op.name in recomputed
         table = model.operator(op, recomputed)
         part.add(table.seconds, table.bytes, op_node.options)
@@ -199,7 +200,7 @@ class Clusters:
             source = self.written.get(name)
             if source is None or (op_node.leads and source.node is not None):
                 continue
-            if source.node is not None:  # taken as it lies, but it may be kept
+            if source.node is not None:  # read in its own layout, but it may be kept
                 memory = model.kept_in_place(name, op, source.codes)
                 if memory is not None and not again:
                     part.add(np.zeros(len(memory)), memory, slice(None), of=memory.tobytes())
@@ -220,7 +221,7 @@ class _Sum:
     """The cost of a cluster as a sum of shared tables, so that equal sums are recognised."""
 
     terms: list[tuple[object, int | None, Floats, Ints]] = field(default_factory=list)
-    alive: list[object] = field(default_factory=list)  # keeps alive what keys are made of
+    alive: list[object] = field(default_factory=list)  # objects whose ids are in keys
 
     def add(self, seconds: Floats, memory: Ints, at: Ints | slice, of: object = None) -> None:
         """Entries `at` of a table; `of` identifies it, else the array of seconds does."""
@@ -230,7 +231,7 @@ class _Sum:
         self.terms.append((key, where, seconds[at], memory[at]))
 
     def add_fixed(self, other: _Sum) -> None:
-        """What `other` costs, whatever is chosen."""
+        """Add the cost of `other`, which does not depend on the choice."""
         seconds = np.array([sum(float(term[2][0]) for term in other.terms)])
         memory = np.array([sum(int(term[3][0]) for term in other.terms)])
         self.alive.append(other)

@@ -1,9 +1,9 @@
 """Applies the user's constraints to one graph: the remaining choices of operators and parameters.
 
-A pin binds what can do as it says: of an attention's modules `tp:heads` binds the operators that
-have heads, and leaves the others free. A choice that is ruled out is not in the space at all, so
-the bound of a plan holds under the constraints, and the space gets smaller.
-Operators on constants alone are computed whole on every device, whatever is said of their modules.
+A pin binds the operators that it applies to: in an attention, `tp:heads` binds the operators that
+have heads and leaves the others free. Choices that are ruled out are not in the space, so the lower
+bound holds under the constraints, and the space gets smaller. Operators on constants alone are
+computed whole on every device, and constraints on their modules do not bind them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.rule import Choice, PassPartial, Route, Rule, Split
 
-_SHOWN = 12  # words or names in a message
-_WHOLE = 0  # the number of doing nothing among choices, and of Replicate among digits
+_SHOWN = 12  # the most words in a message
+_WHOLE = 0  # the choice without a split, and the digit of Replicate
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Which of `statements` are about which operators and parameters of a graph, by name."""
+    """Maps operators and parameters of a graph, by name, to the `statements` that match them."""
 
     statements: tuple[tuple[Pin | Forbid, Along], ...]
     of: Mapping[str, tuple[int, ...]]
@@ -89,10 +89,11 @@ NO_MARKS = Marks((), {})
 
 @final
 class Limits:
-    """What `marks` leave of an analysed graph, mesh by mesh.
+    """The choices that `marks` leave of an analysed graph, mesh by mesh.
 
-    Raises `ConstraintError` for a word that none of the operators meant knows, and for a placement
-    that none of the parameters meant has.
+    Raises:
+        ConstraintError: a word that none of the matched operators knows, or a placement that none
+            of the matched parameters has.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Limits:
         self._analysis = analysis
         self._marks = marks
         self._routes = routes
-        self._meshless: MeshInvariants | None = None  # of the machine asked about last
+        self._meshless: MeshInvariants | None = None  # of the machine of the last call
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -120,7 +121,7 @@ class Limits:
         return dimension_names(self._graph, self._analysis)
 
     def allowed(self, mesh: Mesh) -> Allowed:
-        """The choices that are left on `mesh`; raises `ConstraintError` where some has none."""
+        """The choices that are left on `mesh`; raises `ConstraintError` where none is left."""
         if mesh.size == 1:
             return Allowed()  # nothing is split on one device
         operators = {op.name: self._operator(op, mesh) for op in self._marked}
@@ -141,10 +142,12 @@ class Limits:
         buckets: BucketSizes | None = None,
         staged: bool = False,
     ) -> CostModel:
-        """Prices of what is left; raises `ConstraintError` where something has no choice.
+        """The cost model of the choices that are left.
 
-        With `micro_batches` the graph must be that of one of them; `staged` are those of a
-        pipeline.
+        With `micro_batches` the graph must be that of one; those of a pipeline are `staged`.
+
+        Raises:
+            ConstraintError: an operator or parameter has no choice.
         """
         if self._meshless is None or not self._meshless.holds_on(machine):
             self._meshless = MeshInvariants(self._graph, self._analysis, machine)
@@ -206,7 +209,7 @@ class Limits:
     def _restrict(
         self, left: list[set[int]], number: int, found: frozenset[int], mesh: Mesh
     ) -> None:
-        """Apply one statement, whose words mean `found`, along the axes that it names."""
+        """Restrict `left` by one statement, whose words mean `found`, along the axes it names."""
         constraint, along = self._marks.statements[number]
         axes = [
             i
@@ -258,7 +261,7 @@ class Limits:
 
 
 def hits(along: Along, rule: Rule, names: Mapping[int, str]) -> frozenset[int]:
-    """Numbers, in `rule.choices()`, of the choices that one of the words means."""
+    """Indices into `rule.choices()` of the choices that a word of `along` means."""
     return frozenset(
         number
         for number, choice in enumerate(rule.choices())
@@ -267,7 +270,7 @@ def hits(along: Along, rule: Rule, names: Mapping[int, str]) -> frozenset[int]:
 
 
 def exists(placement: Placement, atoms_per_dim: Sequence[int]) -> bool:
-    """Whether a tensor whose dimensions have so many atoms can be stored so along an axis.
+    """Whether a tensor with these numbers of atoms can have `placement` along an axis.
 
     >>> exists(Shard(1, 2), (1, 3)), exists(Shard(2), (1, 3))
     (True, False)
@@ -284,7 +287,7 @@ def _means(word: str, choice: Choice, rule: Rule, names: Mapping[int, str]) -> b
     if isinstance(choice, PassPartial):
         return word in ("partial sums", str(choice))
     (said,) = split_words(rule, (choice,), dict(names))
-    if isinstance(choice, Route):  # it splits either
+    if isinstance(choice, Route):  # it splits rows or owners
         splits = (Split(factor) for factor in rule.cuts(choice))
         either = any(_means(word, split, rule, names) for split in splits)
         return word in (said, str(choice)) or either

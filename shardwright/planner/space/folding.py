@@ -1,6 +1,6 @@
 """Maps repeats of a graph to its search problem, which is then folded.
 
-It knows nodes, edges and the operators that nodes belong to, and no costs.
+It knows nodes, edges and the operators to which nodes belong, and no costs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def fold(
 ) -> Folded | None:
     """`problem` with the second copy of each of `repeats` taken `1 + skipped` times.
 
-    `owners` are the operators that each node belongs to. None where a repeat has
-    more than one way in or out, or another one in than out.
+    `owners` are the operators to which each node belongs. Returns None where a repeat has more than
+    one entry or exit node, or where the two differ.
     """
     runs = []
     for repeat, left_out in zip(repeats, skipped, strict=True):

@@ -1,8 +1,8 @@
 """Transient memory of plans: workspaces, and segments while they are recomputed.
 
-These are maxima over a plan, not sums, so the search does not see them; they are added to the
-points that it finds. A segment that is recomputed holds all that it would have kept while its
-backward pass runs.
+They are maxima over a plan, not sums, so the search does not see them; they are added to the
+points that it finds. During its backward pass a recomputed segment needs all bytes that it would
+otherwise have kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Peaks:
         return node, twin, switch
 
     def _recomputed(self, choices: Ints) -> Ints:
-        """Bytes of the largest segment that is recomputed, if it were kept: (P,)."""
+        """Bytes of the largest recomputed segment, as if it were kept: (P,)."""
         node, twin, switch = self._recomputable
         if not node.size:
             return np.zeros(len(choices), np.int64)

@@ -1,14 +1,14 @@
 """Finds repeated layers of a graph; a shortened graph is searched instead.
 
 Paper: TAPAS (arXiv 2302.00247), folding of repeated substructures.
-Deviation: nothing is forced to be equal. The short graph has the first, the second and the last
-copy of each run of repeats; the second stands for all that were left out, and the search takes as
-many of it as there are, each free to choose for itself (`folded.py`).
+Deviation: copies need not have equal plans. The short graph has the first, the second and the last
+copy of each run of repeats; the second represents all copies that are left out, and the search
+chooses for each of them separately (`solve/folding/folded.py`).
 Complexity: O(operators) for each candidate period.
 Oracle: the same search on the whole graph.
 
-What a user says of some copies parts a run of repeats where they begin. It moves no copy, so that
-copies, and with them what may be recomputed, are the same whatever is said.
+Constraints on some copies split a run of repeats at these copies. They do not move the borders of
+copies, so that the segments that may be recomputed do not depend on constraints.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref
 
 _GRAM = 6  # operators that must repeat for a distance to be tried as a period
 _PERIODS_TRIED = 6
-_LEAST_COPIES = 5  # of which three are kept
-# Random operators, whose last argument only says which draw of the graph they are.
+_LEAST_COPIES = 5  # three of them stay in the short graph
+# Random operators, whose last argument is the index of their draw in the graph.
 _NUMBERED = ("shardwright.dropout.default", "shardwright.uniform.default")
 
 
@@ -48,19 +48,22 @@ class Repeat:
 
 @dataclass(frozen=True)
 class ShortGraph:
-    """A graph with three copies of each repeat, and what stands for what in the whole graph.
+    """A graph with three copies of each repeat, and its relation to the whole graph.
 
-    `repeats` are in the short graph's numbering and have its three copies; `skipped` says of each
-    how many copies were left out after the second. `stands_for` maps every operator and leaf of the
-    whole graph to the one of the short graph that does the same. `whole` has the repeats of the
-    whole graph, in its numbering and whatever the marks.
+    Attributes:
+        graph: the short graph.
+        repeats: in the short graph's numbering, with three copies each.
+        skipped: for each repeat the number of copies that were left out after the second.
+        stands_for: maps every operator and leaf that was left out to its representative.
+        copy_of: maps a name in a left-out copy to (repeat, copy from 0 on).
+        whole: the repeats of the whole graph, in its numbering, without regard to marks.
     """
 
     graph: Graph
     repeats: tuple[Repeat, ...]
     skipped: tuple[int, ...]
     stands_for: dict[str, str]
-    copy_of: dict[str, tuple[int, int]]  # name in a left-out copy -> (repeat, copy from 0 on)
+    copy_of: dict[str, tuple[int, int]]
     whole: tuple[Repeat, ...] = ()
 
 
@@ -102,7 +105,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
 
 
 def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
-    """The names that belong to `op`, its results and its own leaves, beside those of `like`."""
+    """The names of `op`, its results and its own leaves, each with that of `like`."""
     yield op.name, like.name
     yield from zip(op.outputs, like.outputs, strict=True)
     for name, other in zip(op.operands, like.operands, strict=True):
@@ -115,7 +118,7 @@ def _equally_marked(
 ) -> Iterator[Repeat]:
     """The parts of `repeats` whose copies have the same marks, in order.
 
-    A copy of a part is one or several of a repeat: where marks alternate, a pair of layers repeats.
+    A copy of a part is one or several copies of a repeat: where marks alternate, pairs repeat.
     """
     for repeat in repeats:
         numbers: dict[object, int] = {}
@@ -148,7 +151,7 @@ def _marks_of(graph: Graph, copy: range, marks: Mapping[str, object]) -> tuple[o
 
 
 def _runs(mark_ids: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Runs of enough equal groups of numbers: how many they cover, minus their width, the start."""
+    """Runs of enough equal groups of numbers: (numbers covered, minus the width, start)."""
     for width in range(1, (end - begin) // _LEAST_COPIES + 1):
         for low, high in _stretches(mark_ids[begin : end - width] == mark_ids[begin + width : end]):
             count = (high - low) // width + 1
@@ -157,7 +160,7 @@ def _runs(mark_ids: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[i
 
 
 def _stretches(true: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Where the runs of True begin and end."""
+    """The begin and end of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], true.astype(np.int8), [0]))))
     return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -209,7 +212,7 @@ def _periods(kinds: NDArray[np.int64]) -> list[int]:
 
 
 def _kinds(graph: Graph) -> NDArray[np.int64]:
-    """A number per operator, equal where all but the names of values is equal."""
+    """A number per operator, equal for operators that differ only in the names of values."""
     seen: dict[object, int] = {}
     forms: dict[object, int] = {}
     leaves = {leaf.name: leaf.kind for leaf in graph.leaves}
@@ -239,7 +242,7 @@ def _kinds(graph: Graph) -> NDArray[np.int64]:
 
 
 class _Numbers:
-    """Where the values of a graph are made and read, by the numbers of operators."""
+    """The indices of the operators that produce and read each value of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -260,12 +263,12 @@ class _Numbers:
         self.updates = {value: buffer for buffer, value in graph.updates}
 
     def crossing(self, cut: int, period: int) -> int:
-        """How many operators of the copy after `cut` are read in the copy after that."""
+        """The number of operators of the copy after `cut` whose results a later copy reads."""
         inside = np.arange(cut, min(cut + period, len(self.last)))
         return int((self.last[inside] >= cut + period).sum())
 
     def agrees(self, repeat: Repeat) -> bool:
-        """Whether every copy but the first reads what the one before it does, one copy later."""
+        """Whether every copy but the first reads the same values as the one before, shifted."""
         if not all(self._moves_on(repeat, c) for c in range(2, repeat.count)):
             return False
         return all(self._stays_inside(repeat, c) for c in range(1, repeat.count - 1))
@@ -289,7 +292,7 @@ class _Numbers:
         return True
 
     def _stays_inside(self, repeat: Repeat, c: int) -> bool:
-        """Whether only this copy and the next read what it makes, and only it reads its leaves."""
+        """Whether only this copy and the next read its results, and only it reads its leaves."""
         own, end = repeat.copy(c), repeat.copy(c + 1).stop
         for i in own:
             for name in self.graph.ops[i].outputs:  # nothing is read before it is made
@@ -313,7 +316,7 @@ def _plain(arg: Arg) -> object:
 
 
 def _renamed(op: Op, names: dict[str, str]) -> Op:
-    """The call with its operands renamed, or the very same where none is."""
+    """The operator with its operands renamed, or `op` itself where none changes."""
     if not any(name in names for name in op.operands):
         return op
 

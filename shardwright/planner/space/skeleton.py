@@ -1,11 +1,12 @@
-"""Leaders, followers and shared readings of a space, the same whatever constraints leave out.
+"""Leaders, followers and shared readings of a space, computed without regard to constraints.
 
-Which operators follow others and which read a value together depends on what they may do. Were it
-worked out from what constraints leave, less to choose from would make more decisions: an operator
-that can no longer follow leads, and a value may be redistributed in front of it. So it is worked
-out from all that may be done, and constraints only take choices away. Their plans are some of all.
+Which operators follow others, and which share a reading, depends on their allowed choices. If it
+were computed under constraints, fewer choices could give more decisions: an operator that can no
+longer follow becomes a leader, and a value may be redistributed in front of it. So the structure is
+computed from all choices, and constraints only remove some. Then constrained plans are a subset of
+all plans.
 
-A cluster whose members constraints leave nothing to do together is taken apart.
+A cluster whose members have no common choice under the constraints is split.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from shardwright.solve.elimination.problem import Bools
 def constrained(
     wanted: CostModel, marked: Collection[str], segments: Sequence[range]
 ) -> tuple[CostModel, Skeleton]:
-    """`wanted` with what it leaves of the clusters that there are without constraints, and these.
+    """The cost model `wanted`, restricted to choices of unconstrained clusters, and the structure.
 
-    The operators that are `marked` may not do all that there is.
+    The choices of the operators that are `marked` are constrained.
     """
     free = wanted.with_allowed(Allowed())
     forced_leaders: frozenset[str] = frozenset()
@@ -57,7 +58,7 @@ def constrained(
 
 
 def _left(clusters: Clusters, wanted: CostModel, marked: Collection[str]) -> Mapping[int, Bools]:
-    """Which choices of each marked cluster let all of its members do what they may: (K,)."""
+    """For each marked cluster, which choices are allowed for all of its members: (K,)."""
     free, left = clusters.model, dict[int, Bools]()
     for op in free.graph.ops:
         op_node = clusters.op_nodes[op.name]

@@ -1,13 +1,14 @@
 """The search space of plans on one mesh: the options of every operator and parameter.
 
 A node is a cluster of operators (`clusters.py`) with the options of its leader,
-or a parameter with its possible storage layouts; an edge is a value that one
-writes and the other reads. Operators of one kind that read the same value, as
-the three projections of an attention do, read it through one node more: they
-agree on a layout, into which the value is brought once. Storage sharded over
-devices (ZeRO, FSDP) is nothing special: a parameter stored as a Shard and read
-as Replicate pays its gather on the edge, and its gradient the reduce-scatter.
-The gathered copy is kept until the backward pass, or gathered again there.
+or a parameter with its possible storage layouts. An edge is a value that one
+node writes and the other reads. Operators of one kind that read the same value,
+such as the three projections of an attention, read it through a node of its
+own, a reading: they agree on a layout, to which the value is redistributed
+once. Sharded storage (ZeRO, FSDP) needs no special case: a parameter stored as
+Shard and read as Replicate pays for the all-gather on the edge, and its
+gradient for the reduce-scatter. The gathered copy is kept until the backward
+pass, or gathered again there.
 Pieces of the graph (`segments.py`) keep what autograd saves, or are recomputed:
 their nodes are there twice (`recompute_choice.py`).
 """
@@ -40,16 +41,16 @@ _MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
 
 
 class TooWideError(Exception):
-    """With recomputation the tables would be too large. Never seen outside this package."""
+    """The tables with recomputation would be too large; `SpaceFactory` catches it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """A problem and what its choices mean.
+    """A problem and the meaning of its choices.
 
-    Nodes are clusters, then readings, then parameters, then what segments add that
-    may be recomputed. `op_nodes` has every operator, `stored[i]` the ways that
-    parameter i may be stored, `kept` the costs where nothing is recomputed.
+    Nodes are clusters, then readings, then parameters, then the twins and switches of segments that
+    may be recomputed. `op_nodes` has every operator, `stored[i]` the ways to store parameter i,
+    `kept` the problem without recomputation.
     """
 
     model: CostModel
@@ -71,7 +72,7 @@ class Space:
 
     @cached_property
     def prices(self) -> PriceList:
-        """What whole assignments cost."""
+        """Prices whole assignments."""
         return PriceList.of(self.folded)
 
     @property
@@ -130,10 +131,10 @@ class Space:
     def assignment(
         self, options: Mapping[str, int], storage: Mapping[str, int], recompute: bool = False
     ) -> Assignment:
-        """The choices that come closest to these: leaders decide for those that follow them.
+        """The assignment closest to these choices: leaders decide for their followers.
 
-        `storage` has the choice of every parameter; all segments are recomputed or
-        none. Where readers that must agree do not, the first is right.
+        `storage` has the choice of every parameter; all segments are recomputed or none. Where the
+        readers of a reading differ, the first one decides.
         """
         choice = [0] * len(self.problem.nodes)
         for name, op_node in self.op_nodes.items():
@@ -154,7 +155,7 @@ class Space:
 
     @cached_property
     def _read_by(self) -> dict[int, list[Edge]]:
-        """The edges from every reading to those that read it so."""
+        """The edges from every reading to its readers."""
         found: dict[int, list[Edge]] = {}
         for edge in self.problem.edges:
             if self.first_reading <= edge.tail < self.first_parameter:
@@ -195,12 +196,21 @@ def make_folded_space(
     most_run: float = math.inf,
     skeleton: Skeleton = FREE,
 ) -> Space | None:
-    """The space of a graph in which the second of three copies stands for `1 + skipped`.
+    """The space of a graph in which the second of three copies represents `1 + skipped` copies.
 
-    `segments` may be recomputed; none lies in two copies.
+    Args:
+        model: the cost model of the short graph.
+        repeats: its repeats, with three copies each.
+        skipped: for each repeat the number of copies that were left out.
+        segments: ranges of operators that may be recomputed; none is in two copies.
+        most_run: the most entries of a run's table without recomputation.
+        skeleton: which operators are decided together.
 
-    None if `repeats` do not repeat in the space as they do in the graph. Raises `TooWideError` if
-    segments may be recomputed and a run's table has more than `most_run` entries even if none is.
+    Returns:
+        The space, or None if `repeats` do not repeat in the space as they do in the graph.
+
+    Raises:
+        TooWideError: there are segments, and the table of a run has more than `most_run` entries.
     """
     return _make(model, segments, repeats, skipped, most_run, skeleton)
 

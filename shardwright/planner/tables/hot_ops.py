@@ -17,18 +17,18 @@ from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import form_of
 from shardwright.simulate.costs.workload import OperatorClass, workload
 
-PART = 0.97  # of what is computed
+PART = 0.97  # of the compute time
 MOST = 80  # calls
-_SOME = 0.002  # of what is computed: by operators of which at least one call is timed
+_SOME = 0.002  # of the compute time: operators above it have at least one timed call
 _UNTIMED = (OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS)
 
 
 def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[OpCall]:
-    """The calls of `plans` that take longest in any, until few seconds are left.
+    """The calls of `plans` that take longest, which together cover `PART` of the compute time.
 
-    First comes the longest call of each operator that takes any time to speak of: where the formula
-    is far off, none of many calls may seem to be long. Operators of plans in several micro-batches
-    have the sizes of one.
+    The longest call of each operator above `_SOME` comes first: where the formula of an operator is
+    far off, each of its many calls may seem short. Plans with micro-batches give calls of the size
+    of one micro-batch.
     """
     most: defaultdict[OpCall, float] = defaultdict(float)
     sized = {1: (graph, analysis)}
@@ -56,7 +56,7 @@ def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[O
 
 
 def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[OpCall, float]:
-    """Seconds of each call in a plan, of all that the plan computes."""
+    """Each call's part of the compute time of a plan."""
     found: defaultdict[OpCall, float] = defaultdict(float)
     planned = {op.name: op for op in plan.ops}
     total = sum(op.seconds for op in plan.ops) or 1.0

@@ -1,6 +1,6 @@
 """Layouts as integer codes, so that thousands are handled as one array.
 
-A search asks about hundreds of thousands of layouts, and objects are slow. The
+A search handles hundreds of thousands of layouts, and objects are slow. The
 code of a layout has one digit per mesh axis, outermost axis last: 0 is
 Replicate, 1 is Partial, 2 + i shards atom i of the tensor, its atoms being
 counted through all dimensions. A code means something only together with the
@@ -76,16 +76,16 @@ def joined(by_axis: Ints) -> Ints:
 
 
 def duals(codes: Ints, axes: int) -> Ints:
-    """How the gradients of these layouts are wanted: Partial becomes Replicate."""
+    """The codes of the layouts of gradients: Partial becomes Replicate."""
     found = digits(codes, axes)
     return joined(np.where(found == SUMS, WHOLE, found))
 
 
 def summed_gradients(stored: Ints, grads: Ints, axes: int) -> Ints:
-    """Where terms of a parameter's gradient are added up: (S,), (T,) -> (S, T).
+    """The layouts in which a parameter's gradient is accumulated: (S,), (T,) -> (S, T).
 
-    As it is `stored`, but not yet summed over axes along which that is whole
-    and the gradient, of layout `grads`, is not.
+    They are the `stored` layouts, but Partial along axes where the parameter is replicated and the
+    gradient, of layout `grads`, is not.
     """
     stored_digits, grad_digits = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
     return joined(np.where((stored_digits == WHOLE) & (grad_digits != WHOLE), SUMS, stored_digits))
@@ -160,7 +160,7 @@ def layouts_of(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None 
 
 
 def most_layouts(atoms: Atoms, mesh: Mesh) -> int:
-    """How many layouts there would be if all were feasible."""
+    """The number of layouts, feasible or not."""
     choices = FIRST_ATOM + sum(len(sizes) for sizes in atoms)
     return prod(choices for size in mesh.shape if size > 1)
 

@@ -1,9 +1,8 @@
 """Bytes that training keeps on a device, attributed so that they add up over nodes and edges.
 
-Parameters pay for weight, gradient and optimizer state. Of the activations
-only those stay that autograd saves for the backward pass; `Retention` says who
-pays for each. The transient peak is no sum and is therefore no part of the
-tables: `workspace_bytes` of the largest operator comes on top.
+Parameters pay for weight, gradient and optimizer state. The activations that autograd saves for the
+backward pass are kept; `Retention` attributes each to a node or an edge. The transient peak is no
+sum and therefore not part of the tables: `workspace_bytes` of the largest operator is added.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_sha
 
 @dataclass(frozen=True)
 class Retention:
-    """Which values stay in memory until the backward pass, and who pays for them.
+    """The values that stay in memory until the backward pass, and the nodes and edges that pay.
 
     A view has no memory of its own: what is saved of it keeps the value at the
     root of its `alias_of` chain. Edges are pairs (value, operator that reads it).
 
-    * `at_producer`: roots that their producing operator pays for, as laid out there;
-    * `at_edge`: edges that pay for the value as their operator wants it, moved
-      or not. Such an operator is the only one that saves the value or a view of
-      it, so that a moved copy is kept *instead* of the original;
+    * `at_producer`: roots that their producing operator pays for, in its layout;
+    * `at_edge`: edges that pay for the value in the layout that their operator
+      reads, moved or not. Such an operator is the only one that saves the value
+      or a view of it, so that a moved copy is kept *instead* of the original;
     * `copies`: edges that pay only when they move the value: the operator saves
       the copy, or returns a view of it that is saved later, while others keep
       the original;
@@ -46,7 +45,7 @@ class Retention:
 
 
 def retention(graph: Graph) -> Retention:
-    """Who pays for the saved values of `graph`."""
+    """Attribute the saved values of `graph` to operators and edges."""
     root: dict[str, str] = {leaf.name: leaf.name for leaf in graph.leaves}
     for op in graph.ops:
         for name in op.outputs:
@@ -92,11 +91,10 @@ def retention(graph: Graph) -> Retention:
 def kept_bytes(
     work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints, extra_rows: int = 0
 ) -> Ints:
-    """Bytes that an operator pays for itself: results that `stays` marks, and `extra_saved`.
+    """Bytes that an operator pays for: its results that `stays` marks, and `extra_saved`.
 
-    What autograd saves besides scales with the local part of `work.extra`, `extra_rows` of it with
-    the rows that experts are given.
-    `sizes` are the local sizes of the factors (factors, K): (K,).
+    `extra_saved` bytes scale with the local part of `work.extra`; of these, `extra_rows` bytes
+    scale with the rows of experts. `sizes` are the local sizes of the factors (factors, K): (K,).
     """
     own = [port.local_bytes(sizes) for port in work.results]
     kept = np.zeros(sizes.shape[1], np.int64)
@@ -121,9 +119,9 @@ def _scaled(work: Workload, extra: int, scale: Port, sizes: Ints) -> Ints:
 
 
 def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
-    """Bytes held while an operator runs: operands, results and their gradients: (K,).
+    """Bytes in use while an operator runs: operands, results and their gradients: (K,).
 
-    Of experts whose rows come from several devices these rows too, and what is made of them.
+    Experts that receive rows from several devices also hold these rows and their results.
     """
     total = np.zeros(sizes.shape[1], np.int64)
     for port in (*work.operands, *work.results):
@@ -135,9 +133,9 @@ def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
 
 
 def fixed_bytes(graph: Graph) -> Bytes:
-    """Bytes that every rank holds under every plan: inputs, buffers and constants, whole.
+    """Bytes of inputs, buffers and constants, which every rank holds whole under every plan.
 
-    Gradients of inputs, too, where the step computes some.
+    Gradients of inputs are included where the step computes them.
     """
     leaves = graph.leaves_of(LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
     tensors = [graph.tensor[leaf.name] for leaf in leaves]
@@ -145,14 +143,14 @@ def fixed_bytes(graph: Graph) -> Bytes:
 
 
 class BucketSizes(NamedTuple):
-    """Bytes of gradients that are summed at once, and of sharded parameters gathered at once."""
+    """Bytes of a full bucket: of gradients (`sums`), and of gathered parameters (`gathers`)."""
 
     sums: Bytes
     gathers: Bytes
 
 
 def bucket_sizes(graph: Graph) -> BucketSizes:
-    """Those of full buckets, or of all trained parameters where they are less."""
+    """The sizes of full buckets, at most the size of all trained parameters."""
     gradients = sum(stored_bytes(graph, name) for name in graph.trained)
     copies = [graph.tensor[name].bytes for name in graph.trained]
     limit = gather_limit(max(copies, default=0))
@@ -161,7 +159,7 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
 
 
 def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict[str, int]:
-    """What bytes that are held for a parameter are: parts of `ir.memory.PARTS`, which add up.
+    """Split `num_bytes` of a parameter into parts of `ir.memory.PARTS`, which add up to it.
 
     >>> from shardwright.ir.graph import Graph, Leaf, Tensor
     >>> w = Tensor("w", (8,), "float32", requires_grad=True)
@@ -184,7 +182,7 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:
-    """Bytes of weights, gradients and optimizer state, once: what all ranks together must hold.
+    """Bytes of weights, gradients and optimizer state, which all ranks together must hold once.
 
     A parameter that no loss depends on has neither gradient nor state.
     """

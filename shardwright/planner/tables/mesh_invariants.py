@@ -16,9 +16,7 @@ from shardwright.simulate.costs.workload import Workload, workload
 
 @final
 class MeshInvariants:
-    """Forms of rules, workloads, who pays for saved values, and numbers that nobody waits for.
-
-    They are of `graph` on `machine`'s devices.
+    """Forms of rules, workloads, retention and deferrable scalars of `graph` on `machine`.
 
     Cost models of this graph on several meshes of that machine may share one.
     """
@@ -35,11 +33,11 @@ class MeshInvariants:
         self._equal: dict[Workload, Workload] = {}
 
     def holds_on(self, machine: Machine) -> bool:
-        """Whether `machine` differs in nothing that counts here."""
+        """Whether these values hold on `machine`, too."""
         return machine.device is self._device and machine.expert_skew == self._expert_skew
 
     def workload(self, op: Op) -> Workload:
-        """Equal ones are the very same, so that tables are known by them."""
+        """The workload of `op`; equal workloads are one object, so that it can key tables."""
         if op.name not in self._workloads:
             rule = self._analysis.rules[op.name]
             found = workload(op, rule, self._graph, self._known, self._expert_skew)

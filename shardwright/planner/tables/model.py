@@ -3,8 +3,8 @@
 Tables add up: seconds and bytes of a plan are the sums over operators,
 parameters and edges of the entries that it chose. Prices depend on shapes,
 layouts and flags and never on names, so repeated layers share their tables:
-equal questions are answered with the *same* array objects, which are read-only.
-Layouts are codes (`codes.py`), and a table is computed in one go.
+equal queries return the *same* array objects, which are read-only. Layouts are
+codes (`layout_codes.py`), and a table is computed in one array operation.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ EVERYTHING = Allowed()
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What is priced beside memory, of which step.
+    """The objective and the kind of step that a cost model prices.
 
-    * `optimizer`: its name;
-    * `measure`: what is priced; None: the seconds of a step;
-    * `micro_batches`: whatever a micro-batch does counts so often, what is done once a step once;
-    * `buckets`: how much is sent at once; None: what the graph as it is gives (`bucket_sizes`);
-    * `staged`: whether the micro-batches are those of a pipeline's stages.
+    Attributes:
+        optimizer: its name.
+        measure: the objective; None is the seconds of a step.
+        micro_batches: their number in a step.
+        buckets: bytes of full buckets; None computes them from the graph (`bucket_sizes`).
+        staged: whether the micro-batches are those of pipeline stages.
     """
 
     optimizer: str = "adamw"
@@ -75,11 +76,19 @@ OF_A_STEP = Pricing()
 class CostModel:
     """Prices tilings of `graph` on the first devices of `machine`, arranged as `mesh`.
 
-    `allowed` is what operators and parameters may do, where that is not all. With micro-batches,
-    `graph` and `analysis` are those of one (`rules.micro_graph`), and seconds those of all. Models
-    on several meshes may share what is `meshless`.
-    Raises `ValueError` for a mesh that the machine cannot hold and
-    `OptimizerError` for an optimizer whose state is not known.
+    Args:
+        graph: with micro-batches, the graph of one of them (`rules.micro_graph`); seconds are those
+            of all.
+        analysis: of `graph`.
+        machine: prices operators and messages.
+        mesh: the arrangement of the devices.
+        pricing: the objective and the kind of step.
+        allowed: the allowed choices of operators and parameters; by default all.
+        meshless: values that models on several meshes may share.
+
+    Raises:
+        ValueError: the machine cannot hold the mesh.
+        OptimizerError: the state of the optimizer is not known.
     """
 
     def __init__(
@@ -116,7 +125,7 @@ class CostModel:
         self._reads = Reads(graph, analysis, mesh, self.measure, passes)
 
     def options(self, op: Op) -> Options:
-        """What `op` may do; equal operators share the very same options."""
+        """The options of `op`; equal operators share one object."""
         if op.name not in self._options:
             only = self._allowed.operators.get(op.name)
             tilings = self._allowed.tilings.get(op.name)
@@ -125,7 +134,7 @@ class CostModel:
         return self._options[op.name]
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
-        """The same costs where other choices are left."""
+        """The same cost model with other allowed choices."""
         given = self._optimizer, self.measure, self.micro_batches, self.buckets, self._staged
         pricing = Pricing(*given)
         return CostModel(
@@ -133,14 +142,14 @@ class CostModel:
         )
 
     def with_tilings(self, tilings: Mapping[str, Tilings]) -> CostModel:
-        """The same costs where only these tilings of the operators named are left."""
+        """The same cost model with only these `tilings` of the named operators."""
         return self.with_allowed(replace(self._allowed, tilings=tilings))
 
     def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
-        """Seconds of `op` forward and backward, and bytes of its own results kept for backward.
+        """Seconds of `op` forward and backward, and bytes of its results kept for backward.
 
-        If it is one of the operators that are `recomputed` together it runs
-        forward twice, and keeps only what others than these save.
+        If `op` is one of the operators that are `recomputed` together, it runs forward twice and
+        keeps only the results that other operators save.
         """
         work, options = self.meshless.workload(op), self.options(op)
         stays = tuple(self._stays(name, recomputed) for name in op.outputs)
@@ -158,14 +167,14 @@ class CostModel:
         return self._tables[key]
 
     def backward_seconds(self, op: Op) -> Floats:
-        """Of the seconds of `op`, those of its gradients: (K,)."""
+        """The part of the seconds of `op` that computes gradients: (K,)."""
         work, options = self.meshless.workload(op), self.options(op)
         if not work.has_backward:
             return np.zeros(len(options))
         return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
 
     def workspace(self, op: Op) -> Ints:
-        """Bytes that live only while `op` runs: (K,). Of a plan the largest counts, not the sum."""
+        """Bytes in use only while `op` runs: (K,). A plan needs their maximum, not their sum."""
         work, options = self.meshless.workload(op), self.options(op)
         key = (id(work), id(options))
         if key not in self._workspaces:
@@ -173,7 +182,7 @@ class CostModel:
         return self._workspaces[key]
 
     def storable(self, leaf: Leaf) -> Ints:
-        """Codes of the layouts that a parameter may be stored in; equal parameters share them."""
+        """Codes of the layouts in which a parameter may be stored; equal ones share an array."""
         key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
         if key not in self._storable:
             atoms, only = key
@@ -183,8 +192,8 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        A parameter without a gradient has only its weight. Of one that is stored wider than it is
-        computed with there is a cast too, made in the forward pass and kept for the backward one.
+        A parameter without a gradient has only its weight. A parameter that is stored in a wider
+        dtype than that of the computation also has a cast, kept from forward to backward.
         """
         trained = leaf.name in self.graph.trained
         dtype = self.graph.tensor[leaf.name].dtype
@@ -207,7 +216,7 @@ class CostModel:
         return self._tables[key]
 
     def want(self, value: str, op: Op, position: int) -> Want:
-        """How `op` reads `value` at `position`, per option."""
+        """The layouts in which `op` reads `value` at `position`, per option."""
         options = self.options(op)
         layout, grad = options.operands[position], options.grads[position]
         return Want(layout, grad if self.has_gradient(value, op) else np.zeros_like(grad))
@@ -221,15 +230,19 @@ class CostModel:
         regathered: Bools | None = None,
         recomputed: bool = False,
     ) -> Table:
-        """What it takes to bring `value` from each source layout to what `op` wants, and back.
+        """The cost of redistributing `value` to the layouts that `op` reads: (Ks, K).
 
-        `sources` are the producer's (or the storage's) layouts of the value,
-        `positions` the operands of `op` that read it. Seconds of the forward
-        redistribution and, where a gradient comes back, of the backward one to the
-        source's dual. Positions that want equal layouts share one
-        redistribution. Bytes are those that `Retention` has the edge pay. From a
-        source that is `regathered` a copy is not kept but made twice, and so it
-        is from every source where the reader is `recomputed`.
+        Seconds are those of the forward redistribution and, where there is a gradient, of the
+        backward one to the source's dual. Positions that read equal layouts share one
+        redistribution. Bytes are those that `Retention` attributes to the edge.
+
+        Args:
+            value: the value.
+            sources: codes of its layouts at the producer or in storage, (Ks,).
+            op: the reader.
+            positions: the indices of the operands of `op` that are `value`.
+            regathered: sources from which the copy is made twice and not kept, (Ks,).
+            recomputed: whether the reader is recomputed, which makes every copy twice.
         """
         pays, copies = self._pays(value, op)
         twice = regathered if copies else None
@@ -269,7 +282,7 @@ class CostModel:
         readers: Sequence[Op],
         recomputed: bool = False,
     ) -> Table:
-        """Like `edge`, for one redistribution from which all `readers` read."""
+        """Like `edge`, for one redistribution that all `readers` share."""
         paid = [self._pays(value, op) for op in readers]
         pays, copies = any(all_of for all_of, _ in paid), any(moved for _, moved in paid)
         back = max(self._reads.gradient_reduction(value, op) for op in readers)
@@ -287,23 +300,22 @@ class CostModel:
         return self._tables[key]
 
     def keeps_copy(self, value: str, op: Op) -> bool:
-        """Whether `op`, where it reads `value` in another layout, keeps the copy for backward."""
+        """Whether `op` keeps a redistributed copy of `value` for the backward pass."""
         return (value, op.name) in self._retention.copies
 
     def saves_copies(self, value: str) -> bool:
-        """Whether any operator that reads `value` in another layout keeps the copy."""
+        """Whether any reader keeps a redistributed copy of `value`."""
         return any(self.keeps_copy(value, op) for op in self.graph.consumers[value])
 
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
-        """Bytes that `op` pays for `value`, taken as it lies in `layouts`; None if it pays none."""
+        """Bytes that `op` pays for `value`, read in its own `layouts`; None if it pays none."""
         pays, _ = self._pays(value, op)
         return self._reads.local_bytes(value, layouts) if pays else None
 
     def kept_for(self, value: str, recomputed: Collection[str], layouts: Ints) -> Ints | None:
-        """Bytes of `value` in `layouts`, kept for operators that are `recomputed` and read it.
+        """Bytes of `value` in `layouts`, kept because `recomputed` operators read it.
 
-        None where the operator that makes it, or what it is a view of, pays for
-        it already.
+        None where the producer of the value, or of the value that it is a view of, pays already.
         """
         root = value
         while alias := self.graph.tensor[root].alias_of:
@@ -311,7 +323,7 @@ class CostModel:
         return None if self._stays(root, ()) else self._reads.local_bytes(value, layouts)
 
     def returning(self, value: str, sources: Ints) -> Floats:
-        """Seconds from each of `sources` to every rank, for what the step returns: (N,) -> (N,)."""
+        """Seconds to replicate an output of the step from each of `sources`: (N,) -> (N,)."""
         if (value, "") in self.meshless.deferrable_scalars:
             return np.zeros(len(sources))
         return self._reads.returned(value, sources)
@@ -325,10 +337,10 @@ class CostModel:
         again: bool = False,
         recomputed: bool = False,
     ) -> list[Transfer]:
-        """The redistributions of one read: their seconds sum to those of the edge.
+        """The redistributions of one read; their seconds sum to those of the edge.
 
-        The forward one is made `again` in the backward pass where the reader is
-        `recomputed`, or keeps no copy of a parameter that is regathered.
+        The forward one runs `again` in the backward pass where the reader is `recomputed`, or keeps
+        no copy of a regathered parameter.
         """
         axes, back = len(self.mesh.axes), self._reads.gradient_reduction(value, op)
         again = again or recomputed
@@ -340,7 +352,7 @@ class CostModel:
         terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
-        whole = back == NO_GRADIENT or want[1] == WHOLE  # else its gradient is summed too
+        whole = back == NO_GRADIENT or want[1] == WHOLE  # if not, its gradient is summed, too
         deferrable_scalars = whole and self._unawaited(value, [op], recomputed)
         found: list[Transfer] = []
         for move in moves:
@@ -357,7 +369,7 @@ class CostModel:
         return found
 
     def returned(self, value: str, source: int) -> list[Transfer]:
-        """What brings a value that the step returns to every rank."""
+        """The redistribution of an output of the step to every rank."""
         moves = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         found = list(transfers(value, "", moves, atoms, item, self.machine, self.mesh))
@@ -366,9 +378,9 @@ class CostModel:
         return found
 
     def internal_transfers(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
-        """What devices bring together, or send, while they run `op` by its option `k`.
+        """The transfers inside `op` under its option `k`.
 
-        Forward operators run once more if `again`.
+        With `again` the forward pass runs once more in the backward pass.
         """
         found: list[Transfer] = []
         if (sent := self._exchanges(op)) is not None:
@@ -379,28 +391,28 @@ class CostModel:
         return found + self._intra_op.transfers(op, work, options, k, again, times)
 
     def layout(self, value: str, code: int) -> Layout:
-        """The layout of `value` that has this code."""
+        """The layout of `value` with this code."""
         return decode(code, self.analysis.atoms[value], self.mesh)
 
     def transient_bytes(self, chosen: Mapping[str, int]) -> Bytes:
-        """Allowance for what lives only while an operator runs: the largest operator's workspace.
+        """Bytes of the largest workspace among all operators.
 
-        A maximum, so no part of the tables: add it to the sum of a finished
-        assignment. `chosen` has the number of each operator's option.
+        It is a maximum and therefore not part of the tables: add it to the sum of a finished
+        assignment. `chosen` has the index of each operator's option.
         """
         sizes = (int(self.workspace(op)[chosen[op.name]]) for op in self.graph.ops)
         return Bytes(max(sizes, default=0))
 
     def fixed_bytes(self) -> Bytes:
-        """What every rank holds under every plan: inputs, buffers and constants."""
+        """Bytes of inputs, buffers and constants, which every rank holds under every plan."""
         return fixed_bytes(self.graph)
 
     def has_gradient(self, value: str, op: Op) -> bool:
-        """Whether a gradient comes back over this edge."""
+        """Whether a gradient flows back over this edge."""
         return self._reads.has_gradient(value, op)
 
     def _exchanges(self, op: Op) -> ExpertAllToAll | None:
-        """Rows that `op` sends to where they are worked on, if it may do so."""
+        """The exchanges of rows of `op`; None if it has no routes."""
         rule = self.analysis.rules[op.name]
         if not rule.routes or not self.mesh.axes:
             return None
@@ -412,14 +424,14 @@ class CostModel:
         return self._exchanged[key]
 
     def _stays(self, value: str, recomputed: Collection[str]) -> bool:
-        """Whether the producer of `value` pays for it, if `recomputed` operators keep nothing."""
+        """Whether the producer of `value` pays for it where `recomputed` operators save nothing."""
         savers = self._retention.savers
         return value in self._retention.at_producer and any(
             saver not in recomputed for saver in savers[value]
         )
 
     def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
-        """Whether `readers` read a number that is on its way while others run."""
+        """Whether `value` is a deferrable scalar for all `readers`."""
         late = self.meshless.deferrable_scalars
         return not recomputed and all((value, op.name) in late for op in readers)
 

@@ -1,7 +1,7 @@
-"""The measure in the first column of a cost table: seconds of a step, or another additive one.
+"""The objective of a cost table: seconds of a step, or another additive measure.
 
-Whatever it is, the search makes its sum least. Bytes of memory are no measure: they are always
-there, as the second number.
+The search minimises its sum. Bytes of memory are no objective: every table has them, in its second
+column.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Objective(Protocol):
 
     @property
     def redistributes_once(self) -> bool:
-        """Whether what is brought into a layout is kept, for other readers and the backward pass.
+        """Whether a redistributed value is shared by readers and kept for the backward pass.
 
-        If not, every operator, forward or backward, pays for all that it reads.
+        If not, every operator, forward or backward, pays for all values that it reads.
         """
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
@@ -43,32 +43,32 @@ class Objective(Protocol):
         """
 
     def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
-        """The update of a parameter whose tiles have so many bytes: (K,) -> (K,)."""
+        """The update of a parameter with tiles of `tile_bytes`: (K,) -> (K,)."""
 
     def copies(self, moved: Ints, times: int) -> Floats:
-        """Copies of parameters, `times` a step, each of which moves so many bytes: (K,) -> (K,)."""
+        """Copies of parameters, `times` a step, each of `moved` bytes: (K,) -> (K,)."""
 
     def packed(self, moved: Ints, handled: int) -> Floats:
-        """Tiles put into messages of many and copies taken out, `handled` in all, once: (K,).
+        """Packing of `handled` tiles into buckets and unpacking, once: (K,) -> (K,).
 
-        Together they move so many bytes, (K,).
+        Together they move `moved` bytes, (K,).
         """
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
-        """From each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""
+        """Redistributions from each of `src` to that entry of `dst`: codes (N,), (N,) -> (N,)."""
 
     def exchanges(self, axis: int, moved: Ints) -> Floats:
-        """Rows sent along a mesh axis to where they are worked on, and their results back.
+        """All-to-alls of rows to their experts and of the results back: (K,) -> (K,).
 
-        `moved` are the bytes of both together that the busiest device is sent: (K,) -> (K,).
+        `moved` are the bytes that the busiest device receives in both together, (K,).
         """
 
     def launches(self, kind: Collective) -> Floats:
-        """What such a step along each mesh axis costs however small it is: (axes,)."""
+        """The cost of a step of `kind` along each mesh axis apart from its size: (axes,)."""
 
     @property
     def alone_bytes(self) -> int | None:
-        """Of a copy of a parameter that is sent alone, None where none is (`ir/buckets.py`)."""
+        """The size from which a parameter gets a message of its own; None for no such size."""
 
 
 @final
@@ -81,7 +81,7 @@ class Duration:
         self._machine, self._mesh = machine, mesh
         self._ranks = mesh.size
         self._prices = Prices(machine, mesh, routes)
-        # By what is asked about, which is kept alive: seconds of both passes, and of the first.
+        # By workload and sizes, which are kept alive: seconds of both passes, and of the first.
         self._kernels: dict[tuple[int, int], tuple[Workload, Ints, Floats, Floats]] = {}
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
@@ -95,23 +95,23 @@ class Duration:
         return seconds + forward if again else seconds
 
     def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
-        """Seconds of its operators."""
+        """Seconds of the optimizer's kernels."""
         return update_seconds(tile_bytes, optimizer, self._machine.device, self._ranks)
 
     def copies(self, moved: Ints, times: int) -> Floats:
-        """Seconds of as many kernels."""
+        """Seconds of `times` copy kernels."""
         return copy_seconds(moved.astype(np.float64), times, self._machine.device)
 
     def packed(self, moved: Ints, handled: int) -> Floats:
-        """Seconds of one kernel, or where it was measured of what runs them."""
+        """Seconds of one copy kernel, or the measured time to pack where that is longer."""
         return packing_seconds(moved.astype(np.float64), handled, self._machine.device)
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
-        """Seconds of all steps."""
+        """Seconds of all steps of each redistribution."""
         return self._prices.seconds(atoms, item_bytes, src, dst)
 
     def exchanges(self, axis: int, moved: Ints) -> Floats:
-        """Seconds of both all_to_alls, of the counts before them, and of sorting rows."""
+        """Seconds of both all_to_alls, the exchange of counts before them, and sorting of rows."""
         price = exchange_price(links(self._machine, self._mesh)[axis], self._machine)
         return price.fixed + price.per_larger * moved.astype(np.float64)
 
@@ -121,5 +121,5 @@ class Duration:
 
     @property
     def alone_bytes(self) -> int | None:
-        """That of the machine's backend."""
+        """The size of the machine's backend."""
         return self._machine.backend_spec.alone_bytes

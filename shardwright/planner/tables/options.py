@@ -1,7 +1,7 @@
 """The options of one operator on a mesh, as arrays: its feasible tilings and their layouts.
 
-Operators whose rules differ only in the names of their factors share the very
-same options: repeated layers are worked out once.
+Operators whose rules differ only in the names of their factors share one object of
+options, so that repeated layers are computed once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """The feasible tilings of an operator, K of them, computed whole everywhere first if it may be.
+    """The K feasible tilings of an operator; the replicated one is first if it is allowed.
 
-    `choices[k]` has, per mesh axis, an index into `Rule.choices()`; layouts are
-    codes, `sizes` the local sizes of the rule's factors on the largest device (of `SPREAD` from
-    how many devices its rows are).
+    `choices[k]` has, per mesh axis, an index into `Rule.choices()`. Layouts are codes. `sizes` are
+    the local sizes of the rule's factors on the largest device; that of `SPREAD` is the number of
+    devices that its rows are from.
     """
 
     choices: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ class Options:
         return len(self.choices)
 
     def only(self, tilings: Tilings) -> Options:
-        """Those of these tilings, in the same order."""
+        """These options without the tilings that are not in `tilings`, in the same order."""
         kept = [k for k, choice in enumerate(self.choices) if choice in tilings]
         arrays = (self.sizes, self.operands, self.grads, self.results, self.internal_reductions)
         return Options(
@@ -49,7 +49,7 @@ class Options:
         )
 
     def tiling(self, rule: Rule, k: int) -> Tiling:
-        """Tiling k in the names of one of the rules that share these options."""
+        """Tiling `k` in the factor names of `rule`, one of those that share these options."""
         known = rule.choices()
         return tuple(known[choice] for choice in self.choices[k])
 
@@ -59,17 +59,18 @@ class Options:
         return self.choices.index(tuple(known.index(choice) for choice in tiling))
 
 
-Only = tuple[frozenset[int], ...]  # per mesh axis, the choices or placements that are left
-Tilings = frozenset[tuple[int, ...]]  # of each the choices per mesh axis
+Only = tuple[frozenset[int], ...]  # per mesh axis, the choices or digits that are allowed
+Tilings = frozenset[tuple[int, ...]]  # each has one choice per mesh axis
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What constraints, or decisions made before, leave: who is not named may do all.
+    """The choices that constraints or earlier decisions leave; names that are missing may do all.
 
-    Of operators the numbers, in `Rule.choices()`, of the choices that are left along each axis,
-    and of these the tilings that are left, a choice per axis; of parameters the digits of their
-    layouts (`codes.py`).
+    Attributes:
+        operators: by operator, per mesh axis the allowed indices into `Rule.choices()`.
+        parameters: by parameter, per mesh axis the allowed digits (`layout_codes.py`).
+        tilings: by operator, the allowed tilings.
     """
 
     operators: Mapping[str, Only] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Allowed:
 
 @final
 class OptionCache:
-    """Works out options on `mesh`, once for rules of equal form. Meshes may share their `forms`."""
+    """Computes options on `mesh`, once for rules of equal form. Meshes may share `forms`."""
 
     def __init__(self, mesh: Mesh, forms: Forms | None = None) -> None:
         self._mesh = mesh
@@ -90,7 +91,7 @@ class OptionCache:
     def options(
         self, rule: Rule, only: Only | None = None, tilings: Tilings | None = None
     ) -> Options:
-        """What an operator with this rule may do, of the choices and tilings left to it."""
+        """The options of an operator with `rule`, of the allowed choices and tilings."""
         form = self._forms.of(rule)
         if (form, only, tilings) not in self._known:
             if tilings is not None:
@@ -105,7 +106,7 @@ class OptionCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Meaning:
-    """What the choices of a rule mean along one axis, whatever the mesh and the sizes."""
+    """The effect of a rule's choices along one axis, for any mesh and sizes."""
 
     is_joint_split: tuple[bool, ...]  # of choices, whether they are made along one axis only
     cuts: Bools  # (choices, factors)
@@ -118,7 +119,7 @@ class _Meaning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """What the options of a rule depend on: equal ones are the very same."""
+    """The inputs of a rule's options; equal forms are one object."""
 
     meaning: _Meaning
     sizes: Ints  # (factors,)
@@ -127,16 +128,16 @@ class _Form:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Every:
-    """All tilings, feasible or not, N of them, and the layouts that they mean."""
+    """All N tilings, feasible or not, and their layouts."""
 
     choices: list[tuple[int, ...]]
     chosen: Ints  # (N, axes)
-    codes: tuple[Ints, Ints, Ints, Ints]  # (..., N), of what `_Meaning.axis_placements` is of
+    codes: tuple[Ints, Ints, Ints, Ints]  # (..., N), in the order of `_Meaning.axis_placements`
 
 
 @final
 class Forms:
-    """The forms of rules: what their options depend on, without the names of factors."""
+    """The forms of rules: the inputs of their options, without the names of factors."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Rule, _Form]] = {}  # by identity of the rule, kept alive
@@ -144,7 +145,7 @@ class Forms:
         self._meanings: dict[Hashable, _Meaning] = {}
 
     def of(self, rule: Rule) -> _Form:
-        """The form of a rule: equal ones are the very same."""
+        """The form of `rule`; equal forms are one object."""
         if id(rule) not in self._of:
             self._of[id(rule)] = rule, self._find(rule)
         return self._of[id(rule)][1]
@@ -163,7 +164,7 @@ class Forms:
 
 
 def _key(rule: Rule) -> Hashable:
-    """What the choices of a rule and their meaning depend on."""
+    """The key of a rule's choices and their effect."""
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     dims = tuple(
         [
@@ -234,7 +235,7 @@ def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
 
 
 def _options(form: _Form, mesh: Mesh, every: _Every) -> Options:
-    """Those of all tilings that leave no device an empty tile."""
+    """The options: all tilings that leave no device an empty tile."""
     meaning, chosen = form.meaning, every.chosen
     largest = np.repeat(form.sizes[:, None], len(chosen), axis=1)
     last = np.broadcast_to(form.least[:, None], largest.shape)

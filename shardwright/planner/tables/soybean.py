@@ -9,16 +9,16 @@ tensor of S bytes, a cut into p parts moves
     partial sums  -> replicated    2 (p - 1) · S     (2 S)
     replicated    -> anything      0
 
-and n devices that earlier cuts have made into g groups do so in every group, on the tensor as it
-lies in one: the sum of g · c over the cuts. Forward operators, backward operators and gradients of
+and n devices that earlier cuts have made into g groups do so in every group, on the tensor of one
+group: the sum of g · c over the cuts. Forward operators, backward operators and gradients of
 parameters count; arithmetic, memory, latency and bandwidth do not. Pure data parallelism over n
 devices costs 2 (n - 1) |W| however n is factored.
 
-Deviations: any number of parts, and tiles that are not equal: as tiles of a cut make up the whole
-tensor, all but row -> column are exact for these too. Where an earlier cut converts the tensor as
-well, sums are reduced before that and tiles gathered after it, which is what makes the cuts add up
-to what n devices must receive. Scalars are left out: the paper's graph has none. Operands may be
-partial sums (a bias where a reduction is split), into which anything turns for nothing.
+Deviations: any number of parts, and tiles of different sizes: as the tiles of a cut make up the
+whole tensor, all conversions but row -> column are exact for them too. Where an earlier cut
+converts the tensor as well, sums are reduced before that and tiles gathered after it, so that the
+cuts add up to what n devices must receive. Scalars are omitted: the paper's graph has none.
+Operands may be partial sums (a bias where a reduction is split); a conversion to them is free.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 class CrossingParts(NamedTuple):
-    """Parts of a tensor that cross a cut: of how it lies before, of after, of the smaller."""
+    """Parts of a tensor that cross a cut, of its size before, after, and of the smaller one."""
 
     before: float = 0.0
     after: float = 0.0
@@ -46,7 +46,7 @@ class CrossingParts(NamedTuple):
 
 
 def moved(kind: Collective, parts: int) -> CrossingParts:
-    """What a conversion moves across a cut into `parts`, of the tensor as it lies in one group.
+    """The part of a group's tensor that a conversion moves across a cut into `parts`.
 
     >>> moved(Collective.ALL_TO_ALL, 2), sum(moved(Collective.ALL_REDUCE, 2))
     (CrossingParts(before=0.0, after=0.0, smaller=0.5), 2.0)
@@ -66,7 +66,7 @@ def moved(kind: Collective, parts: int) -> CrossingParts:
 
 @final
 class Communication:
-    """The measure on `mesh`, whose axes are the cuts, the first one outermost."""
+    """SoyBean's measure on `mesh`, whose axes are the cuts, the outermost first."""
 
     redistributes_once = False  # in the paper's graph every operator converts what it reads
 
@@ -83,7 +83,7 @@ class Communication:
         return np.zeros(sizes.shape[1])
 
     def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
-        """Nothing: a parameter and its gradient are tiled alike."""
+        """Nothing: a parameter and its gradient have one tiling."""
         return np.zeros(tile_bytes.shape)
 
     def copies(self, moved: Ints, times: int) -> Floats:
@@ -95,7 +95,7 @@ class Communication:
         return np.zeros(moved.shape)
 
     def exchanges(self, axis: int, moved: Ints) -> Floats:
-        """Bytes that leave their device, of all: aligned operators have none."""
+        """Bytes that leave their device, over all devices."""
         parts = self._mesh.shape[axis]
         return moved * (parts - 1) / parts * self._mesh.size
 
@@ -105,7 +105,7 @@ class Communication:
 
     @property
     def alone_bytes(self) -> int | None:
-        """Not asked: neither launches nor copies on a device count."""
+        """None: neither launches nor copies on a device count."""
         return None
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
@@ -114,8 +114,8 @@ class Communication:
         if not atoms:
             return total
         now, want = (digits(codes, len(self._mesh.axes)) for codes in (src, dst))
-        sliced = (now == WHOLE) & (want >= FIRST_ATOM)  # for nothing, so before all else
-        before = after = np.ones(len(src))  # copies in all groups, as earlier cuts leave them
+        sliced = (now == WHOLE) & (want >= FIRST_ATOM)  # free, so it comes first
+        before = after = np.ones(len(src))  # copies in all groups after the earlier cuts
         for axis, parts in enumerate(self._mesh.shape):
             source, target = now[:, axis], want[:, axis]
             types = np.minimum(source, 2), np.minimum(target, 2)

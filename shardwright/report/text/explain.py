@@ -1,7 +1,7 @@
 """Explains a plan as text: the sharding and cost of every module, in the user's names.
 
 Modules form a tree whose rows include their submodules; neighbours of a
-`ModuleList` that read the same are folded into one row.
+`ModuleList` with equal texts are folded into one row.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ _STATE = (*STATE, "state")
 
 @dataclass
 class Module:
-    """What belongs to one module itself, and its submodules in order of first use.
+    """The operators, parameters and transfers of one module, and its submodules in order of use.
 
-    `memory` are bytes at the peak by part. The model's `rest` is what belongs to no module, in the
-    same way; it counts as the model's, and is shown in rows of its own.
+    `memory` are bytes at the peak by part. `rest` of the whole model are bytes that belong to no
+    module; they count as the model's and are shown in rows of their own.
     """
 
     parameters: list[PlannedParameter] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Module:
 
     @property
     def is_rest(self) -> bool:
-        """Whether it stands for costs outside of all modules."""
+        """Whether the node is for costs outside of all modules."""
         return bool(self.rest) and not (
             self.ops or self.parameters or self.transfers or self.memory or self.children
         )
@@ -207,7 +207,7 @@ def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -
 
 
 def _reads(node: Node[T]) -> tuple[object, ...]:
-    """All that is shown of a node except its path."""
+    """All texts of a node except its path."""
     return node.name, node.count, node.content, tuple(_reads(child) for child in node.children)
 
 

@@ -65,7 +65,7 @@ class TransferReader:
             yield ModuleTransfer(moving, times, _OF[phase] + what, where, source, size, seconds)
 
     def _moved(self, transfer: Transfer, path: str) -> str:
-        """The name that the user knows the moved value by."""
+        """The name of the moved value in the user's code."""
         if transfer.value in self._parameters:
             return transfer.value.removeprefix(f"{path}.")
         op = self._ops.get(transfer.value.partition(".")[0]) or self._ops.get(transfer.value)

@@ -1,4 +1,4 @@
-"""Renders the notes on a plan's operators as text and JSON, with what these operators cost."""
+"""Renders the notes on a plan's operators as text and JSON, with the costs of these operators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def lines(plan: Plan, width: int, label: int = 14) -> Iterator[str]:
 
 
 def as_json(plan: Plan) -> list[dict[str, object]]:
-    """The remarks with what they cost, for `--json`."""
+    """The remarks with their costs, for `--json`."""
     return [
         {
             "kind": remark.kind.value,

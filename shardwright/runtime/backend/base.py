@@ -34,7 +34,7 @@ class Waited(Protocol):
 
 
 def wait_for(work: Waited, _what: str) -> None:
-    """Wait; of a rank that stands still here `train/watchdog.py` tells what it waits for.
+    """Wait; `train/coordination/watchdog.py` finds the argument in this frame of a rank that hangs.
 
     The wait itself is no Python code of torch's, and so in no frame.
     """

@@ -26,7 +26,7 @@ from shardwright.runtime.opaque_module import OpaqueModule
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import seed_of, seeded
 from shardwright.tracing.call import select_outputs
-from shardwright.tracing.decompose import random_ops
+from shardwright.tracing.decompose.tables import random_ops
 from shardwright.tracing.patched_forward import replaced_forward
 
 aten: Any = torch.ops.aten

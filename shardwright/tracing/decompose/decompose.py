@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.ir.numerics import EXACT, Numerics
-from shardwright.tracing.decompose import (
+from shardwright.tracing.decompose.tables import (
     batchnorm,
     composed_losses,
     deviations,

@@ -1,1 +1,1 @@
-"""Batches of a job: their order, their shapes and the place where one is in them."""
+"""Batches of a job: their order, their shapes, and the position in them."""

@@ -1,4 +1,4 @@
-"""One batch of a job, and the arguments of the call that it makes."""
+"""One batch of a job as the arguments of the model's call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class JobError(ValueError):
-    """A job that cannot be planned or trained as its author declared it."""
+    """The job cannot be planned or trained as it is declared."""
 
 
 def call_of(name: str, batch: Batch) -> Call:
-    """Positional and keyword arguments of a batch; `name` is what gave it."""
+    """Positional and keyword arguments of a batch; errors name `name` as its source."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, tuple):

@@ -1,9 +1,9 @@
 """An endless stream of batches with a position that can be saved.
 
-A place is the pass over the data and how many batches of it were taken. Who
-goes on from a place starts the pass again, from the random numbers that it
-started with, and leaves out what was taken; data that can be put to a place
-itself, by `state_dict` and `load_state_dict`, is.
+A position is the index of the pass over the data and the number of batches
+taken from it. To resume, the pass starts again with the random numbers that it
+started with, and the batches that were taken are skipped. Data with
+`state_dict` and `load_state_dict` of its own is positioned by them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.train.data.randomness import random_states, set_random_states
 
 @final
 class Batches:
-    """An iterator over `data`, an iterable or a function that gives one, again and again."""
+    """An endless iterator over `data`, an iterable or a function that returns one."""
 
     def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.data = data
@@ -50,13 +50,13 @@ class Batches:
             return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, for `load_state_dict`; plain values and small tensors."""
+        """The position, for `load_state_dict`: plain values and small tensors."""
         place = {"passes": self.passes, "taken": self.taken, "start": self._start}
         own = _with_state(self._now) or _with_state(self._source)
         return {**place, "own": own.state_dict()} if own is not None else place
 
     def load_state_dict(self, place: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises `JobError` if the data is shorter now."""
+        """Continue where `state_dict` was taken; raises `JobError` if the data is shorter now."""
         self.passes, self.taken = place["passes"], 0
         if place["start"] is None:
             return
@@ -70,7 +70,7 @@ class Batches:
                     " load_state_dict; give the same data or start anew"
                 )
             own.load_state_dict(place["own"])
-            if own is self._source:  # an iterator begun before does not know
+            if own is self._source:  # an iterator that began before the change does not see it
                 self._now = iter(self._source)
             self.taken = place["taken"]
             return

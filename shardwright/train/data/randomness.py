@@ -10,14 +10,14 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """The same numbers on every rank from here on, so that data that draws is the same there."""
+    """Seed all generators, so that data draws the same random numbers on every rank."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_states() -> dict[str, Any]:
-    """Where the generators of Python, numpy and torch (on the host) are."""
+    """The states of the generators of Python, numpy and torch (on the host)."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -27,7 +27,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Put the generators back where `random_states` found them."""
+    """Restore the states that `random_states` returned."""
     random.setstate(states["python"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))

@@ -1,6 +1,6 @@
 """Batches of a Dataset: every sample once per epoch, whichever rank reads it.
 
-However often the run was interrupted, and on however many ranks it went on.
+This also holds for runs that were interrupted, and resumed on another number of ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Collate = Callable[[list[Any]], Any]
 class Samples:
     """One pass after the other over `dataset`, in batches of `size`, shuffled anew for each.
 
-    The order is a function of seed and pass; what a sample draws at random is one of seed,
-    pass and index. `rows`, given a batch's size, says which of its samples this rank reads;
-    None for all of them.
+    The order is a function of seed and pass; the random numbers of a sample are a function of seed,
+    pass and index. `rows` maps the size of a batch to the samples of it that this rank reads; None
+    reads all of them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Samples:
 
     @property
     def remainder(self) -> int:
-        """Samples in the last batch of a pass, 0 if it is as large as the others."""
+        """Samples in the last batch of a pass; 0 if it is as large as the others."""
         return self.length % self.size
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class Samples:
 
 
 class _Seeded(Dataset[Any]):
-    """`dataset`, whose samples draw the same numbers on whatever rank they are read."""
+    """`dataset` with random numbers that do not depend on the rank that reads a sample."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, passes: int) -> None:
         self.dataset, self.seed = dataset, _mixed(seed, passes)
@@ -102,9 +102,9 @@ class _Seeded(Dataset[Any]):
 
 
 def rows_of(module: Any, batch: Any) -> list[int] | None:
-    """Which samples of a global batch like `batch` this rank reads; None if it needs parts of all.
+    """The samples of a global batch like `batch` that this rank reads; None if it needs all.
 
-    Found by cutting a batch whose elements tell their sample.
+    They are found by cutting a batch whose elements are the indices of their samples.
     """
     mapping = isinstance(batch, dict)
     values = batch.values() if mapping else batch
@@ -138,5 +138,5 @@ def _column(part: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(seed: int, number: int) -> int:
-    """A seed of its own for each number."""
+    """A distinct seed for each number."""
     return (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0xC2B2AE3D) % 2**63

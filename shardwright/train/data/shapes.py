@@ -1,4 +1,4 @@
-"""Batches of other shapes than the planned one: known ones pass, others are padded or refused."""
+"""Fits batches to known shapes: known ones pass, others are padded or raise an error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardwright.train.data.batch import Batch, JobError, call_of
 
 
 def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) -> Batch:
-    """`batch`, padded at the ends of its dimensions to the smallest known shape that holds it.
+    """`batch`, padded at the ends of its dimensions to the smallest known shape that contains it.
 
-    `padding` has the value to pad each tensor with, by keyword or position. What it
-    pads labels with has to be what the loss leaves out. Raises `JobError`, with all
-    shapes, for a batch that none holds.
+    `padding` has the value with which each tensor is padded, by keyword or position. The value for
+    labels must be one that the loss ignores. Raises `JobError`, which lists all shapes, for a batch
+    that no known shape contains.
     """
     args, kwargs = call_of("Job.data", batch)
     given = shapes_of(args, kwargs)
@@ -52,7 +52,7 @@ def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) 
 
 
 def shapes_text(shapes: Shapes) -> str:
-    """As users call them: `x (4, 2), y (4,)`."""
+    """The shapes as text: `x (4, 2), y (4,)`."""
     return ", ".join(f"{key.partition('.')[2]} {shape}" for key, shape in shapes)
 
 
@@ -75,7 +75,7 @@ def _padded(tensor: torch.Tensor, shape: tuple[int, ...], value: float) -> torch
 
 
 def smaller(batch: Batch, size: int) -> Batch | None:
-    """The first `size` samples of an example batch; None if its tensors do not have one each."""
+    """The first `size` samples of an example batch; None if its tensors are not per sample."""
     args, kwargs = call_of("Job.batch", batch)
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     counts = {v.shape[0] if v.dim() else 0 for v in tensors}

@@ -1,1 +1,1 @@
-"""Reads what the command line's TARGET names as a job."""
+"""Resolves the command line's TARGET to a job."""

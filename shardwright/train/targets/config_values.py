@@ -1,8 +1,8 @@
 """Reads a Hugging Face `config.json` and checks its values before a model is made from them.
 
-A config is data from outside: it may name code, ask for downloads, or give sizes that no machine
-can hold. What is refused here costs neither time nor memory; nothing here loads torch or
-transformers. Types of fields are checked by transformers' own schema afterwards.
+A config is untrusted data: it may name code, request downloads, or give sizes that no machine can
+hold. These checks cost neither time nor memory and load neither torch nor transformers. The schema
+of transformers checks the types of fields afterwards.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _IMPLEMENTATIONS = {
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 # Fields for which transformers would fetch weights, or load code or kernels.
 _FETCHING = ("use_pretrained_backbone", "use_kernels", "trust_remote_code")
-# Fields that name code of the config's author; they are left out.
+# Fields that name code of the config's author; they are dropped.
 _CODE = ("auto_map", "custom_pipelines", "_auto_class")
 
-# Counted are modules to be made (layers, experts), names to be written (labels), or elements.
+# Counts of modules (layers, experts), of names (labels), or of elements.
 _LAYERS = re.compile(r"(?:^|_)(layers|depths?|blocks)$|^(n|num)_(layer|block)$")
 _LABELS = re.compile(r"^num_labels$")
 _PARTS = re.compile(r"^(n|num)_(?!.*(embd|positions|ctx|inner|tokens|embeddings))")
@@ -45,7 +45,7 @@ _LIMITS = (
     (_PARTS, 2**16),
     (_SIZES, 2**31 - 1),
 )
-# Without these there is no model. GPT-2's and T5's names stand beside the usual ones.
+# Required sizes of a model: the usual names, and those of GPT-2 and T5.
 _POSITIVE = frozenset(
     (
         "hidden_size",
@@ -82,8 +82,8 @@ _POSITIVE = frozenset(
 def read_config(file: Path) -> dict[str, Any]:
     """The fields of a `config.json`, without those that name code.
 
-    Raises `TargetError` for what is no regular file of a few MiB, no JSON object with a
-    `model_type`, or nested too deeply.
+    Raises `TargetError` unless it is a regular file of a few MiB with a JSON object that has a
+    `model_type` and is not nested too deeply.
     """
     try:
         data = json.loads(read_text_up_to(file, _LARGEST_FILE))
@@ -100,7 +100,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
-    """Raise `TargetError` for the first value that no model can be made with, or that names code.
+    """Raise `TargetError` for the first value that is impossible or names code.
 
     `data` are fields of the file, or without a file those that `--set` changes.
     """
@@ -113,7 +113,7 @@ def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
 
 
 def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn:
-    """Raise that the file, or `--set`, gives this value, and what is needed."""
+    """Raise `TargetError` with the value of the file or of `--set`, and the requirement."""
     text = json.dumps(value, default=str)
     shown = text if len(text) <= 60 else text[:57] + "..."
     where = f"--set {key}={shown}: " if file is None else f"{file}: {key} is {shown}; "
@@ -121,7 +121,7 @@ def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn
 
 
 def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
-    """Check fields that name an implementation or a type, or would fetch something."""
+    """Check fields that name an implementation or a type, or start a download."""
     known = _IMPLEMENTATIONS.get(name.removeprefix("_").removesuffix("_internal"))
     if known is not None and value is not None:
         names = value.values() if isinstance(value, dict) else (value,)
@@ -142,7 +142,7 @@ def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
 
 
 def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
-    """Check a field that counts something."""
+    """Check a field that is a count."""
     most = next((limit for words, limit in _LIMITS if words.search(name)), None)
     needed = name in _POSITIVE
     if most is None and not needed:
@@ -151,7 +151,7 @@ def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
     numbers = value if isinstance(value, list) else [value]
     if needed and any(isinstance(n, bool | float | str) for n in numbers):
         refused(file, key, value, "a whole number of 1 or more is needed")
-    # Other fields say with -1 or -2 that there is none, or count from the end.
+    # In other fields -1 and -2 mean none, or count from the end.
     for n in numbers:
         if isinstance(n, int) and ((needed and n < 1) or n > most):
             refused(file, key, value, f"a whole number from {int(needed)} to {most} is needed")

@@ -1,7 +1,7 @@
 """Jobs of a Hugging Face `config.json`: a model with random weights, trained on random batches.
 
-Language models take tokens, models of image classification take pictures. What other architectures
-take is not known, and is refused.
+Language models take tokens, models of image classification take pictures. Other architectures are
+refused, because their inputs are not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.train.targets.config_values import refused
 from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import ConfigTarget, is_integer
 
-_STEPS = 20  # of training on made-up batches, enough to see the speed
+_STEPS = 20  # steps on random batches, enough to measure the speed
 _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")
 
 
@@ -61,7 +61,7 @@ def config_job(target: ConfigTarget) -> Job:
 
 
 def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> str:
-    """That `owner` has no field or argument `name`, and which it has."""
+    """The error that `owner` has no field or argument `name`, with those that it has."""
     close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
     there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
     hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
@@ -167,13 +167,13 @@ def _image_types() -> frozenset[str]:
 
 
 def _refused_config(file: Path, given: Mapping[str, Any], error: Exception) -> str:
-    """That a config with these fields is refused, and why."""
+    """The error for a config with these fields, with the reason."""
     said = " ".join(f"--set {name}={json.dumps(value)}" for name, value in given.items())
     return f"{said}: {file} does not take it: {_reason(error)}"
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line: the first cause, which says more than what is raised from it."""
+    """An error in one line: its first cause, which is the most specific."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or "no reason is given"
@@ -183,8 +183,8 @@ def _reason(error: BaseException) -> str:
 def _architecture(file: Path, config: Any) -> type[nn.Module]:
     """The class of the config's architecture, else the language model or classifier of its type.
 
-    Only classes that transformers lists for the model type are looked up: a name in a file is
-    not a way to reach other code.
+    Only classes that transformers lists for the model type are looked up, so that a name in a file
+    cannot reach other code.
     """
     import transformers
 
@@ -216,7 +216,7 @@ def _architecture(file: Path, config: Any) -> type[nn.Module]:
 def _listed_classes(config: Any) -> dict[str, type[nn.Module]]:
     """Models that transformers has for the type of `config`, by name.
 
-    A class in none of transformers' tables, but beside one that is, counts too.
+    These are the classes in transformers' tables and those in the same modules.
     """
     import transformers
     from transformers.models.auto import modeling_auto
@@ -254,7 +254,7 @@ def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, An
 
 
 def _known_cause(config: Any) -> tuple[str, Any, str] | None:
-    """The field, its value and what is needed, where one explains why no model can be made."""
+    """The field, its value and the requirement, where one field explains the failure."""
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -46,18 +46,18 @@ def load_job(
     """The job that TARGET names.
 
     `batch` and `seq` are the sizes of the example batch of a `config.json`, or of
-    a folder with one, and belong to it only; images need no `seq`. `settings`, as
+    a folder with one; functions take neither, and images no `seq`. `settings`, such as
     `num_layers=4`, change fields of the config, or are arguments of the function.
-    Raises `TargetError` for what is missing or is no job.
+    Raises `TargetError` for a TARGET that is missing or gives no job.
     """
     found = parse_target(target, batch, seq, settings)
     return config_job(found) if isinstance(found, ConfigTarget) else _file_job(found)
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
-    """The job's model, seeded, with the weights it starts from; on the meta device without memory.
+    """The job's model, seeded, with its initial weights; on the meta device it takes no memory.
 
-    A factory that cannot work there, because it reads its own weights, say,
+    A factory that fails on the meta device, for example because it loads weights,
     builds the real model instead.
     """
     if meta:
@@ -66,7 +66,7 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
                 return _checked(job.model())
         except JobError:
             raise
-        except Exception:  # whatever is wrong is so with a real device too
+        except Exception:  # the error occurs with a real device, too
             pass
     torch.manual_seed(job.seed)
     try:
@@ -82,7 +82,7 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
 
 
 def _checked(made: object) -> nn.Module:
-    """What `Job.model` made; raises `JobError` for what cannot be trained."""
+    """The result of `Job.model`; raises `JobError` unless it is a module that can be trained."""
     if not isinstance(made, nn.Module):
         raise JobError(f"Job.model returned a {type(made).__name__}; it must return an nn.Module")
     if not any(p.requires_grad for p in made.parameters()):
@@ -94,9 +94,9 @@ def _checked(made: object) -> nn.Module:
 
 
 def optimizer_name(job: Job, model: nn.Module) -> str:
-    """The optimizer of the job's `model` as planning knows it: `adamw`, `sgd_momentum`.
+    """The name of the optimizer of the job's `model` in plans: `adamw`, `sgd_momentum`.
 
-    Raises `JobError` where it cannot be made, and `OptimizerError` for one that is not known.
+    Raises `JobError` where the optimizer cannot be built, and `OptimizerError` for an unknown one.
     """
     try:
         made = job.optimizer(list(model.parameters()))
@@ -111,7 +111,7 @@ def optimizer_name(job: Job, model: nn.Module) -> str:
 
 
 def _raised(error: Exception) -> str:
-    """An error in one line, with the last line of code that led to it."""
+    """An error in one line, with the last line of the user's code in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     where = next((f for f in reversed(frames) if f.filename != __file__), None)
     at = f" at {where.filename}:{where.lineno}" if where else ""
@@ -173,7 +173,7 @@ def _run_file(file: Path) -> ModuleType:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """What went wrong and the last line of the user's file that led to it."""
+    """The error and the last line of the user's file in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if Path(f.filename).resolve() == file.resolve()]
     where = f" at line {lines[-1]}" if lines else ""

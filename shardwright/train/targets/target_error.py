@@ -1,5 +1,5 @@
-"""The error of a TARGET that leads to no job."""
+"""The error of a TARGET that names no job."""
 
 
 class TargetError(ValueError):
-    """A TARGET that does not lead to a job."""
+    """The TARGET does not name a job."""

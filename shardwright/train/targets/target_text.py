@@ -1,6 +1,6 @@
-"""TARGET as it is written: what its text, its sizes and its settings say, without running anything.
+"""Parses TARGET, its sizes and its settings, without running code.
 
-Needs neither torch nor transformers, so that what is mistyped is told at once.
+It needs neither torch nor transformers, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """TARGET with the sizes that a config.json needs, and changes to try."""
+    """TARGET as text, with the sizes that a config.json needs, and settings."""
 
     text: str
     batch: int | None = None
@@ -29,7 +29,7 @@ class Target:
     settings: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        """What the worker is told."""
+        """The worker's command-line arguments."""
         found = ["--target", self.text]
         for option, size in (("--batch", self.batch), ("--seq", self.seq)):
             found += [option, str(size)] if size is not None else []
@@ -59,7 +59,7 @@ class FunctionTarget:
 def parse_target(
     target: str, batch: int | None, seq: int | None, settings: Sequence[str]
 ) -> ConfigTarget | FunctionTarget:
-    """What these name; raises `TargetError` where it is missing, or cannot be read."""
+    """The parsed TARGET; raises `TargetError` where it is missing or cannot be read."""
     given: dict[str, Any] = {}
     for name, value in map(_setting, settings):
         if name in given:
@@ -84,9 +84,9 @@ def parse_target(
 
 
 def config_file(target: str) -> Path | None:
-    """The config that TARGET names, itself or as a folder; None if it names neither.
+    """The config file of TARGET, which is the file or its folder; None if it is neither.
 
-    Raises `TargetError` for a folder without one.
+    Raises `TargetError` for a folder without a config.
     """
     path = Path(target)
     if target and path.is_dir():
@@ -99,7 +99,7 @@ def config_file(target: str) -> Path | None:
 
 
 def is_integer(number: object, least: int) -> bool:
-    """Whether it is a whole number of at least `least`."""
+    """Whether the value is an integer of at least `least`."""
     return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
 
@@ -119,7 +119,7 @@ def _sizes(file: Path, batch: Any, seq: Any) -> tuple[int, int | None]:
 
 
 def _check_form(target: str) -> None:
-    """Raise `TargetError` for what is no file.py:function, with what it may be meant to be."""
+    """Raise `TargetError` unless the text is file.py:function, with a suggestion."""
     file, colon, function = target.rpartition(":")
     if colon and file.endswith(".py") and function:
         return
@@ -136,7 +136,7 @@ def _check_form(target: str) -> None:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Name and value of `name=value`; a value that is no JSON is text."""
+    """Name and value of `name=value`; a value that is not JSON is text."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip().isidentifier():
         raise TargetError(f"--set {text}: write it as name=value, as in --set num_layers=4")

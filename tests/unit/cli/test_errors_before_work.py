@@ -70,7 +70,7 @@ def test_a_command_says_it_without_capturing(
 def test_run_says_it_without_capturing(unseen, target, mistake):
     options = ("--machine", "2xcpu", "--devices", "2", "--mesh", "dp=3")
     assert "mesh dp=3 is of 3, not of 2 devices" in mistake("run", target, *options)
-    assert "--devices says how many" in mistake("run", target, "--machine", "2xcpu")
+    assert "give --devices, the number" in mistake("run", target, "--machine", "2xcpu")
 
 
 def test_a_limit_below_the_weights_is_refused_before_the_search(

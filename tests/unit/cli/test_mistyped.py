@@ -132,7 +132,7 @@ def test_files_beside_a_report(mistake, plan_file, tmp_path):
     for measured in ("NaN", "-1", "0", '"1"'):
         file.write_text(f'{{"predicted_step_seconds": 1, "measured_step_seconds": {measured}}}')
         line = mistake("report", plan_file, "-o", page, "--measured", file)
-        assert "is not what `run --json` printed" in line
+        assert "is not an output of `run --json`" in line
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_options_that_passed_in_silence(mistake, target, options, says):
         (("--stall-timeout", "nan"), "nan is no number of seconds"),
         (("--stall-timeout", "inf"), "inf is no number of seconds"),
         (("--start-timeout", "1e400"), "inf is no number of seconds"),
-        (("--every", "5"), "--every is about checkpoints: give --checkpoint DIR"),
-        (("--keep", "5"), "--keep is about checkpoints: give --checkpoint DIR"),
-        (("--wait-for-saves",), "--wait-for-saves is about checkpoints"),
+        (("--every", "5"), "--every is an option of checkpoints: give --checkpoint DIR"),
+        (("--keep", "5"), "--keep is an option of checkpoints: give --checkpoint DIR"),
+        (("--wait-for-saves",), "--wait-for-saves is an option of checkpoints"),
         (("--steps", "2", "--trace", "/tmp/step.json"), "step 3 of a run, and this one has 2"),
         (("--export", "folder"), "Linear is no Hugging Face model, so no folder is written"),
         (("--weights", __file__), "test_mistyped.py is no safetensors file, or a part of one"),
@@ -187,7 +187,7 @@ def test_what_ended_a_run_late_is_told_before_the_search(api, mistake, target, o
 )
 def test_options_of_planning_do_not_change_a_plan(mistake, target, plan_file, option):
     line = mistake("run", target, plan_file, *option)
-    assert f"{plan_file} is made already, '{option[0]}" in line
+    assert f"{plan_file} is finished, '{option[0]}" in line
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_more_micro_batches_than_sequences(mistake, tmp_path):
 
 
 def test_a_missing_choice_is_said_in_sentences(mistake, plan_file):
-    assert "split-spec, torchtitan. Its shape. See" in mistake("export", plan_file)
+    assert "split-spec, torchtitan. Format to write. See" in mistake("export", plan_file)

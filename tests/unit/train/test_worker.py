@@ -15,8 +15,8 @@ from torch import nn
 from shardwright.plan_io.files import save_plan
 from shardwright.report.profiled import profiled
 from shardwright.train import worker
-from shardwright.train.rendezvous import join
-from shardwright.train.watchdog import STALLED
+from shardwright.train.coordination.rendezvous import join
+from shardwright.train.coordination.watchdog import STALLED
 from tests.harness import plans
 
 ROOT = Path(__file__).parents[3]

@@ -81,7 +81,7 @@ def test_without_a_file_what_here_takes_is_measured_again(measured, shardwright_
 
 def test_ranks_of_torchrun_need_a_file(measured, mistake, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert "say where with -o machine.toml" in mistake("profile")
+    assert "give its path with -o machine.toml" in mistake("profile")
 
 
 def test_a_doubtful_measurement_warns(tmp_path, monkeypatch, shardwright_command):

@@ -99,7 +99,7 @@ def test_a_plan_runs_with_the_habits_it_was_made_with(
     assert result.exit_code == 0, result.exception
     assert launched.calls[0][1].numerics.rng == "fast"
     assert mistake("run", target, file, "--rng", "exact") == (
-        f"shardwright: {file} is made already, '--rng exact' cannot change it; leave the plan out"
+        f"shardwright: {file} is finished, '--rng exact' cannot change it; leave out the plan file"
         " to plan again"
     )
 
@@ -140,7 +140,7 @@ def test_another_number_of_devices_is_a_mistake(api, target, plan_file, launched
 
 
 def test_without_plan_and_devices_there_is_nothing_to_plan_for(api, target, launched, mistake):
-    assert "--devices says how many ranks" in mistake("run", target, "--machine", "2xcpu")
+    assert "give --devices, the number of ranks" in mistake("run", target, "--machine", "2xcpu")
 
 
 def test_a_machine_with_fewer_devices_is_a_mistake(api, target, launched, mistake):
@@ -155,7 +155,7 @@ def test_constraints_shape_a_plan_that_is_made_and_none_that_is_there(
     as_json("run", target, "--devices", 2, "--machine", "2xcpu", *pin)
     assert list(map(str, api.asked[0].constraints)) == ["pin 0=dp:batch"]
     line = mistake("run", target, plan_file, *pin)
-    assert "is made already, 'pin 0=dp:batch' cannot change it; leave the plan out" in line
+    assert "is finished, 'pin 0=dp:batch' cannot change it; leave out the plan file" in line
 
 
 def test_checkpoints_are_kept_where_the_command_says(api, target, plan_file, launched, as_json):

@@ -52,7 +52,7 @@ def test_a_measured_step_is_a_process_beside_the_simulated_one(
 def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, plan_file, mistake):
     trace, there = tmp_path / "trace.json", tmp_path / "there.json"
     there.write_text("no")
-    assert "say with -o where" in mistake("simulate", plan_file, "--measured", there)
+    assert "give its path with -o" in mistake("simulate", plan_file, "--measured", there)
     asked = ("simulate", plan_file, "-o", trace, "--measured")
     assert "cannot read" in mistake(*asked, tmp_path / "gone.json")
     assert "is not a trace of torch.profiler" in mistake(*asked, there)

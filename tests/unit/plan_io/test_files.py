@@ -3,8 +3,7 @@
 import pytest
 
 from shardwright.ir.plan import PlanError
-from shardwright.plan_io.files import save_plan
-from shardwright.train.plans import plan_for
+from shardwright.plan_io.files import plan_for, save_plan
 from tests.harness import plans
 
 

@@ -11,7 +11,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.op_memory import OpTracer
 from shardwright.machine.model import Machine
-from shardwright.planner.kcut import Cuts, Cutter
+from shardwright.planner.kcut.cutter import Cuts, Cutter
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
@@ -32,10 +32,11 @@ def kcut_frontier(
 ) -> SearchedFrontier:
     """A frontier of one plan: SoyBean's k-cut along the axes of `mesh`, outermost first.
 
-    It is chosen by the bytes it communicates and costed like every plan. Baselines and lower bound
-    are those of a `joint` search, which need not look beyond its fastest plan.
+    The plan is chosen by the bytes that it communicates and priced like every plan. `joint` is a
+    search that gives the baselines and the lower bound; its fastest plan is enough.
 
-    Raises `CutError` for more axes than can be cut.
+    Raises:
+        CutError: the mesh has more axes than can be cut.
     """
     start = time.perf_counter()
     cutter = Cutter(graph, machine, optimizer)
@@ -62,9 +63,9 @@ def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:
     gradients = 2 * (cuts.mesh.size - 1) * sum(stored_bytes(graph, name) for name in graph.trained)
     parts = " + ".join(f"{moved:,.0f}" for moved in cuts.crossing)
     notes = [
-        f"SoyBean's k-cut: one axis after the other, each cut so that least crosses it;"
+        f"SoyBean's k-cut: one axis after the other, each cut so that the fewest bytes cross it;"
         f" {cuts.bytes:,.0f} bytes in all devices by SoyBean's measure ({parts}), and data parallel"
-        f" gradients alone would be {gradients:,} bytes; time and memory were not looked at",
+        f" gradients alone would be {gradients:,} bytes; time and memory were not optimised",
         "the lower bound is that of the joint search over the meshes of the baselines, with nothing"
         " recomputed",
     ]

@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.report.chart import Mark, chart
+from shardwright.report.frontier.chart import Mark, chart
 
 MIB = 2**20
 

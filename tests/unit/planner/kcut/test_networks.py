@@ -7,7 +7,7 @@ from shardwright.api import capture
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
-from shardwright.planner.kcut import Cutter
+from shardwright.planner.kcut.cutter import Cutter
 from tests.zoo.convolutional import Classifier
 
 MACHINE = preset("8xH100")

@@ -9,7 +9,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.kcut import Cutter
+from shardwright.planner.kcut.cutter import Cutter
 from tests.harness.layered_graphs import residual_layers
 
 MACHINE = preset("2x6xA100")

@@ -1,10 +1,10 @@
 """Reports which rank holds up a run, and where the others wait for it.
 
-A collective that one rank does not enter waits without a word until its
-timeout, and then names no one. Here a thread on every rank sees that no step was
-done for too long, or that the start does not go on, writes where its rank is into a
-store, and the first rank that answers tells of all. Then the ranks end, so that
-torchrun can start them again.
+A collective that one rank does not enter blocks the others until its timeout,
+and the error names no rank. Here a thread on every rank detects that no step has
+finished for too long, or that the start does not proceed. It writes the position
+of its rank to a store, and the first rank that answers reports all positions.
+Then the ranks end, so that torchrun can restart them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.comm.redistribute import Redistribution
 
 STALLED = 75  # exit status: "try again" in sysexits.h
-_STARTING = -1  # steps done, of a rank that does not train yet
-_ANSWERS = 20.0  # seconds at most to wait for the others' answers
-_CONNECTING = 10.0  # seconds at most to reach the store
-_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_STARTING = -1  # the number of steps of a rank that does not train yet
+_ANSWERS = 20.0  # the longest wait for the other ranks' answers, seconds
+_CONNECTING = 10.0  # the longest wait for the store, seconds
+_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 _WAITS = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
     "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
@@ -41,7 +41,7 @@ _WAITS = (
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used: a key-value table shared by all ranks."""
+    """The interface of torch's stores in use here: a key-value table shared by all ranks."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -51,9 +51,9 @@ class Store(Protocol):
 
 
 class _Beat(NamedTuple):
-    """The last sign of life: how many steps were done, when, and when to expect the next at last.
+    """The last progress: number of finished steps, its time, and the deadline of the next.
 
-    One value, as the thread that watches may read it at any time.
+    It is one value, because the watchdog's thread may read it at any time.
     """
 
     step: int
@@ -65,8 +65,8 @@ class _Beat(NamedTuple):
 class Watchdog:
     """Watches the thread that makes it, which has to `beat` every `seconds` once it trains.
 
-    Before that it has to say that it is `starting` every `start_seconds`. `say` gets the one
-    report of all ranks; then `end` is called on each with an exit status.
+    Before training it has to call `starting` every `start_seconds`. `say` is called with the report
+    of all ranks; then `end` is called on each rank with an exit status.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Watchdog:
         self._beat = _Beat(_STARTING, time.monotonic(), self.start_seconds)
 
     def beat(self, step: int) -> None:
-        """Note progress: `step` steps are done."""
+        """Note progress: `step` steps are finished."""
         self._beat = _Beat(step, time.monotonic(), self.seconds)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Watchdog:
                 return
 
     def _report_stall(self, beat: _Beat) -> None:
-        """Say where all ranks are, or of this one alone if the others cannot be asked."""
+        """Report the positions of all ranks, or of this one if the store cannot be reached."""
         mine = {"step": beat.step, **location_of(sys._current_frames().get(self._watched))}
         asked: queue.Queue[dict[int, dict[str, Any]] | str] = queue.Queue()
 
@@ -121,10 +121,12 @@ class Watchdog:
                 store = self.store()
                 store.set(_key(self.rank), json.dumps(mine))
                 asked.put(self._answers(store, beat.seconds))
-            except RuntimeError as e:  # torch's errors of stores; rank 0 or torchrun has it
+            except (
+                RuntimeError
+            ) as e:  # torch's errors of stores: the process that owns the store is gone
                 asked.put(str(e).splitlines()[0])
 
-        # Another thread, as torch waits for the first answer of a store without end.
+        # In another thread, because torch waits for the first answer of a store without end.
         threading.Thread(target=ask, name="watchdog's question", daemon=True).start()
         try:
             found = asked.get(timeout=2 * min(_ANSWERS, beat.seconds) + _CONNECTING)
@@ -150,7 +152,7 @@ class Watchdog:
 
 
 def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
-    """One text: who holds the run up, and where each of the others waits."""
+    """The report: the ranks that do not proceed, and where each other rank waits."""
     silent = [rank for rank in range(world) if rank not in found]
     busy = [rank for rank in found if not found[rank]["waits"]]
     step = min(one["step"] for one in found.values()) + 1
@@ -159,7 +161,7 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
     starting = step == _STARTING + 1
     if starting:
         lines = [f"the start did not go on for {seconds:.0f} s"]
-    # Parts of a start end at different times: who is silent there may only not be late yet.
+    # Parts of a start end at different times: a silent rank may not be late yet.
     if silent and not (starting and busy):
         lines.append(f"held up by rank {_listed(silent)}, which does not answer")
     elif busy:
@@ -211,7 +213,7 @@ def _collective(frame: FrameType) -> bool:
 
 
 def _operator(frame: FrameType) -> str:
-    """What is communicated, if this frame knows: a redistribution, or a line of a program."""
+    """The transfer in this frame, if there is one: a redistribution or a program's line."""
     if frame.f_code.co_filename.startswith(f"{_OURS}/runtime"):
         for name in ("self", "how"):
             known = frame.f_locals.get(name)
@@ -224,7 +226,7 @@ def _operator(frame: FrameType) -> str:
 
 
 def _caller(frames: list[FrameType]) -> str:
-    """The function of this package that waits, if no operator does."""
+    """The function of this package that waits, where no operator is known."""
     ours = next((f for f in frames if f.f_code.co_filename.startswith(_OURS)), None)
     if ours is None:
         return ""
@@ -246,5 +248,5 @@ def _listed(ranks: list[int]) -> str:
 
 
 def timeout_of(seconds: float) -> timedelta:
-    """For collectives: longer than it takes to tell of a stall."""
+    """The timeout of collectives: longer than the detection and report of a stall."""
     return timedelta(seconds=seconds + 2 * _ANSWERS + _CONNECTING + 60)

@@ -18,18 +18,18 @@ from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.backend.base import wait_for
 from shardwright.train.data.batch import Batch, JobError
 
-_SAMPLED = 2**16  # elements of a tensor that a digest looks at, spread over all of it
+_SAMPLED = 2**16  # elements of a tensor in a digest, spread evenly over it
 
 
 @final
 class Consensus:
     """Small collectives before each step, so that all ranks stop at the same step.
 
-    SIGTERM on any rank asks all to stop. Batches that differ between ranks are
-    found before they are trained on.
+    SIGTERM on any rank stops all ranks. Batches that differ between ranks raise
+    an error before they are trained on.
 
-    With `ahead`, no rank waits for another: what is exchanged before one step is
-    read that many steps later, for as many steps together.
+    With `ahead`, no rank waits for another: the result of an exchange is read
+    `ahead` steps later, for as many steps together.
     """
 
     def __init__(self, ahead: int = 0) -> None:
@@ -44,7 +44,7 @@ class Consensus:
             signal.signal(signal.SIGTERM, self._ask)
 
     def may_go_on(self) -> bool:
-        """Whether no rank was asked to stop."""
+        """Whether no rank received a signal to stop."""
         if not self.ahead or not dist.is_initialized():
             return not self._largest(int(self.asked))[0]
         self._calls += 1
@@ -57,7 +57,7 @@ class Consensus:
         return goes_on
 
     def _last_exchange(self) -> bool:
-        """The result of the last exchange: whether no rank was asked to stop."""
+        """The result of the last exchange: whether no rank received a signal to stop."""
         if self._exchange is None:
             return True
         work, exchanged, seen = self._exchange
@@ -69,7 +69,7 @@ class Consensus:
         return not asked
 
     def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
-        """Raise `JobError`, naming a rank, if ranks were given different batches for `step`."""
+        """Raise `JobError`, naming a rank, if ranks have different batches for `step`."""
         seen = digest(batches)
         if self.ahead:
             self._seen = zlib.crc32(str((self._seen, seen)).encode())
@@ -104,7 +104,7 @@ class Consensus:
 
 
 def digest(value: Any) -> int:
-    """A number that tells tensors, and lists and dicts of them, apart; of a part if they are large.
+    """A checksum of tensors, lists and dicts of them; of large tensors, of a sample of elements.
 
     >>> digest([torch.zeros(3)]) == digest([torch.zeros(3)]) != digest([torch.ones(3)])
     True
@@ -122,7 +122,7 @@ def digest(value: Any) -> int:
 
 
 def check_same_setup(plan: Plan, model: torch.nn.Module) -> None:
-    """Raise `JobError`, naming a rank, unless all have the same software, plan and weights."""
+    """Raise `JobError`, naming a rank, unless all ranks have equal software, plan and weights."""
     if not dist.is_initialized():
         return
     import numpy

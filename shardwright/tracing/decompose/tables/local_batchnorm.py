@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.ir.numerics import Numerics
-from shardwright.tracing.decompose import batchnorm
+from shardwright.tracing.decompose.tables import batchnorm
 
 aten: Any = torch.ops.aten
 

@@ -6,14 +6,14 @@ import pytest
 
 from shardwright.ir.frontier import Frontier
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
-from shardwright.report.summary import LEGEND
-from shardwright.report.table import (
+from shardwright.report.frontier.table import (
     PLAIN_WIDTH,
     SETTLED,
     frontier_table,
     frontier_text,
     plain_text,
 )
+from shardwright.report.summary import LEGEND
 from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frontier.txt"

@@ -9,7 +9,7 @@ import shardwright as sw
 from shardwright.ir.numerics import NumericsError
 from shardwright.ir.plan import Phase
 from shardwright.report.text.explain import explain
-from shardwright.tracing.decompose.local_batchnorm import local_batch_norm
+from shardwright.tracing.decompose.tables.local_batchnorm import local_batch_norm
 
 
 def numbers(*shape, dtype=torch.float64):

@@ -79,7 +79,7 @@ def difference(first: Plan, second: Plan) -> Difference:
 
 
 def _outline(tree: Module, joint: Module) -> None:
-    """Add the modules of `tree` to `joint`, so that fold takes no single child for a list."""
+    """Add the modules of `tree` to `joint`, so that `fold` does not treat one child as a list."""
     joint.parameters += tree.parameters
     joint.ops += tree.ops
     joint.transfers += tree.transfers
@@ -111,7 +111,7 @@ def _describe(
 
 
 def _part(model: Module, parts: Iterable[str]) -> Module:
-    """Some parts of the costs outside of modules."""
+    """The costs outside of modules that belong to some parts."""
     return Module(rest=Counter({part: model.rest[part] for part in parts}))
 
 

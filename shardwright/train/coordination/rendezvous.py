@@ -10,16 +10,15 @@ import torch.distributed as dist
 
 
 def join(backend: str, timeout: timedelta) -> None:
-    """Make the process group of the ranks that torchrun's environment tells of.
+    """Make the process group of the ranks that torchrun's environment describes.
 
-    On one host they meet in the store that torchrun keeps for them, which listens before they
-    start. A store of their own listens on a port that was free when torchrun looked: what takes it
-    in the seconds until rank 0 is there keeps the others, who wait for its answer without end.
-    Ranks that are started again must not read what those before them wrote, so each start has
-    keys of its own.
+    On one host they use the store of torchrun, which listens before they start. A store of their
+    own would listen on a port that was free when torchrun looked: if another process takes the port
+    before rank 0 does, the other ranks wait without end. Restarted ranks must not read the entries
+    of the ranks before them, so each start has keys of its own.
 
-    Hosts that come and go have no count of starts in common: there torchrun has to give each
-    start a store of its own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+    Elastic hosts have no common count of starts: there torchrun must give each start a store of its
+    own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     """
     if not uses_launcher_store():
         dist.init_process_group(backend, timeout=timeout)

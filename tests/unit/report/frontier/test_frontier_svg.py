@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.ir.frontier import Frontier
 from shardwright.public import Plan
-from shardwright.report.frontier_svg import HEIGHT, WIDTH, frontier_html
+from shardwright.report.frontier.frontier_svg import HEIGHT, WIDTH, frontier_html
 from shardwright.report.text.explain import explain
 from tests.harness import plans
 

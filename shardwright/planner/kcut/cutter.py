@@ -1,17 +1,17 @@
 """SoyBean's k-cut: the tiling with least communication, one cut at a time or all at once.
 
-Paper: SoyBean (arXiv 1805.04170), one-cut and k-cut. A one-cut says of every operator and parameter
-how it is cut into p parts so that the fewest bytes cross the cut (`planner/tables/soybean.py`); a
-k-cut makes k of them, each the best there is given those before it.
-Deviations: the paper sweeps the levels of a breadth-first search, which a skip edge breaks; here
-every cut is a problem like any other and is eliminated, so skips and branches are exact. Cuts may
-have any number of parts, and sizes need not divide: tiles are as `torch.chunk` makes them, and a
-tiling that leaves a device none is refused. Of equals the one that needs least memory is taken. An
-operator's backward pass follows its forward tiling. As in the paper, what can be divided is: an
-operator is computed whole on both sides of a cut only where no factor can be split.
+Paper: SoyBean (arXiv 1805.04170), one-cut and k-cut. A one-cut splits every operator and parameter
+into p parts so that the fewest bytes cross the cut (`planner/tables/soybean.py`). A k-cut makes k
+cuts, each optimal given the cuts before it.
+Deviations: the paper sweeps the levels of a breadth-first search, which a skip edge breaks. Here
+every cut is a problem of its own and is solved by elimination, so skips and branches are exact.
+Cuts may have any number of parts, and sizes need not divide: tiles are as `torch.chunk` makes them,
+and a tiling that leaves a device without a tile is infeasible. Ties are broken by memory. An
+operator's backward pass follows its forward tiling. As in the paper, an operator is computed whole
+on both sides of a cut only where none of its factors can be split.
 Complexity: one elimination over the whole graph for each cut, with as many choices as a rule has.
 Oracle: `tests/harness/kcut_oracle.py::Net.best`.
-Known inefficiency: repeated layers are not folded, since their copies may be cut differently.
+Known inefficiency: repeated layers are not folded, because their copies may be cut differently.
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ from shardwright.solve.elimination.problem import Node, Point, Problem
 from shardwright.solve.elimination.solver import make_solver
 from shardwright.solve.folding.folded import Folded
 
-Legal = Callable[[Op, Rule, Choice], bool]  # whether an operator may make this choice at a cut
+Legal = Callable[[Op, Rule, Choice], bool]  # whether an operator may take this choice at a cut
 _Numbers = Mapping[str, tuple[int, ...]]  # by name, one number for each cut
 
 _MAX_TABLE = 2_000_000
 
 
 class CutError(ValueError):
-    """A number of cuts that cannot be made."""
+    """The mesh has more axes, and so needs more cuts, than the search supports."""
 
 
 def divides(op: Op, rule: Rule, choice: Choice) -> bool:
-    """Whether the choice leaves each part less to do."""
+    """Whether the choice splits the operator."""
     return isinstance(choice, Split)
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How everything is tiled by the cuts along the axes of `mesh`, and what crosses them.
+    """The tilings that the cuts along the axes of `mesh` give, and the bytes that cross the cuts.
 
-    * `tilings`: of every operator its choices, as numbers in `Rule.choices()`;
-    * `storage`: of every parameter the digits (`planner/tables/layout_codes.py`) of its layout;
-    * `crossing`: bytes by SoyBean's measure, in all groups together; one entry for each block of
-      cuts that were found together;
-    * `pinned`: nodes that were decided heuristically, as the graph is too wide around them.
+    Attributes:
+        mesh: its axes are the cuts, the outermost first.
+        tilings: for every operator its choice at each cut, as an index into `Rule.choices()`.
+        storage: for every parameter the digits (`planner/tables/layout_codes.py`) of its layout.
+        crossing: bytes by SoyBean's measure, over all groups; one entry for each block of cuts that
+            were found together.
+        pinned: nodes that were decided heuristically, because the graph is too wide around them.
     """
 
     mesh: Mesh
@@ -81,10 +83,10 @@ class Cuts:
 
 @final
 class Cutter:
-    """Cuts one graph so that least is communicated, by SoyBean's measure.
+    """Cuts one graph so that the fewest bytes are communicated, by SoyBean's measure.
 
-    At each cut an operator of which some choice is `legal` makes no other; operators that take what
-    another leaves, such as views, follow it.
+    At each cut an operator takes a `legal` choice if it has one. Operators without a choice of
+    their own, such as views, follow the operator that they read.
     """
 
     def __init__(
@@ -102,8 +104,14 @@ class Cutter:
     ) -> Cuts:
         """Cut along the axes of `mesh`, outermost first, `at_once` of them jointly.
 
-        One is SoyBean's k-cut; as many as there are give the optimum over all cuts together.
-        `progress` is told how many are made. Raises `CutError` for more than there is room for.
+        Args:
+            mesh: its axes are the cuts.
+            at_once: cuts that are optimised together. 1 is SoyBean's k-cut; the number of axes
+                gives the optimum over all cuts.
+            progress: called with the number of finished cuts.
+
+        Raises:
+            CutError: the mesh has more than `MOST_AXES` axes.
         """
         if len(mesh.axes) > MOST_AXES:
             raise CutError(
@@ -125,9 +133,12 @@ class Cutter:
     def space(
         self, cuts: Cuts, mesh: Mesh | None = None, measure: Objective | None = None
     ) -> Space:
-        """The space on `mesh`, by default that of `cuts`, which has decided along its first axes.
+        """The search space on `mesh` in which `cuts` fix the choices along the first axes.
 
-        It is measured in seconds, or by `measure`.
+        Args:
+            cuts: the cuts that are fixed.
+            mesh: by default the mesh of `cuts`.
+            measure: the objective; by default seconds.
         """
         mesh = mesh or cuts.mesh
         free = len(mesh.axes) - len(cuts.mesh.axes)
@@ -147,7 +158,7 @@ class Cutter:
         return make_space(model, ())
 
     def _more(self, cuts: Cuts, mesh: Mesh) -> Cuts:
-        """`cuts` with those along the other axes of `mesh`, as good as they can be given these."""
+        """`cuts` and the optimal cuts along the remaining axes of `mesh`."""
         space = self.space(cuts, mesh, Communication(mesh))
         problem = self._legal_choices(space)
         point, pinned = _least(problem)
@@ -156,7 +167,7 @@ class Cutter:
         return Cuts(mesh, *_numbers(space, point.choice), crossing, tuple(names))
 
     def _legal_choices(self, space: Space) -> Problem:
-        """The space's problem without the choices that are not legal for those that lead."""
+        """The space's problem without the illegal choices of cluster leaders."""
         nodes = list(space.problem.nodes)
         for op in self.graph.ops:
             op_node = space.op_nodes[op.name]
@@ -167,7 +178,7 @@ class Cutter:
         return Problem(tuple(nodes), space.problem.edges)
 
     def _legal(self, space: Space, op: Op) -> list[bool]:
-        """Which options make a legal choice at every cut at which they have one."""
+        """For each option, whether it takes a legal choice at every cut that offers one."""
         rule = self.analysis.rules[op.name]
         good = [self.legal(op, rule, choice) for choice in rule.choices()]
         options = space.model.options(op).choices
@@ -185,7 +196,7 @@ def _only(decided: Sequence[int], free: int, choices: int) -> Only:
 
 
 def _least(problem: Problem) -> tuple[Point, tuple[int, ...]]:
-    """An assignment of least time, among such one of least memory, and the nodes pinned for it."""
+    """The assignment of least time, ties broken by memory, and the nodes pinned for it."""
     folded = Folded.of(problem)
     solver = make_solver(folded, _MAX_TABLE)
     _, choice = solver.minimise(extreme_objectives(*folded.most))
@@ -194,7 +205,7 @@ def _least(problem: Problem) -> tuple[Point, tuple[int, ...]]:
 
 
 def _numbers(space: Space, choice: Sequence[int]) -> tuple[_Numbers, _Numbers]:
-    """What an assignment means for every operator and for every parameter."""
+    """The choice of every operator and every parameter under an assignment."""
     model = space.model
     tilings = {
         op.name: model.options(op).choices[space.option(space.op_nodes[op.name], choice)]

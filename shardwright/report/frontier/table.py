@@ -68,7 +68,7 @@ def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
 
 
 def notes(frontier: Frontier, text: str, chosen: Plan | None = None) -> list[str]:
-    """The meaning of shares, if the table has some, and why the chosen plan needs less than others.
+    """The legend of shares, if the table has some, and why the chosen plan needs less than others.
 
     `text` is the table's text.
     """

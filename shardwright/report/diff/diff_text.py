@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.report.diff import Change, Difference, Total
-from shardwright.report.table import plain_text
+from shardwright.report.diff.difference import Change, Difference, Total
+from shardwright.report.frontier.table import plain_text
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.text.module_rows import Node
 from shardwright.report.tree import axes_coloured

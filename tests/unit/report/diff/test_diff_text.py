@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shardwright.report.diff import difference
-from shardwright.report.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.diff_text import diff_json, diff_tables, diff_text
+from shardwright.report.diff.difference import difference
 from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "diff.txt"

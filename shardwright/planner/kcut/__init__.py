@@ -1,0 +1,1 @@
+"""SoyBean's k-cut: a plan of least communication, for comparison."""

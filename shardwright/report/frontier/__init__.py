@@ -1,0 +1,1 @@
+"""Renders a frontier as a table, a chart or a picture."""

@@ -1,0 +1,1 @@
+"""Coordinates the ranks of a run: rendezvous, consensus before each step, a watchdog."""
