@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
@@ -29,8 +29,11 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.redistribution import communication_named
-
-T = TypeVar("T")
+from shardwright.plan_io.checks import at_least_one as _at_least_one
+from shardwright.plan_io.checks import number as _number
+from shardwright.plan_io.checks import of_type as _is
+from shardwright.plan_io.checks import plain_constant as _plain
+from shardwright.plan_io.timeline_text import timeline_of, timeline_tables
 
 _STORED = ("kept", "regathered")
 _TOTALS = tuple(f.name for f in fields(Memory) if f.name != "shares")
@@ -70,6 +73,7 @@ def plan_to_json(plan: Plan) -> str:
             "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [_transfer_row(transfer) for transfer in plan.transfers],
             "shares": [] if plan.memory is None else [list(share) for share in plan.memory.shares],
+            **({} if plan.timeline is None else timeline_tables(plan.timeline)),
         }
     )
 
@@ -141,6 +145,7 @@ def _read(data: dict[str, Any]) -> Plan:
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_is(data["peak_bytes"], int)),
         memory=_memory(data.get("memory"), data.get("shares", [])),
+        timeline=timeline_of(data["tracks"], data["tasks"]) if "tasks" in data else None,
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
@@ -266,30 +271,6 @@ def _step(text: str) -> str:
     """A kind of communication and its axis; raises `ValueError` for one that is not known."""
     communication_named(text.partition(" ")[0])
     return text
-
-
-def _is(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} where a {kind.__name__} is needed")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise TypeError(f"{value!r} where a number of at least 0 is needed")
-    return float(value)
-
-
-def _at_least_one(value: Any) -> int:
-    if _is(value, int) < 1:
-        raise ValueError(f"{value} where a number of at least 1 is needed")
-    return int(value)
-
-
-def _plain(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"{value!r} where a plain constant is needed")
-    return value
 
 
 def _reads(name: str, row: list[Any]) -> tuple[str, ...]:

@@ -26,7 +26,9 @@ from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
@@ -175,7 +177,10 @@ def _frontier_of(rounds: MeshLoop, start: float, tracer: OpTracer) -> SearchedFr
     shown = _first_of_each(rounds.known)
     plans, yardsticks = _plans(kept, write), _plans(shown, write)
     sources = rounds.sources
-    memories = MemoryRefinement(sources.graph, rounds.machine, optimizer, tracer, sources.analysis)
+    given, analysis = (sources.graph, rounds.machine), sources.analysis
+    refinement = Refinement(
+        TimeRefinement(*given, analysis), MemoryRefinement(*given, optimizer, tracer, analysis)
+    )
     if rounds.machine.settles:  # then times do not just add up
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)
@@ -190,9 +195,9 @@ def _frontier_of(rounds: MeshLoop, start: float, tracer: OpTracer) -> SearchedFr
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
-        settle=memories.settled,
+        settle=refinement.settled,
         least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(every, write, memories.settled).faster,
+        off_frontier=OffFrontierPlans(every, write, refinement.settled).faster,
         device_bytes=rounds.machine.device.usable_bytes,
         hints=rounds.notes,
     )

@@ -1,4 +1,4 @@
-"""Launch latency of the buckets that a finished plan leaves partly filled.
+"""Launch latency of the buckets that a plan for a whole batch leaves partly filled.
 
 In tables every parameter pays of its bucket's launch the part that it would fill of a full one
 (`planner/communication/bucketing.py`). A parameter that is gathered while all others are whole has
@@ -23,7 +23,7 @@ def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSiz
     """`plan` whose transfers take what is missing of their buckets' launches, and so its step."""
     more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
     for message, limit in _messages(plan, sizes, measure.alone_bytes):
-        launches = _launch(plan, message[0], measure) * message[0].times
+        launches = _launch(plan, message[0], measure)
         missing = (1 - _filled(message, limit)) * launches
         for t in message:
             more[id(t)] += missing / len(message)
