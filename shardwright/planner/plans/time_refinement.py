@@ -17,6 +17,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import Timeline
 from shardwright.machine.model import Machine
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import StepProgram
@@ -24,7 +25,6 @@ from shardwright.program.step.lowering import lower_step
 from shardwright.program.step.micro_batches import micro_batched_step
 from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.micro_batches import micro_batches
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.steady_state import SAMPLED, SteadyStateError
 from shardwright.simulate.time.step_program import simulated
@@ -41,6 +41,10 @@ class TimeRefinement:
     @cached_property
     def _analysis(self) -> Analysis:
         return self._given or analyze(self.graph)
+
+    @cached_property
+    def _counts(self) -> MicroBatchCounts:
+        return MicroBatchCounts(self.graph, self._analysis)
 
     def refined(self, plan: Plan) -> Plan:
         """`plan` with the time of its step program, and its timeline.
@@ -65,7 +69,7 @@ class TimeRefinement:
 
     def _program(self, decisions: Decisions, numbers: Sequence[int]) -> StepProgram:
         """The program of the first rank for micro-batches that are as those with these numbers."""
-        micro = micro_batches(self.graph, self._analysis, decisions.micro_batches)
+        micro = self._counts.split(decisions.micro_batches)
         firsts = sorted(set(numbers))
         step = micro_batched_step(self.graph, self._analysis, micro, decisions, 0, numbers=firsts)
         known = dict(zip(firsts, step.programs, strict=True))
