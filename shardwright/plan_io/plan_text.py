@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
-from shardwright.ir.atomic_io import check_printable
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.memory import PARTS, Memory, Share
@@ -31,9 +29,13 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.redistribution import communication_named
+from shardwright.plan_io.checks import at_least_one as _at_least_one
+from shardwright.plan_io.checks import number as _number
+from shardwright.plan_io.checks import of_type as _is
+from shardwright.plan_io.checks import plain_constant as _plain
+from shardwright.plan_io.checks import size as _size
 from shardwright.plan_io.consistency import check_consistent
-
-T = TypeVar("T")
+from shardwright.plan_io.timeline_text import timeline_of, timeline_tables
 
 _STORED = ("kept", "regathered")
 _TOTALS = tuple(f.name for f in fields(Memory) if f.name != "shares")
@@ -73,6 +75,7 @@ def plan_to_json(plan: Plan) -> str:
             "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [_transfer_row(transfer) for transfer in plan.transfers],
             "shares": [] if plan.memory is None else [list(share) for share in plan.memory.shares],
+            **({} if plan.timeline is None else timeline_tables(plan.timeline)),
         }
     )
 
@@ -146,6 +149,7 @@ def _read(data: dict[str, Any]) -> Plan:
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_size(data["peak_bytes"])),
         memory=_memory(data.get("memory"), data.get("shares", [])),
+        timeline=timeline_of(data["tracks"], data["tasks"]) if "tasks" in data else None,
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
@@ -271,42 +275,6 @@ def _step(text: str) -> str:
     """A kind of communication and its axis; raises `ValueError` for one that is not known."""
     communication_named(text.partition(" ")[0])
     return text
-
-
-def _is(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} where a {kind.__name__} is needed")
-    if isinstance(value, str):
-        check_printable(value)
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise TypeError(f"{value!r} where a number of at least 0 is needed")
-    if value == inf:
-        raise ValueError("Infinity where a number is needed")
-    return float(value)
-
-
-def _size(value: Any) -> int:
-    if not 0 <= _is(value, int) < 2**63:
-        raise ValueError(f"{value} where a number from 0 to 2^63 is needed")
-    return int(value)
-
-
-def _at_least_one(value: Any) -> int:
-    if _is(value, int) < 1:
-        raise ValueError(f"{value} where a number of at least 1 is needed")
-    return int(value)
-
-
-def _plain(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"{value!r} where a plain constant is needed")
-    if isinstance(value, str):
-        check_printable(value)
-    return value
 
 
 def _reads(name: str, row: list[Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import combinations
 from typing import NamedTuple
 
 from shardwright.ir.constraints import Constraint, ConstraintError
@@ -18,6 +19,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
+from shardwright.machine.topology import contention_of
 from shardwright.planner.baselines import baselines
 from shardwright.planner.permitted import broken
 from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged, schedule_of
@@ -287,7 +289,12 @@ class MeshLoop:
             return bound
         given = self.factory.graph, self._waiting(mesh, 1), mesh
         hidden, shared = most_hidden(*given), most_shared(*given, count)
-        at_once = most_at_once(mesh, self.machine.contention)
+        contention = self.machine.contention
+        if count > 1:  # its simulation knows which axes share links
+            pairs = combinations((name for name, size in mesh.axes if size > 1), 2)
+            between = (contention_of(self.machine, mesh, *pair) for pair in pairs)
+            contention = min(between, default=contention)
+        at_once = most_at_once(mesh, contention)
         settled = partial(
             bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
         )

@@ -26,7 +26,9 @@ from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
@@ -183,7 +185,10 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
     shown = _first_of_each(loop.known)
     plans, baselines = _plans(kept, write), _plans(shown, write)
     factory = loop.factory
-    refinement = MemoryRefinement(factory.graph, loop.machine, optimizer, tracer, factory.analysis)
+    given, analysis = (factory.graph, loop.machine), factory.analysis
+    refinement = Refinement(
+        TimeRefinement(*given, analysis), MemoryRefinement(*given, optimizer, tracer, analysis)
+    )
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
         costs, written = settled(kept, write)

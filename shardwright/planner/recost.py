@@ -15,6 +15,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import digit, encode
@@ -65,7 +66,8 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
-    return found.settled(writer.plan(point, peak, found.bound(peak), plan.name, plan.notes))
+    costed = writer.plan(point, peak, found.bound(peak), plan.name, plan.notes)
+    return found.settled(TimeRefinement(graph, machine, analysis).refined(costed))
 
 
 def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:

@@ -14,7 +14,7 @@ pass, being linear, maps Partial gradients to Partial gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind, Op
@@ -170,6 +170,7 @@ class _Chooser:
         self.analysis = analysis
         self.atom = atom
         self.whole: set[str] = set()  # operators that compute the whole batch every time
+        self._known: dict[object, tuple[Choice, list[int]]] = {}
         self.trained = _descendants(graph, LeafKind.PARAMETER) & _descendants(graph, LeafKind.INPUT)
 
     def choose(self) -> tuple[dict[str, Choice], dict[str, Placement]]:
@@ -186,22 +187,37 @@ class _Chooser:
 
     def _choice(self, op: Op, placements: Mapping[str, Placement]) -> Choice:
         rule = self.analysis.rules[op.name]
-        candidates = [None] if op.name in self.whole else list(self._candidates(op, placements))
-        lacking: list[str] = []
-        for choice in candidates:
-            wanted = rule.axis_placements(choice).operands
-            lacking = [
-                name
-                for name, want in zip(op.operands, wanted, strict=True)
-                if not _needs_no_communication(placements[name], want)
-            ]
-            if not any(name in self.trained for name in lacking):
-                break
-        self._make_whole(lacking, op)
+        whole = op.name in self.whole
+        given = tuple(placements[name] for name in op.operands)
+        trained = tuple(name in self.trained for name in op.operands)
+        key = id(rule), whole, given, trained
+        if key not in self._known:  # asked again while `whole` grows
+            self._known[key] = self._first_of(rule, given, trained, whole=whole)
+        choice, lacking = self._known[key]
+        self._make_whole([op.operands[place] for place in lacking], op)
         return choice
 
-    def _candidates(self, op: Op, placements: Mapping[str, Placement]) -> Iterator[Choice]:
-        rule = self.analysis.rules[op.name]
+    def _first_of(
+        self, rule: Rule, given: Sequence[Placement], trained: Sequence[bool], *, whole: bool
+    ) -> tuple[Choice, list[int]]:
+        """The first choice that lacks nothing that depends on parameters, or the last one.
+
+        With the places of the operands that it lacks.
+        """
+        choice: Choice = None
+        lacking: list[int] = []
+        for choice in [None] if whole else self._candidates(rule, given):
+            wanted = rule.axis_placements(choice).operands
+            lacking = [
+                place
+                for place, (have, want) in enumerate(zip(given, wanted, strict=True))
+                if not _needs_no_communication(have, want)
+            ]
+            if not any(trained[place] for place in lacking):
+                break
+        return choice, lacking
+
+    def _candidates(self, rule: Rule, given: Sequence[Placement]) -> Iterator[Choice]:
         for factor in rule.factors:
             if factor.atom == self.atom and factor.kind is FactorKind.PARALLEL:
                 choice = Split(factor.name)
@@ -209,7 +225,7 @@ class _Chooser:
                 internal = rule.axis_placements(choice).internal_reductions
                 if not any(isinstance(p, Partial) for p in internal):
                     yield choice
-        if any(isinstance(placements[name], Partial) for name in op.operands):
+        if any(isinstance(placement, Partial) for placement in given):
             yield from (PassPartial(term) for term in range(len(rule.linear)))
         yield None
 

@@ -32,6 +32,7 @@ from shardwright.ir.plan import (
     Transfer,
 )
 from shardwright.ir.schedules.registry import SCHEDULES
+from shardwright.ir.timeline import Stream, Task, Timeline, Track
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from tests.property.test_layout_laws import meshes, names
 
@@ -91,6 +92,17 @@ numerics = st.builds(Numerics, *(st.sampled_from(words) for words in CHOICES.val
 
 
 @st.composite
+def timelines(draw):
+    tracks = st.builds(Track, text, st.sampled_from(Stream), text)
+    tasks = []
+    for number in range(draw(st.integers(1, 3))):
+        after = some(st.integers(0, number - 1)) if number else st.just(())
+        task = st.builds(Task, text, tracks, seconds, after, text, text, st.booleans())
+        tasks.append(draw(task))
+    return Timeline(tuple(tasks), tuple(draw(seconds) for _ in tasks))
+
+
+@st.composite
 def plans(draw):
     mesh = whole_mesh = draw(meshes)
     schedule = draw(st.sampled_from([NONE, *SCHEDULES]))
@@ -145,6 +157,7 @@ def plans(draw):
             notes=some(text),
             remarks=some(remarks),
             numerics=numerics,
+            timeline=st.none() | timelines(),
             rivals=some(st.builds(Rival, text, st.integers(1, 64), seconds, counts)),
         )
     )

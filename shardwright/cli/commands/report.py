@@ -14,14 +14,15 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
+from shardwright.cli.tracing import simulated_step
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.figures import machine_named
 from shardwright.machine.model import MachineError
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import MeasuredRun, Shown, Timeline, page
-from shardwright.simulate.time.step import timeline as step_of
 
 PAGES = (".html", ".htm")  # suffixes of HTML files
 _TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kilobytes
@@ -89,7 +90,7 @@ def write_page(
         runs = [_measured(file) for file in measured]
         timeline = _timeline(trace) if trace is not None else None
         if len(shown) <= _TIMELINES:
-            shown = [replace(item, step=simulated(step_of(item.plan))) for item in shown]
+            shown = [replace(item, step=_step(item.plan)) for item in shown]
         text = page(shown, title, memory_limit, runs, timeline, chosen)
     except ImportError as e:
         raise UsageError(
@@ -97,6 +98,14 @@ def write_page(
         ) from e
     write_text(output, text)
     return len(text.encode())
+
+
+def _step(plan: Plan) -> Timeline | None:
+    """The bars of the plan's simulated step; None for a plan that has none."""
+    try:
+        return simulated(simulated_step(plan))
+    except (UsageError, PlanError):
+        return None
 
 
 def _memory_of(machine: str) -> int | None:

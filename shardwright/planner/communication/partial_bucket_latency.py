@@ -1,4 +1,4 @@
-"""Launch latency of the buckets that a finished plan leaves partly filled.
+"""Launch latency of the buckets that a plan for a whole batch leaves partly filled.
 
 In tables every parameter pays the part of a launch that it fills of a full bucket
 (`planner/communication/bucketing.py`). A parameter that is gathered while all others are replicated
@@ -22,7 +22,7 @@ def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSiz
     """`plan` with the missing part of each bucket's launch added to its transfers and its step."""
     more: defaultdict[int, float] = defaultdict(float)  # by the identity of the transfer
     for message, limit in _messages(plan, sizes, measure.alone_bytes):
-        launches = _launch(plan, message[0], measure) * message[0].times
+        launches = _launch(plan, message[0], measure)
         missing = (1 - _filled(message, limit)) * launches
         for t in message:
             more[id(t)] += missing / len(message)

@@ -248,7 +248,9 @@ class PlanBuilder:
             contention=machine.contention,
             expert_skew=self._skew(ops),
         )
-        alone = staged and plan.micro_batches > 1  # stages put nothing into buckets
+        # Stages put nothing into buckets, and a step in micro-batches is simulated when it is
+        # shown (`time_refinement.py`): until then it has the additive seconds.
+        alone = plan.micro_batches > 1
         if machine.settles and not alone:  # otherwise plans have the additive seconds
             plan = with_partial_bucket_latency(plan, measure, self.space.model.buckets)
             plan = plan if staged else with_whole_waits(plan, machine)

@@ -40,11 +40,14 @@ class SearchedFrontier(Frontier):
     def settled(self, plan: Plan) -> Plan:
         """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
 
+        Of a plan in micro-batches the time of a step is simulated too.
+
         Args:
             plan: one of these plans, or of the baselines.
 
         Returns:
-            The same plan with the `peak_bytes` and `memory` that it needs.
+            The same plan with the `peak_bytes` and `memory` that it needs, and in micro-batches
+            with the `step_seconds` and `timeline` of its step program.
         """
         return self.settle(plan) if self.settle is not None else plan
 

@@ -30,10 +30,22 @@ STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)
 def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
     """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
     verify(program)
+    found = program
+    for one in passes:
+        found = one(found)
+    try:
+        verify(found)
+    except VerifyError:
+        _blame(program, passes)
+        raise
+    return replace(found, passes=tuple(one.__name__ for one in passes))
+
+
+def _blame(program: StepProgram, passes: Sequence[Pass]) -> None:
+    """Raise `VerifyError` naming the first pass that leaves a program that cannot run."""
     for one in passes:
         program = one(program)
         try:
             verify(program)
         except VerifyError as e:
             raise VerifyError(f"after the pass {one.__name__}: {e}") from e
-    return replace(program, passes=tuple(one.__name__ for one in passes))

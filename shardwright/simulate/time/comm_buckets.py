@@ -1,4 +1,4 @@
-"""Groups the transfers of a plan into the buckets that the runtime uses.
+"""Groups the transfers of a plan for a whole batch into the buckets that the runtime uses.
 
 Gradients that are only summed share buckets, and so do copies of sharded parameters and their
 gradients (`program/step/passes/bucket.py`), of which bf16 and float32 are not distinguished here: a
@@ -35,14 +35,13 @@ class Flight:
     """Copies that travel together to their readers, of which operator number `at` is the first.
 
     `again` are those among them that are not kept but gathered once more, `backward` the gradients
-    of all. In a step in micro-batches `summed` are sums of these over other axes, made once.
+    of all.
     """
 
     at: int
     forward: tuple[Transfer, ...]
     again: tuple[Transfer, ...]
     backward: tuple[Transfer, ...]
-    summed: tuple[Transfer, ...] = ()
 
 
 def sums_of(plan: Plan) -> list[Sums]:
@@ -72,9 +71,7 @@ def in_buckets(plan: Plan) -> list[bool]:
     for t in plan.transfers:
         back[t.value] += t.phase is Phase.BACKWARD
     return [
-        t.times == 1
-        and not _moves_alone(plan)
-        and t.phase is Phase.BACKWARD
+        t.phase is Phase.BACKWARD
         and t.value in read_as_stored
         and back[t.value] == 1
         and all(collective.split(" ")[0] == _SUM for collective in t.collectives)
@@ -88,8 +85,6 @@ def flights_of(plan: Plan) -> list[Flight]:
     Gathered so is what one operator reads that is not recomputed, where the gradient comes back
     the same way; or does not, as of frozen parameters, which fill buckets of their own.
     """
-    if _moves_alone(plan):
-        return []
     place = {op.name: number for number, op in enumerate(plan.ops) if not op.segment}
     readers = Counter(value for op in plan.ops for value in op.reads)
     moved: defaultdict[str, _Phases] = defaultdict(lambda: defaultdict(list))
@@ -103,11 +98,6 @@ def flights_of(plan: Plan) -> list[Flight]:
             (trained if parameter.is_trained else frozen).append(phases)
     found = [*_together(trained, place), *_together(frozen, place)]
     return sorted(found, key=lambda flight: flight.at)
-
-
-def _moves_alone(plan: Plan) -> bool:
-    """Whether every copy and gradient moves alone: in stages that take micro-batches."""
-    return plan.pipeline is not None and plan.micro_batches > 1
 
 
 def _together(found: list[_Phases], place: Mapping[str, int]) -> list[Flight]:
@@ -126,10 +116,6 @@ def _together(found: list[_Phases], place: Mapping[str, int]) -> list[Flight]:
 def _flies(phases: _Phases, place: Mapping[str, int], *, trained: bool) -> bool:
     """Whether a parameter is gathered for one operator, and its gradient, if any, scattered."""
     there, again, back = (phases[phase] for phase in _PHASES)
-    if len(back) == 2 and back[1].times == 1 < back[0].times:
-        last, back = back[1], back[:1]
-        if any(one.split(" ")[0] != _SUM for one in last.collectives):
-            return False
     if len(there) != 1 or len(back) != trained or len(again) > 1:
         return False
     if len({t.consumer for t in (*there, *again, *back)}) > 1 or there[0].consumer not in place:
@@ -151,7 +137,4 @@ def _flight(parts: Sequence[_Phases], place: Mapping[str, int]) -> Flight:
     forward, again, back = (
         tuple(t for phases in parts for t in phases[phase]) for phase in _PHASES
     )
-    scattered = tuple(t for t in back if any(c.split(" ")[0] == _SCATTER for c in t.collectives))
-    summed = tuple(t for t in back if t not in scattered)
-    at = min(place[t.consumer] for t in forward)
-    return Flight(at, forward, again, scattered, summed)
+    return Flight(min(place[t.consumer] for t in forward), forward, again, back)

@@ -19,7 +19,7 @@ from shardwright.ir.plan import Phase, Plan
 from shardwright.ir.plan import Transfer as Moved
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
-from shardwright.machine.topology import crossed_levels, links
+from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
 from shardwright.program.step.instructions import Part, Transfer, after_moves
 from shardwright.program.step.purposes import Purpose
@@ -133,17 +133,16 @@ def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
     """The link of every mesh axis: axes are one link if each of them takes all of the others'."""
     found: dict[str, str] = {}
     for name in mesh.names:
-        shared = [o for o in found if _contention(o, name, machine=machine, mesh=mesh) >= 1]
+        shared = [other for other in found if contention_of(machine, mesh, other, name) >= 1]
         found[name] = found[shared[0]] if shared else name
     names = {link: " ".join(n for n in found if found[n] == link) for link in found.values()}
     return {name: names[link] for name, link in found.items()}
 
 
 def _contention(one: str, other: str, *, machine: Machine, mesh: Mesh) -> float:
-    """The part of its time by which a transfer along an axis, or a link of several, delays another.
+    """The part of its time by which a transfer on a link, of one axis or several, delays another's.
 
-    None where the axes cross other levels of the machine.
+    The links have different axes, which they are named by.
     """
-    levels = dict(zip(mesh.names, crossed_levels(machine, mesh), strict=True))
     pairs = product(one.split(" "), other.split(" "))
-    return machine.contention if any(levels[a] & levels[b] for a, b in pairs) else 0.0
+    return max(contention_of(machine, mesh, a, b) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""A planned step as tasks, in the order in which the runtime issues them to a rank's two streams.
+"""A step of a whole batch as tasks, as the runtime issues them to a rank's two streams.
 
 What an operator reads in another layout is brought there right before it, and
 the operator waits; so do gradients on their way back. What parameters need is on its way
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple, final
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.plan import Phase, Plan, PlannedOp, Transfer
+from shardwright.ir.plan import Phase, Plan, PlanError, PlannedOp, Transfer
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.timeline import Stream, Task, Timeline, Track
 from shardwright.simulate.time.comm_buckets import Sums, flights_of, sums_of
@@ -30,12 +29,23 @@ _LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
 
 
 def timeline(plan: Plan) -> Timeline:
-    """When everything of the step runs on a rank of `plan`."""
+    """When everything of the step runs on a rank of `plan`.
+
+    Of a step in micro-batches that is simulated from its step program (`step_program.py`) and kept
+    in the plan; raises `PlanError` for one where it is not.
+    """
+    if plan.timeline is not None:
+        return plan.timeline
+    if plan.micro_batches > 1:
+        raise PlanError(
+            "the plan takes its batch in micro-batches and has no timeline, because its step was"
+            " not simulated; `shardwright recost TARGET plan.json` simulates it"
+        )
     return schedule(tasks_of(plan))
 
 
 def settled_seconds(plan: Plan) -> Seconds:
-    """The step time with what overlaps; `plan.step_seconds` is the sum of all parts.
+    """The step time of a whole batch with what overlaps; `plan.step_seconds` is the sum of all.
 
     It is that sum less what is hidden, so that nothing hidden changes no digit.
     """
@@ -44,49 +54,39 @@ def settled_seconds(plan: Plan) -> Seconds:
     tasks = _Tasks(plan)
     if not tasks.hides_any:
         return plan.step_seconds
-    parts = [op.seconds for op in plan.ops]
-    parts += [transfer.seconds for transfer in plan.transfers]
-    parts += [parameter.seconds for parameter in plan.parameters]
-    hidden = max(0.0, sum(parts) - schedule(tasks.of_a_step()).seconds)
+    hidden = max(0.0, plan.added_seconds - schedule(tasks.of_a_step()).seconds)
     return Seconds(max(0.0, plan.step_seconds - hidden))
 
 
 def tasks_of(plan: Plan) -> tuple[Task, ...]:
-    """All tasks of one step of every rank: they all run the same program."""
+    """All tasks of one step of every rank, of a whole batch: they all run the same program."""
     return tuple(_Tasks(plan).of_a_step())
 
 
 class Wait(NamedTuple):
     """Ranks wait for each other: what they computed since the wait before, and why they wait.
 
-    `first` of what they wait for was sent when they had `slack` seconds of computing left. They do
-    so in as many micro-batches as `times` says.
+    `first` of what they wait for was sent when they had `slack` seconds of computing left.
     """
 
     computed: Seconds
     first: Transfer
     slack: Seconds
-    times: int = 1
 
 
 def waits_of(plan: Plan) -> Iterator[Wait]:
-    """The waits of one step, in their order; the last one comes before all gradients are there.
-
-    Micro-batches between the first and the last are as the second one.
-    """
+    """The waits of one step, in their order; the last one comes before all gradients are there."""
     tasks = _Tasks(plan)
-    second, behind = tasks.of_some_batches()
     total = last = 0.0
     sent: dict[int, float] = {}  # message under way -> what was computed before it
-    for number, task in enumerate((*tasks.tasks, None)):
+    for number, task in enumerate((*tasks.of_a_step(), None)):
         if number in tasks.carried:
             sent[number] = total
         elif task is None or (task.track.stream is Stream.COMPUTE and not task.idle):
             over = [n for n in sent if task is None or n in task.after]
             if over:  # what was sent last is there last
                 slack = Seconds(total - sent[over[-1]])
-                times = plan.micro_batches - 2 if second <= number < behind else 1
-                yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack, times)
+                yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack)
                 last = total
             for n in over:
                 del sent[n]
@@ -130,13 +130,9 @@ class _Tasks:
                 self._landing_again[consumer].append(place)
         self._flying: dict[int, int] = {}  # flight under way -> the task that it is
         self._again: set[int] = set()  # flights whose copies were gathered again
-        self._gathered: list[int] = []  # flights of this micro-batch
-        self._first = self._final = True  # of the micro-batches
         self._scattering: list[int] = []  # the bucket of gradients that is under way
         apart = {id(t) for bucket in sums for t in bucket.sums}
-        apart |= {
-            id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward, *f.summed)
-        }
+        apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
         known = {op.name for op in plan.ops}
         self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
         for t in plan.transfers:
@@ -154,41 +150,15 @@ class _Tasks:
 
     def of_a_step(self) -> list[Task]:
         """Everything, once."""
-        for number in range(self.plan.micro_batches):
-            self.micro_batch(number)
-        self.finish()
-        return self.tasks
-
-    def of_some_batches(self) -> tuple[int, int]:
-        """The first, the second and the last micro-batch: where the second begins and ends.
-
-        With fewer than three there is none between the first and the last.
-        """
-        last = self.plan.micro_batches - 1
-        start = end = 0
-        for number in sorted({0, min(1, last), last}):
-            before = len(self.tasks)
-            self.micro_batch(number)
-            if 0 < number < last:
-                start, end = before, len(self.tasks)
-        self.finish()
-        return start, end
-
-    def micro_batch(self, number: int) -> None:
-        """One micro-batch, forward and backward."""
-        self._first, self._final = not number, number == self.plan.micro_batches - 1
-        self._again = set()
-        # What is gathered in this micro-batch, in the order of the readers.
-        self._gathered = [
-            place
-            for place, flight in enumerate(self._flights)
-            if self._first or flight.forward[0].times > 1
-        ]
         self.forward()
         self.backward()
+        for parameter in self.plan.parameters:
+            where = parameter.name.rpartition(".")[0]
+            self._add(f"update {parameter.name}", "update", parameter.seconds, where)
+        return self.tasks
 
     def forward(self) -> None:
-        """The forward pass of one micro-batch."""
+        """The forward pass."""
         for number, op in enumerate(self.plan.ops):
             self._fly(number)
             self._bring(op.name, Phase.FORWARD)
@@ -196,7 +166,7 @@ class _Tasks:
         self._bring("", Phase.FORWARD)
 
     def backward(self) -> None:
-        """The backward pass of one micro-batch."""
+        """The backward pass."""
         self._bring("", Phase.BACKWARD)
         left = dict(self._recomputed)
         for number, op in reversed(list(enumerate(self.plan.ops))):
@@ -211,33 +181,15 @@ class _Tasks:
             self._bring(op.name, Phase.BACKWARD)
             self._sum(number)
             self._scatter(number)
-        if self._final:
-            self._waits += self._scattering
-
-    def finish(self) -> None:
-        """What is done once, when all micro-batches are through."""
-        for moved in self._moved.values():
-            for t in moved:
-                if t.times == 1 < self.plan.micro_batches and t.phase is Phase.BACKWARD:
-                    self._communicate([t], t.seconds)
-        for parameter in self.plan.parameters:
-            where = parameter.name.rpartition(".")[0]
-            self._add(f"update {parameter.name}", "update", parameter.seconds, where)
+        self._waits += self._scattering
 
     def _bring(self, consumer: str, phase: Phase) -> None:
         """Redistributions that the next operator waits for."""
         for t in self._moved[consumer, phase]:
-            once = self._first and phase is Phase.FORWARD
-            if t.times == self.plan.micro_batches or (t.times == 1 and once):
-                self._communicate([t], Seconds(t.seconds / t.times))
+            self._communicate([t], t.seconds)
 
     def _sum(self, number: int) -> None:
-        """Send off the buckets that are full now, and after the last one wait for all.
-
-        Micro-batches add gradients up, and the last one sums them over ranks.
-        """
-        if not self._final:
-            return
+        """Send off the buckets that are full now, and after the last one wait for all."""
         for bucket in self._full.get(number, ()):
             name = f"sum gradients of {len(bucket.sums)} parameters"
             self._summing.append(self._send(name, bucket.sums, _BY_SUMS))
@@ -246,11 +198,10 @@ class _Tasks:
 
     def _fly(self, number: int) -> None:
         """Send for the copies that are needed next, and wait for those needed now."""
-        landing = [place for place in self._landing.get(number, ()) if place in self._gathered]
-        following = dict(pairwise(self._gathered))
+        landing = self._landing.get(number, ())
         for place in landing:
-            for one in (place, following.get(place, place)):
-                if one not in self._flying:
+            for one in (place, place + 1):
+                if one < len(self._flights) and one not in self._flying:
                     copies = self._flights[one].forward
                     name = f"gather {len(copies)} parameters"
                     self._flying[one] = self._send(name, copies, _BY_COPIES)
@@ -283,15 +234,10 @@ class _Tasks:
                 self._waits += self._scattering
                 name = f"scatter gradients of {len(gradients)} parameters"
                 self._scattering = [self._send(name, gradients, _BY_COPIES)]
-            if self._final and (sums := self._flights[place].summed):
-                self._waits += self._scattering
-                self._scattering = [
-                    self._send(f"sum gradients of {len(sums)} parameters", sums, _BY_SUMS)
-                ]
 
     def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
         """Something that is on its way while the device goes on, as slow as it makes it."""
-        seconds = sum(t.seconds / t.times for t in together)
+        seconds = sum(t.seconds for t in together)
         before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
         collectives, phase = together[0].collectives, together[0].phase.value
         what = collectives[-1]
@@ -333,10 +279,9 @@ class _Tasks:
         return sent
 
     def _compute(self, op: PlannedOp, kind: str, seconds: Seconds) -> None:
-        part = Seconds(seconds / self.plan.micro_batches)
         name = op.target.split(".")[1] if op.target.count(".") else op.target
         where = op.source.module
-        self._add(f"{where}: {name}" if where else name, kind, part, where)
+        self._add(f"{where}: {name}" if where else name, kind, seconds, where)
 
     def _add(
         self, name: str, kind: str, seconds: Seconds, where: str, *, idle: bool = False

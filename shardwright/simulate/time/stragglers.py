@@ -92,7 +92,7 @@ def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
     for wait in waits_of(plan):
         lost, since = at_a_wait(machine, since + wait.computed, wait.slack)
         if lost:
-            more[id(wait.first)] += wait.times * max(0.0, lost - machine.charged_skew_seconds)
+            more[id(wait.first)] += max(0.0, lost - machine.charged_skew_seconds)
     return with_more(plan, more)
 
 

@@ -5,11 +5,9 @@ from hypothesis import given, settings
 
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
-from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.reading import read_text
 from shardwright.frameworks.writers.nearest import Facts
 from shardwright.frameworks.writing import WRITERS, write_config
-from shardwright.ir.strategy.strategy import Strategy
 from tests.harness.strategies import training_strategies
 
 # Divided by every product of degrees and micro-batches that the strategies have.

@@ -120,18 +120,17 @@ def _gathered(
     What is not there yet stays alone.
     """
     group = {handle: number for number, handles in enumerate(groups) for handle in handles}
-    made: set[str] = set()
-    late = {name for one in instructions for name in writes(one)}
-    first: dict[int, set[str]] = {}  # group -> what is made behind its first transfer
+    since: dict[str, int] = {}  # value -> the place of the instruction that makes it first
+    for at, one in enumerate(instructions):
+        for name in writes(one):
+            since.setdefault(name, at)
+    first: dict[int, int] = {}  # group -> the place of its first transfer
     members: defaultdict[int, list[Transfer]] = defaultdict(list)
-    for one in instructions:
+    for at, one in enumerate(instructions):
         if isinstance(one, Transfer) and one.handle in group:
-            number = group[one.handle]
-            if number not in first:
-                first[number] = late - made
-            if first[number].isdisjoint(reads(one)):
-                members[number].append(one)
-        made.update(writes(one))
+            place = first.setdefault(group[one.handle], at)
+            if all(since.get(name, -1) < place for name in reads(one)):
+                members[group[one.handle]].append(one)
     merged = {ones[0].handle: ones for ones in members.values()}
     gone = {one.handle for ones in members.values() for one in ones}
     found: list[StepInstruction] = []

@@ -10,6 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shardwright.program.instructions import Instruction
 from shardwright.program.step.instructions import (
@@ -24,7 +25,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
-from shardwright.program.step.regions import RegionTable, with_prefix
+from shardwright.program.step.regions import RegionTable, Used, with_prefix
 
 Sink = tuple[object, ...]  # what a gradient is added to
 
@@ -96,6 +97,19 @@ def _call(name: str, batch: str) -> str:
     return f"{name}@{batch}" if batch else name
 
 
+class _Wiring(NamedTuple):
+    """What goes into a chain and comes out of it, by value, and which of its members it is of.
+
+    Chains of equal regions with an equal `form` are equal regions.
+    """
+
+    values: tuple[str, ...]
+    out_values: tuple[str, ...]
+    positions: dict[tuple[str, int], int]  # of an input of a member, that of the whole
+    exits: dict[tuple[str, int], int]  # of an output of a member, that of the whole
+    form: tuple[tuple[int, ...], tuple[bool, ...]]
+
+
 @dataclass
 class _Fused:
     """One micro-batch's run of a chain: its region, and how it is wired."""
@@ -130,6 +144,7 @@ class _Fusion:
                 self.readers[name].add(one.call if isinstance(one, Forward) else "")
         for name in program.returned:
             self.readers[name].add("")
+        self.known: dict[object, Used] = {}  # regions of chains that are wired equally
         self.fused: dict[str, _Fused] = {}  # by the first call of the chain
         self.merged: dict[str, str] = {}  # gradient -> the one that has it now
 
@@ -192,56 +207,76 @@ class _Fusion:
     def fusion_of(self, calls: Sequence[str]) -> _Fused:
         """The region of a chain."""
         parts = [self.forward[call] for call in calls]
-        inside = set(calls)
-        source: dict[str, str] = {}  # value made in the chain -> its name in the region
+        wiring = self.wiring_of(parts)
+        regions = tuple((part.region, part.variant) for part in parts)
+        key = regions, wiring.form
+        used = self.known.get(key)
+        if used is None:
+            used = self.known[key] = self.region_of(parts, wiring)
+        return _Fused(used.region, used.variant, *wiring[:4])
+
+    def wiring_of(self, parts: Sequence[Forward]) -> _Wiring:
+        """How the members of a chain are wired to each other and to what is around them."""
+        inside = {part.call for part in parts}
+        made: dict[str, int] = {}  # value made in the chain -> its number
         taken: dict[tuple[str, Sink], int] = {}
-        names: list[str] = []
-        trained: list[bool] = []
-        dropped: list[bool] = []
         values: list[str] = []
         positions: dict[tuple[str, int], int] = {}
-        instructions: list[Instruction] = []
-        outputs: list[str] = []
-        differentiable: list[bool] = []
         exits: dict[tuple[str, int], int] = {}
         out_values: list[str] = []
+        sources: list[int] = []  # of each input: of the whole, or ~ the number of the value made
+        leaving: list[bool] = []  # of each output
         for part in parts:
-            region = self.program.regions[part.region]
             backward = self.backward.get(part.call)
-            given: dict[str, str] = {}
-            for i, (value, local) in enumerate(zip(part.inputs, region.inputs, strict=True)):
-                if value in source:
-                    given[local] = source[value]
+            for i, value in enumerate(part.inputs):
+                if value in made:
+                    sources.append(~made[value])
                     continue
                 gradient = backward.made[i] if backward is not None else ""
-                sink = self.sinks.get(gradient, ()) if gradient else ()
-                key = value, sink
+                key = value, self.sinks.get(gradient, ()) if gradient else ()
                 if key not in taken:
-                    taken[key] = len(names)
-                    names.append(f"in{len(names)}")
+                    taken[key] = len(values)
                     values.append(value)
-                    trained.append(region.trained[i])
-                    dropped.append(region.dropped[i])
-                at = taken[key]
-                positions[part.call, i] = at
-                trained[at] |= region.trained[i]
-                dropped[at] |= region.dropped[i]
-                given[local] = names[at]
+                positions[part.call, i] = taken[key]
+                sources.append(taken[key])
+            again = self.again.get(part.call)
+            for i, value in enumerate(part.outputs):
+                made[value] = len(made)
+                seen = self.readers[value] | (self.readers[again.outputs[i]] if again else set())
+                leaving.append(bool(seen - inside))
+                if leaving[-1]:
+                    exits[part.call, i] = len(out_values)
+                    out_values.append(value)
+        form = tuple(sources), tuple(leaving)
+        return _Wiring(tuple(values), tuple(out_values), positions, exits, form)
+
+    def region_of(self, parts: Sequence[Forward], wiring: _Wiring) -> Used:
+        """The region of a chain of calls that are wired so."""
+        count = len(wiring.values)
+        names = [f"in{i}" for i in range(count)]
+        trained, dropped = [False] * count, [False] * count
+        instructions: list[Instruction] = []
+        made: list[str] = []  # names of the values made in the chain
+        outputs: list[str] = []
+        differentiable: list[bool] = []
+        sources, leaving = map(iter, wiring.form)
+        for part in parts:
+            region = self.program.regions[part.region]
+            given: dict[str, str] = {}
+            for i, local in enumerate(region.inputs):
+                at = next(sources)
+                given[local] = made[~at] if at < 0 else names[at]
+                if at >= 0:
+                    trained[at] |= region.trained[i]
+                    dropped[at] |= region.dropped[i]
             mine, local_names = with_prefix(region.variants[part.variant], given, f"{part.call}.")
             instructions += mine
-            again = self.again.get(part.call)
-            for i, (value, local) in enumerate(zip(part.outputs, region.outputs, strict=True)):
-                source[value] = local_names[local]
-                seen = self.readers[value] | (self.readers[again.outputs[i]] if again else set())
-                if seen - inside:
-                    exits[part.call, i] = len(outputs)
-                    outputs.append(source[value])
+            for i, local in enumerate(region.outputs):
+                made.append(local_names[local])
+                if next(leaving):
+                    outputs.append(made[-1])
                     differentiable.append(region.differentiable[i])
-                    out_values.append(value)
-        number, variant = self.table.add(
-            instructions, names, outputs, trained, differentiable, dropped
-        )
-        return _Fused(number, variant, tuple(values), tuple(out_values), positions, exits)
+        return self.table.add(instructions, names, outputs, trained, differentiable, dropped)
 
     def backward_of(self, fused: _Fused, calls: Sequence[str]) -> Backward:
         """The backward pass of a chain."""

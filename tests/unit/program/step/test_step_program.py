@@ -123,6 +123,18 @@ def test_without_any_one_instruction_a_program_is_refused(strategy):
             verify(replace(program, instructions=rest))
 
 
+def test_a_pass_that_breaks_a_program_is_named():
+    def forgets_a_wait(program):
+        waits = [one for one in program.instructions if isinstance(one, Wait)]
+        rest = [one for one in program.instructions if one is not waits[0]]
+        return replace(program, instructions=tuple(rest))
+
+    with pytest.raises(VerifyError, match=r"^after the pass forgets_a_wait: "):
+        optimized(naive("fully sharded"), (prefetch, forgets_a_wait))
+    with pytest.raises(VerifyError, match=r"^(?!after)"):
+        optimized(forgets_a_wait(naive("fully sharded")))
+
+
 def test_gathers_start_while_the_bucket_before_is_read():
     program = prefetch(naive("fully sharded"))
     kinds = purposes(program)

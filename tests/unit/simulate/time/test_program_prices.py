@@ -10,7 +10,7 @@ from shardwright.ir.plan import Phase
 from shardwright.ir.plan_options import PlanOptions
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.presets import preset
-from shardwright.machine.topology import crossed_levels, links
+from shardwright.machine.topology import contention_of, crossed_levels, links
 from shardwright.program.instructions import Move
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Part, Transfer
@@ -129,6 +129,7 @@ def test_axes_share_a_link_where_they_cross_one_level():
     assert crossed_levels(hosts, split) == ({1}, {0})
     assert crossed_levels(hosts, inside) == ({0, 1}, {0})
     assert shared_links(split, hosts) == {"dp": "dp", "tp": "tp"}
+    assert contention_of(hosts, split, "dp", "tp") == 0 < contention_of(hosts, inside, "dp", "tp")
     assert shared_links(inside, hosts) == {"dp": "dp tp", "tp": "dp tp"}
     free = replace(hosts, contention=0.5)
     assert shared_links(inside, free) == {"dp": "dp", "tp": "tp"}

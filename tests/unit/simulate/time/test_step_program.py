@@ -1,6 +1,7 @@
 """Step programs played on streams and links: times computed by hand, and laws."""
 
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 
 import pytest
@@ -28,8 +29,10 @@ from shardwright.simulate.time.step_program import (
     TransferSeconds,
     simulated,
 )
+from shardwright.simulate.time.stragglers import at_a_wait
 from tests.unit.program.lower.test_rank_program import GRAPH, STRATEGIES
 from tests.unit.program.step.test_step_program import naive
+from tests.unit.simulate.time.test_stragglers import LATE
 
 OPS = {"a": OpSeconds(2.0, 4.0, "m.a"), "b": OpSeconds(3.0, 6.0, "m.b")}
 
@@ -226,15 +229,23 @@ def test_prefetch_and_delayed_waits_never_make_a_step_slower(strategy, hidden):
     assert buckets <= slowest * (1 + 1e-12), "fewer launches, and what a bucket moves is the same"
 
 
+@pytest.mark.parametrize("late", [None, partial(at_a_wait, LATE)])
 @pytest.mark.parametrize("hidden", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_three_micro_batches_stand_for_five(strategy, hidden):
-    prices = priced(hidden, per_byte=0.0)  # tiles of five micro-batches of five samples are smaller
+def test_three_micro_batches_stand_for_five(strategy, hidden, late):
+    prices = replace(
+        priced(hidden, per_byte=0.0), late=late
+    )  # tiles of five micro-batches of five samples are smaller
     for passes in (PASSES, ()):
         whole = simulated(optimized(naive(strategy, count=5), passes), prices, 2)
         few = simulated(optimized(naive(strategy, count=3), passes), prices, 2, 5)
         assert few.seconds == pytest.approx(whole.seconds, rel=1e-12)
         assert len(few.tasks) == len(whole.tasks)
+        if late is not None and strategy != "data parallel":
+            soon = simulated(
+                optimized(naive(strategy, count=3), passes), replace(prices, late=None), 2, 5
+            )
+            assert few.seconds > soon.seconds
 
 
 def test_micro_batches_that_leave_more_than_they_find_do_not_repeat():

@@ -84,26 +84,6 @@ def test_who_keeps_a_tile_waits_for_nobody():
     assert waiting(blocking("second", what="slice dp")) == [0]
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_every_micro_batch_waits(count):
-    plan = blocking("second")
-    each = tuple(replace(t, times=count) for t in plan.transfers)
-    # The step's 9 ms are so many stretches, the first of which begins with the update.
-    first, other = 0.15 + 0.1 / count, 0.9 / count
-    assert waiting(replace(plan, transfers=each, micro_batches=count)) == pytest.approx(
-        [first**0.5 + (count - 1) * other**0.5 - count * 0.1]
-    )
-
-
-def test_what_is_sent_once_is_waited_for_behind_the_last_micro_batch():
-    plan = blocking("second")
-    each = replace(plan.transfers[0], times=3)
-    once = moved("first.weight", "first", "backward", "all_reduce dp", 1.0, 1.0)
-    plan = replace(plan, transfers=(each, once), micro_batches=3)
-    first, other, rest = 0.15 + 0.1 / 3, 0.9 / 3, 0.8 / 3
-    assert waiting(plan) == pytest.approx([first**0.5 + 2 * other**0.5 - 0.3, rest**0.5 - 0.1])
-
-
 def test_what_is_sent_ahead_is_waited_for_by_so_much_less():
     """A copy that was sent a millisecond of computing before finds ranks apart by what is left."""
     machine = replace(LATE, charged_skew_seconds=0.0)
