@@ -12,12 +12,14 @@ from shardwright.cli.commands import (
     export,
     frontier,
     plan,
+    price,
     profile,
     program,
     recost,
     report,
     run,
     simulate,
+    strategies,
     verify,
 )
 from shardwright.cli.errors import OneLineErrors
@@ -47,7 +49,9 @@ def main() -> None:
 
 for command in (
     plan,
+    price,
     frontier,
+    strategies,
     explain,
     diff,
     report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 from shardwright.ir.graph import Graph
@@ -19,12 +20,29 @@ from shardwright.planner.space.skeleton import constrained
 from shardwright.planner.space.space import Space, TooWideError, make_folded_space, make_space
 from shardwright.planner.tables.memory import BucketSizes, bucket_sizes
 from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed
 from shardwright.rules.analysis import Analysis, analyze, expand_analysis
 
 _MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
 _MOST_RUN = (
     _MOST_ENTRIES // 8
 )  # of these in the table of one run, before there is any recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedOptions:
+    """What a space is about whose tilings are decided beforehand.
+
+    * `optimizer`: its name;
+    * `micro_batches`: of a step;
+    * `segments`: of the whole graph, that may be recomputed;
+    * `staged`: whether it is of a pipeline's stages.
+    """
+
+    optimizer: str
+    micro_batches: int
+    segments: tuple[range, ...]
+    staged: bool
 
 
 class SpaceFactory:
@@ -97,19 +115,43 @@ class SpaceFactory:
 
         if self.recompute and mesh not in self.too_wide:
             try:
-                space, short = self._space(model, recompute=True)
+                space, short = self._space(model, self._segments)
             except TooWideError:
                 pass  # build the space without recomputation
             else:
                 if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
                     return space, short
             self.too_wide.add(mesh)
-        return self._space(model, recompute=False)
+        return self._space(model, ())
+
+    def decided_space(
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        options: DecidedOptions,
+        decide: Callable[[CostModel], Allowed],
+    ) -> tuple[Space, ShortGraph]:
+        """The space in which `decide` says what operators and parameters may do."""
+
+        @cache
+        def model(whole: bool) -> CostModel:
+            limits = self._limited(options.micro_batches, whole=whole)
+            free = limits.model(
+                machine,
+                mesh,
+                options.optimizer,
+                options.micro_batches,
+                self._buckets,
+                options.staged,
+            )
+            return free.with_allowed(decide(free))
+
+        return self._space(model, options.segments)
 
     def _space(
-        self, model: Callable[[bool], CostModel], *, recompute: bool
+        self, model: Callable[[bool], CostModel], segments: Sequence[range]
     ) -> tuple[Space, ShortGraph]:
-        short, segments = self.short, self._segments if recompute else ()
+        short = self.short
         kept = kept_segments(segments, self.graph, short.graph)
         costs, skeleton = self._decided(model(False), kept)
         space = make_folded_space(

@@ -5,7 +5,7 @@ The searched space is one of a shortened graph; the plan names the operators of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -83,6 +83,22 @@ class PlanBuilder:
         if decision is None:
             return (), -1
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
+
+    def segment_nodes(self, names: Iterable[str]) -> list[int]:
+        """All nodes of whole assignments that say whether these operators are recomputed, and how.
+
+        The operators are those of one checkpoint segment; none where nothing of it may run again.
+        """
+        both, segment_of = self.space.recompute_choice, self.space.segment_of
+        for name in names:
+            node = self.space.places[self._rep(name)].node
+            segment = None if node is None else segment_of.get(node)
+            if segment is not None:
+                mine = [one for one, its in segment_of.items() if its == segment]
+                mine += [both.twins[one] for one in mine if one in both.twins]
+                mine.append(both.switches[segment])
+                return [self._whole(name, one) for one in mine]
+        return []
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
         """Bytes of the largest tile of an operator's result, or of a whole leaf.

@@ -1,0 +1,1 @@
+"""Uniform strategies: expanded to tilings and storage, priced as any plan, enumerated."""

@@ -1,0 +1,147 @@
+"""Dimensions of a model that strategies split: batch, sequence, heads, inner features, experts.
+
+Each is a set of atoms of the graph's analysis. Inner features are those of Megatron-LM (arXiv
+1909.08053): attention heads and the inner dimension of an MLP, so that column- and row-parallel
+layers alternate, and the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.strategy.strategy import ModelLimits
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.rule import FactorKind, Rule
+
+
+@dataclass(frozen=True)
+class ModelDimensions:
+    """Atoms of each dimension that a strategy splits, and the sizes of all atoms.
+
+    Attributes:
+        batch: of the leading dimension of inputs.
+        sequence: of the second dimension of inputs of tokens.
+        heads: of attention, queries and keys.
+        inner: that tensor parallelism splits, one for each weight matrix.
+        experts: of mixtures, the owners of routed rows.
+        sizes: by atom.
+    """
+
+    batch: frozenset[int]
+    sequence: frozenset[int]
+    heads: frozenset[int]
+    inner: frozenset[int]
+    experts: frozenset[int]
+    sizes: dict[int, int]
+
+    @classmethod
+    def of(cls, graph: Graph, analysis: Analysis) -> ModelDimensions:
+        """The dimensions of an analysed graph."""
+        sizes = {
+            atom: size
+            for name, dims in analysis.dims.items()
+            for ids, lengths in zip(dims, analysis.atoms[name], strict=True)
+            for atom, size in zip(ids, lengths, strict=True)
+        }
+        batch, sequence = _leading(graph, analysis), _second(graph, analysis)
+        experts = frozenset(
+            rule.factor[owner].atom for rule in analysis.rules.values() for _, owner in rule.routes
+        )
+        return cls(
+            batch,
+            sequence,
+            _heads(graph, analysis) - batch,
+            _inner(graph, analysis, batch, experts),
+            experts,
+            sizes,
+        )
+
+    def splits(self, degree: int) -> frozenset[int]:
+        """The inner atoms that tensor parallelism of this degree splits evenly."""
+        return frozenset(atom for atom in self.inner if self.sizes[atom] % degree == 0)
+
+    def limits(self, graph: Graph, analysis: Analysis, layers: int) -> ModelLimits:
+        """What limits degrees; `graph` may be shortened, and the whole one has so many `layers`."""
+        attention = [_query_heads(op, graph, analysis) for op in attention_ops(graph, analysis)]
+        heads = [math.prod(self.sizes[atom] for atom in atoms) for atoms in attention if atoms]
+        split = [self.sizes[a] for atoms in attention for a in atoms if a in self.inner]
+        experts = [self.sizes[atom] for atom in self.experts]
+        return ModelLimits(
+            batch=_product(self, self.batch),
+            sequence=_product(self, self.sequence),
+            heads=math.gcd(*heads) if heads else None,
+            key_value_heads=math.gcd(*split) if split else None,
+            layers=layers or None,
+            experts=math.gcd(*experts) if experts else None,
+        )
+
+
+def attention_ops(graph: Graph, analysis: Analysis) -> Sequence[Op]:
+    """Operators that compute attention whole."""
+    return [op for op in graph.ops if is_attention(op, analysis.rules[op.name])]
+
+
+def is_attention(op: Op, rule: Rule) -> bool:
+    """Whether an operator computes attention of queries, keys and values."""
+    return "attention" in op.kind or bool(rule.joint_splits)
+
+
+def _product(dims: ModelDimensions, atoms: frozenset[int]) -> int | None:
+    return min((dims.sizes[atom] for atom in atoms), default=None)
+
+
+def _leading(graph: Graph, analysis: Analysis) -> frozenset[int]:
+    """Atoms of the batch: the leading dimension of every input."""
+    dims = (analysis.dims[leaf.name] for leaf in graph.leaves_of(LeafKind.INPUT))
+    return frozenset(one[0][0] for one in dims if one and one[0])
+
+
+def _second(graph: Graph, analysis: Analysis) -> frozenset[int]:
+    """Atoms of the second dimension of inputs of tokens."""
+    leaves = graph.leaves_of(LeafKind.INPUT)
+    tokens = [leaf.name for leaf in leaves if "int" in graph.tensor[leaf.name].dtype]
+    dims = (analysis.dims[name] for name in tokens if len(analysis.dims[name]) == 2)
+    return frozenset(one[1][0] for one in dims if one[1])
+
+
+def _query_heads(op: Op, graph: Graph, analysis: Analysis) -> tuple[int, ...]:
+    """Atoms of the heads of an attention's queries, (batch, heads, length, width)."""
+    dims = analysis.dims[op.operands[0]]
+    return dims[1] if len(dims) == 4 else ()
+
+
+def _heads(graph: Graph, analysis: Analysis) -> frozenset[int]:
+    found = (_query_heads(op, graph, analysis) for op in attention_ops(graph, analysis))
+    return frozenset(atom for atoms in found for atom in atoms)
+
+
+def _inner(
+    graph: Graph, analysis: Analysis, batch: frozenset[int], experts: frozenset[int]
+) -> frozenset[int]:
+    """Of each weight matrix the first atom that every operator can split.
+
+    The residual stream, which is the atom that most weights have, stays whole.
+    """
+    parameters = graph.leaves_of(LeafKind.PARAMETER)
+    weights = [leaf for leaf in parameters if len(analysis.atoms[leaf.name]) > 1]
+    counts = Counter(
+        atom for leaf in weights for atom in {a for dim in analysis.dims[leaf.name] for a in dim}
+    )
+    stream = {atom for atom, count in counts.most_common(1) if count > 2}
+    whole = {
+        factor.atom
+        for rule in analysis.rules.values()
+        for factor in rule.factors
+        if factor.kind is FactorKind.WHOLE
+    }
+    forbidden = whole | stream | batch | experts
+    chosen: set[int] = set()
+    for leaf in weights:
+        atoms = [atom for dim in analysis.dims[leaf.name] for atom in dim]
+        if not chosen.intersection(atoms):
+            chosen.update([atom for atom in atoms if atom not in forbidden][:1])
+    return frozenset(chosen)

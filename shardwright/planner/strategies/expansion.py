@@ -1,0 +1,209 @@
+"""Expands a uniform strategy to a point of the search space, and so to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import ModelLimits, Strategy
+from shardwright.machine.model import Machine
+from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged
+from shardwright.planner.pipeline.stage_costs import Offer
+from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.planner.space_factory import DecidedOptions, SpaceFactory
+from shardwright.planner.strategies.dimensions import ModelDimensions
+from shardwright.planner.strategies.layers import (
+    cuts_of,
+    layers_of,
+    recomputable,
+    recomputed_layers,
+)
+from shardwright.planner.strategies.roles import mesh_of, role_axes
+from shardwright.planner.strategies.tilings import StorageKind, Tilings
+from shardwright.planner.strategies.unpriced import require_priced
+from shardwright.program.lower.stages import needs_one_stage
+from shardwright.simulate.time.stragglers import skewed, stretch
+from shardwright.solve.elimination.problem import Ints
+
+
+@final
+class Expansion:
+    """Expands strategies of one graph on one machine.
+
+    Strategies that differ in recomputation, storage and pipeline schedule alone share a space.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine, optimizer: str) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.optimizer = optimizer
+        self.sources = SpaceFactory(graph, recompute=False)
+        self.layers = layers_of(graph, self.sources.short.whole)
+
+    @cached_property
+    def dimensions(self) -> ModelDimensions:
+        """What strategies split."""
+        return ModelDimensions.of(self.sources.short.graph, self.sources.analysis)
+
+    @cached_property
+    def limits(self) -> ModelLimits:
+        """What of the model limits degrees."""
+        short, layers = self.sources.short.graph, len(self.layers)
+        return self.dimensions.limits(short, self.sources.analysis, layers)
+
+    @cached_property
+    def _stretch(self) -> Seconds:
+        return stretch(self.graph, self.sources.analysis, self.machine)
+
+    def require(self, strategy: Strategy) -> None:
+        """Raise `StrategyError` for a strategy that cannot be priced here."""
+        strategy.require(self.machine.devices, self.limits)
+        require_priced(strategy, self.graph)
+        role_axes(strategy)
+        if strategy.cp > 1 and not self.dimensions.sequence:
+            raise StrategyError(
+                f"cp={strategy.cp} splits a sequence, and no input of this model has tokens; use"
+                " cp=1"
+            )
+        if strategy.tp > 1 and not self.dimensions.splits(strategy.tp):
+            raise StrategyError(
+                f"tp={strategy.tp} splits no weight of this model evenly; use tp=1 or a degree that"
+                " divides heads and inner features"
+            )
+        if strategy.pp > 1:
+            self._require_stages(strategy)
+        if strategy.micro_batches > 1:
+            counts, reasons = self.sources.possible((strategy.micro_batches,))
+            if strategy.micro_batches not in counts:
+                raise StrategyError(f"{'; '.join(reasons)}; use micro_batches=1")
+
+    def _require_stages(self, strategy: Strategy) -> None:
+        if reason := needs_one_stage(self.graph):
+            raise StrategyError(f"pp={strategy.pp}: {reason}; use pp=1")
+        if not self.sources.cuts.allow(strategy.stages):
+            raise StrategyError(
+                f"pp={strategy.pp} x virtual_stages={strategy.virtual_stages} are more stages than"
+                " this model can be cut into; use fewer"
+            )
+
+    def expanded(self, strategy: Strategy) -> Candidate:
+        """The point of a strategy, which becomes a plan.
+
+        Raises `StrategyError` for one that does not fit model or machine, or that has no price yet.
+        """
+        self.require(strategy)
+        return SpaceOfStrategy(self, strategy, (StorageKind.of(strategy),)).candidate(strategy)
+
+    def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
+        """The machine, with what ranks of a group wait for each other in one micro-batch."""
+        meetings = devices * micro_batches
+        return skewed(self.machine, lambda: self._stretch, meetings, whole=staged)
+
+
+@final
+class SpaceOfStrategy:
+    """The space that a strategy shares with those of other `kinds` of storage and recomputation.
+
+    They have the same axes, number of micro-batches and pipeline groups.
+    """
+
+    def __init__(
+        self, expansion: Expansion, strategy: Strategy, kinds: Sequence[StorageKind]
+    ) -> None:
+        self.expansion = expansion
+        axes = role_axes(strategy)
+        self.tilings = Tilings(strategy, axes, expansion.dimensions)
+        mesh, staged = mesh_of(axes), strategy.pp > 1
+        machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
+        segments = recomputable(expansion.graph, expansion.layers)
+        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments, staged)
+        space, short = expansion.sources.decided_space(
+            machine, mesh, options, lambda model: self.tilings.allowed(model, kinds)
+        )
+        self.writer = PlanBuilder(space, expansion.graph, short, expansion.optimizer)
+        self._known: dict[StorageKind, tuple[Ints, Ints]] = {}
+
+    def candidate(self, strategy: Strategy) -> Candidate:
+        """The point of one of the strategies."""
+        kind = StorageKind.of(strategy)
+        kept, again = self.assignments(kind)
+        if strategy.pp == 1:
+            layers = recomputed_layers(strategy.recompute, self.expansion.layers)
+            return self._whole(strategy, self._mixed(kept, again, layers))
+        return self._staged(strategy, kept, again)
+
+    def assignments(self, kind: StorageKind) -> tuple[Ints, Ints]:
+        """The whole assignments in which no layer is recomputed, and in which all are."""
+        if kind not in self._known:
+            self._known[kind] = (
+                self._assignment(kind, recompute=False),
+                self._assignment(kind, recompute=True),
+            )
+        return self._known[kind]
+
+    def _whole(self, strategy: Strategy, choice: Ints) -> Candidate:
+        point = self.writer.space.prices.point(tuple(choice.tolist()))
+        (peak,) = self.writer.peaks([point])
+        return Candidate(point, peak, self.writer, str(strategy), ())
+
+    def _staged(self, strategy: Strategy, kept: Ints, again: Ints) -> Candidate:
+        """The pipeline, cut evenly in time where the strategy names no cut."""
+        offer = Offer(self.writer, ())
+        cuts = self.expansion.sources.cuts
+        pipelines = Pipelines(offer, cuts, strategy.pp, strategy.schedule, strategy.virtual_stages)
+        found: Staged | None
+        if strategy.stage_cut is not None:
+            places: Sequence[int] = cuts_of(strategy.stage_cut, self.expansion.layers)
+        else:
+            everywhere = again if strategy.recompute.kind == "full" else kept
+            found = pipelines.even(tuple(everywhere.tolist()))
+            if found is None:
+                raise _no_pipeline(strategy)
+            places = found.cuts
+        layers = recomputed_layers(strategy.recompute, self.expansion.layers, places)
+        found = pipelines.priced(tuple(self._mixed(kept, again, layers).tolist()), places)
+        if found is None:
+            raise _no_pipeline(strategy)
+        memory = partial(pipelines.memory, found)
+        name = str(strategy)
+        return Candidate(found.point, found.peak, self.writer, name, (), (), found, memory)
+
+    def _mixed(self, kept: Ints, again: Ints, layers: Sequence[range]) -> Ints:
+        """The whole assignment in which these layers are recomputed."""
+        mixed, ops = kept.copy(), self.writer.graph.ops
+        for layer in layers:
+            nodes = self.writer.segment_nodes(ops[i].name for i in layer)
+            mixed[nodes] = again[nodes]
+        return mixed
+
+    def _assignment(self, kind: StorageKind, *, recompute: bool) -> Ints:
+        """The whole assignment in which every layer is recomputed, or none."""
+        space = self.writer.space
+        options = dict.fromkeys((op.name for op in space.model.graph.ops), 0)
+        storage = dict(self._storage(kind))
+        chosen = space.assignment(options, storage, recompute)
+        return np.array(space.folded.expand(chosen), np.int64)
+
+    def _storage(self, kind: StorageKind) -> Iterator[tuple[str, int]]:
+        """Of every parameter the number of its storage."""
+        space = self.writer.space
+        for leaf, stored in zip(space.parameters, space.stored, strict=True):
+            if len(stored.codes) == 1:
+                yield leaf.name, 0
+                continue
+            code = self.tilings.storage_code(space.model, leaf.name, kind)
+            yield leaf.name, stored.find(code, regathered=kind.regathered)
+
+
+def _no_pipeline(strategy: Strategy) -> StrategyError:
+    return StrategyError(
+        f"there is no pipeline of {strategy.stages} stages under {strategy.schedule} through this"
+        " model; use fewer stages"
+    )

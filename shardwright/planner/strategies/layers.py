@@ -1,0 +1,85 @@
+"""Layers of a graph as ranges of operators: what recomputation and stage cuts count."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.planner.space.repeats import Repeat
+
+_NUMBERED = re.compile(r"(.*?\.)?(\d+)(\.|$)")
+
+
+def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
+    """The layers of `graph` as operator numbers, in order; none where it has none.
+
+    They are the copies of its `repeats`, or, in a graph too shallow for these, the modules that are
+    numbered outermost, such as `model.layers.0`.
+    """
+    if repeats:
+        return tuple(repeat.copy(i) for repeat in repeats for i in range(repeat.count))
+    found: dict[str, range] = {}
+    for i, op in enumerate(graph.ops):
+        match = _NUMBERED.match(op.source.module)
+        if match is not None:
+            path = match[0].rstrip(".")
+            found[path] = range(found[path].start if path in found else i, i + 1)
+    spans = sorted(found.values(), key=lambda span: span.start)
+    apart = all(one.stop <= other.start for one, other in itertools.pairwise(spans))
+    return tuple(spans) if apart else ()
+
+
+def recomputable(graph: Graph, layers: Sequence[range]) -> tuple[range, ...]:
+    """The layers that may run again: a module that is kept whole may change something of its own.
+
+    A layer that ends the graph is none: its backward pass begins as soon as it has run.
+    """
+    return tuple(
+        layer
+        for layer in layers
+        if layer.stop < len(graph.ops) and all(graph.ops[i].kind != "opaque" for i in layer)
+    )
+
+
+def recomputed_layers(
+    recompute: Recompute, layers: Sequence[range], cuts: Sequence[int] = ()
+) -> tuple[range, ...]:
+    """The layers that a word of `Recompute` runs again, with the pipeline's `cuts`.
+
+    `every(n)` counts from the first layer of the model, as torchtitan does: the n-th is the first
+    that is recomputed. `first(n)` counts in each stage.
+    """
+    if recompute.kind == "none":
+        return ()
+    if not layers:
+        raise StrategyError(
+            f"recompute={recompute} counts layers, and this model has no repeated layers; use none"
+        )
+    if recompute.kind == "every":
+        return tuple(layers[recompute.count - 1 :: recompute.count])
+    if recompute.kind == "first":
+        ends = [0, *cuts, max(layer.stop for layer in layers)]
+        stages = itertools.pairwise(ends)
+        inside = ([one for one in layers if a <= one.start < b] for a, b in stages)
+        return tuple(one for stage in inside for one in stage[: recompute.count])
+    return tuple(layers)
+
+
+def cuts_of(stage_cut: Sequence[int], layers: Sequence[range]) -> tuple[int, ...]:
+    """The operators that later stages begin with, where stages have these numbers of layers.
+
+    Raises `StrategyError` where the model has another number of layers, or a stage has none.
+    """
+    if sum(stage_cut) != len(layers) or not all(stage_cut):
+        raise StrategyError(
+            f"stage_cut={','.join(map(str, stage_cut))} are {sum(stage_cut)} layers and the model"
+            f" has {len(layers)}; give every stage one or more, {len(layers)} in all"
+        )
+    found, before = [], 0
+    for count in stage_cut[:-1]:
+        before += count
+        found.append(layers[before].start)
+    return tuple(found)

@@ -1,0 +1,41 @@
+"""Prices one strategy: the plan that it is, with its memory settled."""
+
+from __future__ import annotations
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.model import Machine
+from shardwright.planner.arguments import require_graph
+from shardwright.planner.gc_pause import paused
+from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.strategies.expansion import Expansion
+
+
+def strategy_of(given: object) -> Strategy:
+    """A strategy, or that of a text; raises `StrategyError` for anything else."""
+    if isinstance(given, Strategy):
+        return given
+    if isinstance(given, str):
+        return Strategy.parse(given)
+    raise StrategyError(
+        f"strategy is a {type(given).__name__}; give a Strategy or a text such as 'dp_shard=8 tp=8'"
+    )
+
+
+@paused()
+def price(
+    graph: Graph, machine: Machine, strategy: Strategy, optimizer: str, tracer: OpTracer
+) -> Plan:
+    """The plan of a strategy, with the memory that `tracer` says.
+
+    It has no lower bound: nothing else was searched. Raises `StrategyError` for a strategy that
+    does not fit model or machine, or that has no price yet.
+    """
+    require_graph(graph)
+    expansion = Expansion(graph, machine, optimizer)
+    plan = expansion.expanded(strategy).plan(0.0, ())
+    analysis = expansion.sources.analysis
+    return MemoryRefinement(graph, machine, optimizer, tracer, analysis).settled(plan)

@@ -1,0 +1,70 @@
+"""Mesh axes of a strategy, each named by its role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.ir.layout import Mesh
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+
+EXPERTS = "ep"
+SHARDING = ("dp_shard", "cp")  # axes over which parameters are sharded
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAxis:
+    """One mesh axis: its name, its role in dense layers, and whether experts are split along it."""
+
+    name: str
+    size: int
+    role: str
+    experts: bool = False
+
+
+def role_axes(strategy: Strategy) -> tuple[RoleAxis, ...]:
+    """The mesh axes of one group of devices (a pipeline stage), outer to inner.
+
+    Experts are split over the innermost ranks, past those of `tp` where `etp` is `tp`. An axis that
+    holds more ranks than that is cut in two, and its inner part is named `ep`. Raises
+    `StrategyError` where the degrees do not nest.
+    """
+    dense = [(name, degree) for name, degree in strategy.axes if name != "pp"]
+    if strategy.ep == 1:
+        if strategy.expert_tensor not in (1, strategy.tp):
+            raise _refused(strategy)
+        return tuple(RoleAxis(name, degree, name) for name, degree in dense)
+    left, found = strategy.ep, list[RoleAxis]()
+    for name, degree in reversed(dense):
+        if (
+            (name == "tp" and strategy.expert_tensor == strategy.tp)
+            or left == 1
+            or name == "dp_replicate"
+        ):
+            found.append(RoleAxis(name, degree, name))
+        elif left % degree == 0:
+            found.append(RoleAxis(name, degree, name, experts=True))
+            left //= degree
+        elif degree % left == 0:
+            found.append(RoleAxis(EXPERTS, left, name, experts=True))
+            found.append(RoleAxis(name, degree // left, name))
+            left = 1
+        else:
+            raise _refused(strategy)
+    if left > 1 or strategy.expert_tensor not in (1, strategy.tp):
+        raise _refused(strategy)
+    return tuple(reversed(found))
+
+
+def mesh_of(axes: tuple[RoleAxis, ...]) -> Mesh:
+    """The mesh of one group of devices; of one device, an axis of size one."""
+    return Mesh(tuple((axis.name, axis.size) for axis in axes) or (("dp_shard", 1),))
+
+
+def _refused(strategy: Strategy) -> StrategyError:
+    inner = " x ".join(f"{name}={degree}" for name, degree in strategy.axes if name != "pp")
+    return StrategyError(
+        f"ep={strategy.ep} with etp={strategy.expert_tensor} takes no whole inner part of {inner};"
+        f" use ep=1, etp={strategy.tp} with an ep that divides cp x dp_shard, or etp=1 with an ep"
+        f" that is a multiple of tp={strategy.tp}"
+    )

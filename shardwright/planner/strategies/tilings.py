@@ -1,0 +1,228 @@
+"""The tiling of every operator, and the storage of every parameter, under a strategy.
+
+Along an axis of data parallelism an operator splits the batch; along `cp` the sequence, in
+attention too; along `tp` what Megatron-LM splits, and with sequence parallelism the sequence where
+that is not there; along an axis of experts it routes rows to their experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import (
+    Atoms,
+    Layout,
+    Placement,
+    Shard,
+    is_natural,
+    shape_of,
+)
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.space.clusters import constant_values
+from shardwright.planner.strategies.dimensions import ModelDimensions, is_attention
+from shardwright.planner.strategies.roles import SHARDING, RoleAxis
+from shardwright.planner.tables.layout_codes import digit, encode
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed, Only
+from shardwright.rules.rule import FactorKind, JointSplit, Route, Rule, Split
+
+_NONE = 0  # the number, among choices, of every device computing all
+
+
+@dataclass(frozen=True, slots=True)
+class StorageKind:
+    """Whether parameters are sharded over data parallel ranks, and gathered again backward."""
+
+    sharded: bool
+    regathered: bool
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> StorageKind:
+        """That of a strategy."""
+        return cls(strategy.zero >= 2, strategy.reshards)
+
+
+@final
+class Tilings:
+    """Decides operators and parameters of graphs on the mesh of `axes`."""
+
+    def __init__(
+        self, strategy: Strategy, axes: tuple[RoleAxis, ...], dimensions: ModelDimensions
+    ) -> None:
+        self.strategy = strategy
+        self.axes = axes
+        self.dimensions = dimensions
+        self.inner = dimensions.splits(strategy.tp)
+
+    def allowed(self, model: CostModel, kinds: Sequence[StorageKind]) -> Allowed:
+        """What is left of all that operators and parameters may do: one tiling for each operator.
+
+        Parameters may be stored in each of these ways. Where a tiling leaves some device nothing,
+        its innermost splits are given up.
+        """
+        if model.mesh.size == 1:
+            return Allowed()
+        constant = constant_values(model.graph)
+        wanted: dict[str, tuple[int, ...]] = {}
+        for op in model.graph.ops:
+            if constant.issuperset(op.outputs):
+                wanted[op.name] = (_NONE,) * len(self.axes)
+                continue
+            rule = model.analysis.rules[op.name]
+            attention = is_attention(op, rule)
+            wanted[op.name] = tuple(
+                self._choice(rule, axis, attention=attention) for axis in self.axes
+            )
+        only = {
+            name: tuple(frozenset({_NONE, choice}) for choice in choices)
+            for name, choices in wanted.items()
+        }
+        parameters = {
+            leaf.name: self._digits(model, leaf.name, kinds)
+            for leaf in model.graph.leaves_of(LeafKind.PARAMETER)
+        }
+        left = model.with_allowed(Allowed(only))
+        tilings = {
+            op.name: frozenset({_most_split(left.options(op).choices, wanted[op.name])})
+            for op in model.graph.ops
+        }
+        return Allowed(only, parameters, tilings)
+
+    def storage_code(self, model: CostModel, name: str, kind: StorageKind) -> int:
+        """The code of a parameter's layout."""
+        return encode(self.layout(model, name, kind), model.analysis.atoms[name])
+
+    def layout(self, model: CostModel, name: str, kind: StorageKind) -> Layout:
+        """How a parameter is stored."""
+        atoms, dims = model.analysis.atoms[name], model.analysis.dims[name]
+        layout = Layout.replicated(model.mesh)
+        split: set[int] = set()  # dimensions
+        for place, axis in enumerate(self.axes):
+            shards: list[Shard] = []
+            if axis.experts and (at := _place(dims, self.dimensions.experts)) is not None:
+                shards = [at]
+            elif axis.role == "tp" and (at := _place(dims, self.inner)) is not None:
+                # Else, as a fused projection that is split by heads, along its other dimension.
+                shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
+            layout, shard = _first_natural(atoms, layout, place, shards)
+            split |= {shard.dim} if shard is not None else set()
+        if not kind.sharded:
+            return layout
+        free = sorted(
+            (dim in split, -size, dim, atom)
+            for dim, sizes in enumerate(atoms)
+            for atom, size in enumerate(sizes)
+        )
+        owned = _place(dims, self.dimensions.experts) is not None
+        for place, axis in enumerate(self.axes):
+            if axis.role in SHARDING and not (axis.experts and owned):
+                shards = [Shard(dim, atom) for _, _, dim, atom in free]
+                layout, _ = _first_natural(atoms, layout, place, shards)
+        return layout
+
+    def _digits(self, model: CostModel, name: str, kinds: Sequence[StorageKind]) -> Only:
+        """The digits of a parameter's layouts along each axis."""
+        counts = [len(sizes) for sizes in model.analysis.atoms[name]]
+        layouts = [self.layout(model, name, kind) for kind in kinds]
+        return tuple(
+            frozenset(digit(layout.placements[place], counts) for layout in layouts)
+            for place in range(len(model.mesh.axes))
+        )
+
+    def _choice(self, rule: Rule, axis: RoleAxis, *, attention: bool) -> int:
+        """The number of an operator's choice along one axis among `Rule.choices()`."""
+        if axis.experts and rule.routes:
+            return _find_route(rule)
+        dims = self.dimensions
+        if axis.role in ("dp_replicate", "dp_shard"):
+            return _split(rule, dims.batch)
+        if axis.role == "cp":
+            return self._across_sequence(rule) if attention else _split(rule, dims.sequence)
+        split = _split(rule, self.inner)
+        if split == _NONE and self.strategy.sequence_parallel:
+            return _split(rule, dims.sequence)
+        return split
+
+    def _across_sequence(self, rule: Rule) -> int:
+        """The choice of an attention along `cp`."""
+        if self.strategy.cp_style == "ulysses":
+            return _split(rule, self._free_heads())
+        joint = [choice for choice in rule.choices() if isinstance(choice, JointSplit)]
+        by_length = sorted(joint, key=lambda choice: len(choice.factors))
+        if not by_length:
+            return _split(rule, self.dimensions.sequence)
+        ring = self.strategy.cp_style == "ring-zigzag"
+        gathered = [one for one in by_length if not _splits_keys(rule, one)]
+        rings = [one for one in by_length if _splits_keys(rule, one)]
+        chosen = rings if ring else gathered
+        if chosen:
+            return rule.choices().index(chosen[-1])
+        return _split(rule, self.dimensions.sequence)
+
+    def _free_heads(self) -> frozenset[int]:
+        """Heads that `cp` may split: those that `tp` does not, or all that both divide."""
+        both = self.strategy.tp * self.strategy.cp
+        sizes, heads = self.dimensions.sizes, self.dimensions.heads
+        together = {atom for atom in heads & self.inner if sizes[atom] % both == 0}
+        apart = {a for a in heads - self.inner if sizes[a] % self.strategy.cp == 0}
+        return frozenset(together or apart)
+
+
+def _splits_keys(rule: Rule, choice: JointSplit) -> bool:
+    """Whether a joint split of attention leaves each device a part of the keys."""
+    keys = {name for names in rule.operands[1] for name in names}
+    queries = {name for names in rule.operands[0] for name in names}
+    return bool((keys - queries) & {*choice.factors})
+
+
+def _split(rule: Rule, atoms: frozenset[int]) -> int:
+    """The number of the first split along one of these atoms; 0 where there is none."""
+    for number, choice in enumerate(rule.choices()):
+        if isinstance(choice, Split) and rule.factor[choice.factor].atom in atoms:
+            assert rule.factor[choice.factor].kind is FactorKind.PARALLEL
+            return number
+    return _NONE
+
+
+def _find_route(rule: Rule) -> int:
+    return next(i for i, choice in enumerate(rule.choices()) if isinstance(choice, Route))
+
+
+def _most_split(choices: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """`wanted`, or with innermost splits given up until it is among `choices`."""
+    for keep in range(len(wanted), -1, -1):
+        tried = (*wanted[:keep], *(_NONE,) * (len(wanted) - keep))
+        if tried in choices:
+            return tried
+    raise AssertionError("the replicated tiling is always feasible")
+
+
+def _place(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard | None:
+    """The first place of a tensor at which one of these atoms stands."""
+    for d, ids in enumerate(dims):
+        for a, atom in enumerate(ids):
+            if atom in wanted:
+                return Shard(d, a)
+    return None
+
+
+def _largest(atoms: Atoms) -> list[int]:
+    """Dimensions of a tensor, the largest first."""
+    sizes = shape_of(atoms)
+    return sorted(range(len(sizes)), key=lambda d: (-sizes[d], d))
+
+
+def _first_natural(
+    atoms: Atoms, layout: Layout, place: int, shards: Sequence[Shard]
+) -> tuple[Layout, Shard | None]:
+    """`layout` with the first of `shards` at one axis that leaves it natural, and that shard."""
+    for shard in shards:
+        placements: list[Placement] = list(layout.placements)
+        placements[place] = shard
+        tried = Layout(layout.mesh, tuple(placements))
+        if is_natural(atoms, tried):
+            return tried, shard
+    return layout, None

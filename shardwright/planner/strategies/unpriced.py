@@ -1,0 +1,71 @@
+"""Fields of a strategy whose mechanism does not exist yet, each refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+
+_BY_LAYER = ("none", "full", "every", "first")
+
+
+def require_priced(strategy: Strategy, graph: Graph) -> None:
+    """Raise `StrategyError` for the first field whose value has no price yet, or not this graph's.
+
+    A value that changes nothing is let pass, as a `loss` split over a single device.
+    """
+    for name, instead in _unpriced(strategy):
+        word = getattr(strategy, name)
+        shown = ",".join(word) if isinstance(word, tuple) else word
+        raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
+    _require_dtypes(strategy, graph)
+
+
+def _unpriced(strategy: Strategy) -> Iterator[tuple[str, str]]:
+    """Names of fields without a price, with what to give instead."""
+    sharded = strategy.dp_shard * strategy.cp > 1
+    if strategy.pp > 1 and strategy.order[0] != "pp":
+        yield "order", "put pp first"
+    if strategy.zero == 1 and sharded:
+        yield "zero", "use 0, 2 or 3"
+    if strategy.recompute.kind not in _BY_LAYER and str(strategy.recompute) != "groups(1)":
+        yield "recompute", "use none, full, every(n) or first(n)"
+    if strategy.offload:
+        yield "offload", "leave it out"
+    if strategy.fp8 is not None:
+        yield "fp8", "leave it out"
+    if strategy.compile != "off":
+        yield "compile", "use off"
+    plain = ("vocabulary-parallel", *(("whole",) if strategy.tp == 1 else ()))
+    if strategy.loss not in plain:
+        yield "loss", f"use {' or '.join(plain)}"
+    every = sharded and strategy.zero >= 2
+    unlike = strategy.gradient_sync is not None and strategy.syncs_every != every
+    if unlike and strategy.micro_batches > 1:
+        yield "gradient_sync", f"use {'every' if every else 'last'} with zero={strategy.zero}"
+
+
+def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
+    """Dtypes of a graph's training, in the order of `DTYPE_FIELDS`."""
+    leaves = graph.leaves_of(LeafKind.PARAMETER)
+    used = {graph.tensor[leaf.name].dtype for leaf in leaves}
+    used = {dtype for dtype in used if "float" in dtype}
+    compute = used.pop() if len(used) == 1 else ""
+    kept = MASTER if master_weights(graph) else compute
+    return compute, kept, kept, kept
+
+
+def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
+    """Raise `StrategyError` for a dtype that is not that of the captured graph."""
+    for name, found in zip(DTYPE_FIELDS, dtypes_of(graph), strict=True):
+        wanted = getattr(strategy, name)
+        if wanted is not None and wanted != found:
+            has = found or "several dtypes"
+            raise StrategyError(
+                f"{name}={wanted} is not how the model was captured, with {has}; capture it with"
+                ' precision="bf16" or in that dtype, or leave the word out'
+            )
