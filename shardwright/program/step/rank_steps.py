@@ -11,13 +11,14 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lowering import lower_step
+from shardwright.program.step.lowering import Step, lower_step
 from shardwright.program.step.micro_batches import micro_batched_step
-from shardwright.program.step.optimize import PASSES, Pass, optimized
+from shardwright.program.step.optimize import STEP_PASSES, Pass, optimized
+from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatches, micro_batches, undivided_batch
+from shardwright.rules.micro_batches import micro_batches
 
-PASSES_BY_NAME: Mapping[str, Sequence[Pass]] = {"all": PASSES, "naive": ()}
+PASSES_BY_NAME: Mapping[str, Sequence[Pass]] = {"all": STEP_PASSES, "naive": ()}
 
 
 def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
@@ -32,11 +33,12 @@ def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
         )
 
 
-def batches_of(graph: Graph, analysis: Analysis, decisions: Decisions) -> MicroBatches:
-    """The micro-batches of a step; a whole batch is one."""
+def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Step:
+    """What the step of `rank` is lowered from."""
     if decisions.micro_batches == 1:
-        return undivided_batch(graph, analysis)
-    return micro_batches(graph, analysis, decisions.micro_batches)
+        return whole_step(graph, analysis, decisions, rank, in_place)
+    batches = micro_batches(graph, analysis, decisions.micro_batches)
+    return micro_batched_step(graph, analysis, batches, decisions, rank, in_place)
 
 
 def step_program(
@@ -44,13 +46,11 @@ def step_program(
     analysis: Analysis,
     decisions: Decisions,
     rank: int,
-    passes: Sequence[Pass] = PASSES,
+    passes: Sequence[Pass] = STEP_PASSES,
 ) -> StepProgram:
     """The step program of `rank` after `passes`.
 
     Raises `PlanError` as `check_rank` does.
     """
     check_rank(decisions.pipeline, decisions.mesh, rank)
-    batches = batches_of(graph, analysis, decisions)
-    step = micro_batched_step(graph, analysis, batches, decisions, rank, in_place)
-    return optimized(lower_step(step), passes)
+    return optimized(lower_step(step_of(graph, analysis, decisions, rank)), passes)
