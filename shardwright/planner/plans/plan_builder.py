@@ -91,7 +91,7 @@ class PlanBuilder:
         """
         both, segment_of = self.space.recompute_choice, self.space.segment_of
         for name in names:
-            node = self.space.places[self._rep(name)].node
+            node = self.space.op_nodes[self._rep(name)].node
             segment = None if node is None else segment_of.get(node)
             if segment is not None:
                 mine = [one for one, its in segment_of.items() if its == segment]
