@@ -13,11 +13,20 @@ from shardwright.program.step.passes.delay_waits import delay_waits
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.passes.fuse import fuse
 from shardwright.program.step.passes.prefetch import prefetch
+from shardwright.program.step.passes.receive_early import receive_early
 from shardwright.program.step.verify import verify
 
 Pass = Callable[[StepProgram], StepProgram]
 
-PASSES: tuple[Pass, ...] = (bucket, fuse, accumulate, prefetch, delay_waits, free)
+PASSES: tuple[Pass, ...] = (
+    bucket,
+    fuse,
+    accumulate,
+    prefetch,
+    receive_early,
+    delay_waits,
+    free,
+)
 
 
 def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:

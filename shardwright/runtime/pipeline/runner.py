@@ -21,7 +21,7 @@ from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.parameters.unshard import local
-from shardwright.runtime.pipeline.channels import channel_groups
+from shardwright.runtime.pipeline.channels import Channels, channel_groups
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import TrainModule, arguments
@@ -75,8 +75,8 @@ class PipelineModule(TrainModule):
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)
         program = pipeline_program(staged, home * decisions.mesh.size + place)
-        known = shares._sw_channels if shares is not None else {}
-        self._sw_channels = channel_groups(
+        known: Channels = shares._sw_channels if shares is not None else {}
+        self._sw_channels: Channels = channel_groups(
             pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known
         )
         groups = {name: group for name, group in self._sw_channels.items() if group is not None}
