@@ -20,7 +20,7 @@ from shardwright.rules.analysis import Analysis
 
 Pass = Callable[[Program, Graph], Program]
 
-# A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
+# An asynchronous stage takes its batch as a whole and has its own reductions.
 STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
 PASSES: tuple[Pass, ...] = (early_sums, late_sums, in_place, bucketed, with_casts)
 
