@@ -13,9 +13,11 @@ from torch import nn
 from shardwright.ir.graph import LeafKind, VerifyError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import Pipeline, stage_mesh
+from shardwright.ir.redistribution import Collective
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError, Schedule
 from shardwright.program.decisions import Decisions
+from shardwright.program.instructions import Move
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import link
@@ -23,14 +25,17 @@ from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import (
     Backward,
     Gradients,
+    Part,
     Payload,
     Recv,
     Send,
+    Transfer,
     Wait,
 )
 from shardwright.program.step.messages import steps
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
+from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.receive_early import receive_early
 from shardwright.program.step.pipeline import lower_pipeline
 from shardwright.program.step.purposes import Purpose, purposes
@@ -198,6 +203,30 @@ def test_a_tied_weight_is_summed_over_its_groups_once():
         assert [t.parts[0].value.split("/")[1] for t in shared] == ["embed.weight"] * (
             rank in (0, 3)
         )
+
+
+def test_sums_over_stages_are_in_no_bucket():
+    """Stages find other sums ready at a time, and so would make other buckets."""
+
+    def bucketed(channel):
+        move = Move(channel, Collective.ALL_REDUCE, (3,), -1, -1, 0, 0, True)
+        found = []
+        for name in "ab":
+            part = Part(name, f"{name}/sum", (3,), (), move, (3,), "float32")
+            found.append(Transfer(Collective.ALL_REDUCE, channel, (part,), name))
+            found.append(Wait(name, (f"{name}/sum",)))
+        empty = programs(staged("1F1B", "pp=2 dp=2", 2, 4))[0]
+        program = replace(
+            empty,
+            inputs=(("a", 0, "a"), ("b", 0, "b")),
+            instructions=tuple(found),
+            outputs=(),
+            gradients=(("a", "a/sum"), ("b", "b/sum")),
+        )
+        return [len(one.parts) for one in bucket(program).transfers()]
+
+    assert bucketed("dp") == [2]
+    assert bucketed("pp") == bucketed("pp:0,1") == [1, 1]
 
 
 def _sharded():
