@@ -321,8 +321,8 @@ class _StageWriter:
             self.programs,
             lowered.reductions,
             rewrite,
-            table.fixed_offsets,
-            self.prefix,
+            fixed_offsets=table.fixed_offsets,
+            prefix=self.prefix,
         )
         self.writer = StepWriter(step)
         self.writer.table, self.writer.instructions = table, instructions
