@@ -15,14 +15,17 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.pipeline import Pipeline
 from shardwright.planner.baselines import baselines
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel
 from shardwright.program.decisions import Decisions
+from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.rank_program import lower
 from shardwright.program.step.lowering import lower_step
 from shardwright.program.step.micro_batches import micro_batched_step
 from shardwright.program.step.optimize import optimized
+from shardwright.program.step.pipeline import lower_pipeline
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.rule import Split
@@ -103,13 +106,25 @@ def stages() -> Iterator[tuple[str, str]]:
     yield "naive step", str(naive)
     yield "step", str(optimized(naive))
 
+    # The same step as a pipeline: the second layer and the loss are a stage of their own.
+    mesh_of_one = Mesh((("dp", 1),))
+    parameters = graph.leaves_of(LeafKind.PARAMETER)
+    pipeline = Decisions(
+        mesh_of_one,
+        {op.name: (None,) for op in graph.ops},
+        {leaf.name: Layout.replicated(mesh_of_one) for leaf in parameters},
+        micro_batches=2,
+        pipeline=Pipeline(("linear_1",), "1F1B", 2),
+    )
+    staged = StagedGraph(graph, analysis, pipeline)
+    yield "pipeline step", "\n\n".join(str(optimized(lower_pipeline(staged, i))) for i in range(2))
+
     # The same machinery gives data parallelism: another split, and the gradients are reduced.
     tilings = {op.name: (None,) for op in graph.ops}
     for op in graph.ops:
         for factor in analysis.rules[op.name].factors:
             if factor.size == 6:  # the batch
                 tilings[op.name] = (Split(factor.name),)
-    parameters = graph.leaves_of(LeafKind.PARAMETER)
     storage = {leaf.name: Layout.replicated(mesh) for leaf in parameters}
     data_parallel = lower(graph, analysis, Decisions(mesh, tilings, storage), 1)
     reduced = [line for line in str(data_parallel).splitlines() if "gradient tp:P" in line]

@@ -16,7 +16,7 @@ from shardwright.program.lower.rank_program import verify
 
 Pass = Callable[[Program, Graph], Program]
 
-# A pipeline reduces gradients at the end of a step, so it gains nothing from buckets.
+# An asynchronous stage takes its batch as a whole and has its own reductions.
 STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
 
 

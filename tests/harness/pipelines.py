@@ -52,6 +52,31 @@ def resnet():
     return ResNet(), batch
 
 
+class Layers(nn.Module):
+    """Residual blocks in which every weight is read once, as zero-bubble schedules want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8))
+            for _ in range(5)
+        )
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.cross_entropy(self.head(x), labels)
+
+
+def layers():
+    torch.manual_seed(0)
+    ids = torch.randint(12, (8,))
+    return Layers(), {"ids": ids, "labels": ids.flip(0)}
+
+
 def t5():
     """Encoder and decoder, the encoder's output skipping to every layer of the decoder."""
     from transformers import T5Config, T5ForConditionalGeneration
@@ -74,6 +99,7 @@ def t5():
 
 MODELS = {
     "gpt2": lambda: models.gpt2(layers=2, batch=7),
+    "layers": layers,
     "t5": t5,
     "unet": models.unet,
     "resnet": resnet,

@@ -29,6 +29,11 @@ pytestmark = pytest.mark.ranks
 
 TOLERANCE = 1e-9
 CPU = torch.device("cpu")
+# With the stages of each group.
+EVERY_SCHEDULE = (
+    *(("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2), ("LoopedBFS", 2)),
+    *(("InterleavedZeroBubble", 1), ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2)),
+)
 # On how many ranks: model, mesh, schedule, stages, micro-batches.
 CASES = {
     2: [
@@ -38,6 +43,7 @@ CASES = {
         ("gpt2", "pp=2 dp=1", "InterleavedZeroBubble", 4, 4),
         ("gpt2", "pp=2 dp=1", "InterleavedZeroBubble", 2, 4),
         ("gpt2", "pp=2 dp=1", "ZBVZeroBubble", 4, 4),
+        ("gpt2", "pp=2 dp=1", "LoopedBFS", 4, 3),
         ("t5", "pp=2 dp=1", "1F1B", 2, 2),
         ("t5", "pp=2 dp=1", "ZBVZeroBubble", 4, 3),
         ("unet in pieces", "pp=2 dp=1", "ZBVZeroBubble", 4, 3),
@@ -49,6 +55,12 @@ CASES = {
         ("gpt2", "pp=4 dp=1", "1F1B", 4, 4),
         ("gpt2", "pp=2 dp=2", "GPipe", 2, 2),
         ("gpt2", "pp=2 tp=2", "ZBVZeroBubble", 4, 2),
+        *(
+            ("layers", f"pp=2 {axis}=2", schedule, 2 * each, count)
+            for schedule, each in EVERY_SCHEDULE
+            for axis in ("dp", "tp")
+            for count in (2, 4)
+        ),
         ("t5", "pp=4 dp=1", "GPipe", 4, 3),
         ("t5", "pp=2 tp=2", "1F1B", 2, 2),
         ("unet", "pp=4 dp=1", "GPipe", 4, 1),

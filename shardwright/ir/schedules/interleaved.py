@@ -2,7 +2,7 @@
 
 Interleaved 1F1B (Megatron-LM, arXiv 2104.04473, section 2.2) and ZB1P (arXiv 2401.10241, section
 3), in which a backward pass is made in halves and gradients of weights fill the bubbles.
-Oracle: the orders that `torch.distributed.pipelining` makes, and runs.
+Oracle: the orders that `torch.distributed.pipelining` makes.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from shardwright.ir.schedules.breadth_first import LOOPED_BFS
 from shardwright.ir.schedules.interleaved import INTERLEAVED_1F1B, INTERLEAVED_ZERO_BUBBLE
 from shardwright.ir.schedules.schedule import Pass, PipelineError, Schedule
 from shardwright.ir.schedules.single_stage import CONTINUOUS, GPIPE, ONE_F_ONE_B
@@ -13,6 +14,7 @@ SCHEDULES: dict[str, Schedule] = {
     one.name: one
     for one in (
         *(GPIPE, ONE_F_ONE_B, INTERLEAVED_1F1B, INTERLEAVED_ZERO_BUBBLE, ZBV_ZERO_BUBBLE),
+        LOOPED_BFS,
         *CONTINUOUS,
     )
 }

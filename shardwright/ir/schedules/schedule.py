@@ -1,8 +1,8 @@
 """`Schedule`: all that is known of one pipeline schedule.
 
 A new one is a value of this class in a file of its own, and its line in `registry.py`. Prices,
-memory, checks of plans, the timeline and the runtime ask it. One that is not asynchronous is run by
-the schedule of `torch.distributed.pipelining` that has its name.
+memory, checks of plans, the timeline and the step program ask it. A step program has the passes in
+this order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Schedule:
     """One pipeline schedule.
 
     Attributes:
-        name: in plans, in messages, and among `torch.distributed.pipelining`'s schedules.
+        name: in plans and in messages; that of `torch.distributed.pipelining`, if it has the
+            schedule.
         order: the passes of one group of devices, in their order; a pure function. How many
             micro-batches wait in a stage, and so its memory, follows from it.
         stages_per_group: how many stages each group has; None: any number.

@@ -1,6 +1,6 @@
 """ZB-V (arXiv 2401.10241, section 6): two stages a group, and backward passes in halves.
 
-Oracle: the order that `torch.distributed.pipelining` makes, and runs.
+Oracle: the order that `torch.distributed.pipelining` makes.
 """
 
 from __future__ import annotations

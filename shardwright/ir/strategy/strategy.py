@@ -60,7 +60,7 @@ class Strategy:
             gathered again, with `zero` 3; None: yes without a pipeline.
         sequence_parallel: whether norms and dropout are split over the sequence along `tp`.
         cp_style: how attention crosses the sequence: "ring-zigzag", "all-gather" or "ulysses".
-        schedule: of the pipeline, a name of `torch.distributed.pipelining`.
+        schedule: of the pipeline, a name in `ir/schedules`.
         virtual_stages: stages of each pipeline group.
         micro_batches: how many parts a step takes its global batch in.
         stage_cut: layers of each stage, from the first; None: equal in time.

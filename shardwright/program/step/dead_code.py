@@ -11,20 +11,37 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Recv,
     Relayout,
     Seed,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
     Wait,
     reads,
+    writes,
 )
 
 
 def forward_only(program: StepProgram) -> StepProgram:
     """`program` without its backward part: what evaluation runs, on the same regions."""
     wanted = (*program.outputs, *(value for _, value in program.updates))
-    kept = [one for one in program.instructions if not isinstance(one, Backward | Free | Seed)]
+    left_out = {one.handle for one in program.messages() if one.backward}
+    there = {*program.leaves, *(value for _, _, value in program.inputs)}
+    kept: list[StepInstruction] = []
+    for one in program.instructions:
+        if isinstance(one, Backward | Free | Seed):
+            continue
+        if isinstance(one, Send | Recv | Wait):
+            if one.handle in left_out:
+                continue
+        elif not there.issuperset(reads(one)):
+            if isinstance(one, Transfer):
+                left_out.add(one.handle)
+            continue
+        there.update(writes(one))
+        kept.append(one)
     return replace(program, instructions=without_dead(kept, wanted), gradients=(), seeds=())
 
 
@@ -33,11 +50,13 @@ def without_dead(
 ) -> tuple[StepInstruction, ...]:
     """`instructions` without those whose results nobody reads; `returned` are wanted at the end.
 
-    A run whose backward pass does not come saves nothing.
+    A run whose backward pass does not come saves nothing. Messages stay: the rank at the other end
+    sends or receives them too.
     """
     calls = {one.call for one in instructions if isinstance(one, Backward)}
     wanted = set(returned)
     waited: set[str] = set()
+    messages = {one.handle for one in instructions if isinstance(one, Send | Recv)}
     found: list[StepInstruction] = []
     for one in reversed(instructions):
         if isinstance(one, Forward):
@@ -46,7 +65,7 @@ def without_dead(
                 continue
             one = replace(one, saves=saves)
         elif isinstance(one, Wait):
-            if wanted.isdisjoint(one.results):
+            if wanted.isdisjoint(one.results) and one.handle not in messages:
                 continue
             waited.add(one.handle)
         elif isinstance(one, Transfer):

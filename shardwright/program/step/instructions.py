@@ -11,6 +11,7 @@ it each has a number. What they add up to for a parameter or an input `w` is `to
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -95,6 +96,18 @@ class Forward:
         return f"{_names(self.outputs)} = {word} {self.region}({_names(self.inputs)}){tail}"
 
 
+class Gradients(enum.Enum):
+    """The gradients that a backward pass computes.
+
+    Zero-bubble schedules compute those of a region's inputs first, which the stage before waits
+    for, and those of its weights later. Then what the call saved is kept in between.
+    """
+
+    ALL = "all"
+    INPUTS = "inputs"
+    WEIGHTS = "weights"
+
+
 @dataclass(frozen=True, slots=True)
 class Backward:
     """Computes gradients of the inputs of the call `call`, and frees what it saved.
@@ -102,7 +115,9 @@ class Backward:
     `given` has, per output of the region, the names of gradients that add up to that output's;
     none where no gradient comes. `made` has per input the name of its gradient, empty where it
     has none or is added to a total: `totals` has (position, the total), which may not be there yet.
-    `copies` are the dropped inputs: (position, the value that is there again).
+    `copies` are the dropped inputs: (position, the value that is there again). A pass for inputs is
+    followed by one for weights, which is given nothing: it goes on from the gradients that the
+    first one found.
     """
 
     region: int
@@ -111,6 +126,7 @@ class Backward:
     made: tuple[str, ...]
     copies: tuple[tuple[int, str], ...] = ()
     totals: tuple[tuple[int, str], ...] = ()
+    part: Gradients = Gradients.ALL
 
     def __str__(self) -> str:
         given = ", ".join(" + ".join(f"%{name}" for name in names) or "0" for names in self.given)
@@ -118,7 +134,8 @@ class Backward:
             [f"%{name}" for name in self.made if name] + [f"%{total} +" for _, total in self.totals]
         )
         again = f", with {_names(name for _, name in self.copies)}" if self.copies else ""
-        return f"{made} = backward {self.call}({given}){again}"
+        word = "" if self.part is Gradients.ALL else f"{self.part.value} of "
+        return f"{made} = backward {word}{self.call}({given}){again}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +224,58 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Payload:
+    """One tensor of a message: the value, its shape on this rank, and its dtype."""
+
+    value: str
+    shape: Shape
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"%{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Starts to send values to the rank at the other end of `channel`, in one message.
+
+    Their memory is read until the `Wait` for `handle`, which has no results. A message of the
+    `backward` pass has gradients; one that is missing is sent as zeros.
+    """
+
+    payload: tuple[Payload, ...]
+    channel: str
+    handle: str
+    backward: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.handle} = send({', '.join(map(str, self.payload))}) on {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Starts to receive a message; its values are there after the `Wait` for `handle`."""
+
+    payload: tuple[Payload, ...]
+    channel: str
+    handle: str
+    backward: bool = False
+
+    def __str__(self) -> str:
+        tiles = ", ".join(f"{one.dtype}{list(one.shape)}" for one in self.payload)
+        return f"{self.handle} = receive({tiles}) on {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits for a transfer; then its `results` are there."""
+    """Waits for a transfer or a message; then its `results` are there."""
 
     handle: str
     results: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{_names(self.results)} = wait {self.handle}"
+        made = f"{_names(self.results)} = " if self.results else ""
+        return f"{made}wait {self.handle}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +296,13 @@ class Relayout:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """`result` is the sum of `terms`, contributions to one gradient."""
+    """`result` is the sum of `terms`, contributions to one gradient; missing without any."""
 
     result: str
     terms: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"%{self.result} = {' + '.join(f'%{name}' for name in self.terms)}"
+        return f"%{self.result} = {' + '.join(f'%{name}' for name in self.terms) or '0'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +341,9 @@ class Seed:
         return f"{_names(name for _, name in self.gradients)} = seed{before}"
 
 
-StepInstruction = Forward | Backward | Transfer | Wait | Relayout | Add | Accumulate | Free | Seed
+StepInstruction = (
+    Forward | Backward | Transfer | Send | Recv | Wait | Relayout | Add | Accumulate | Free | Seed
+)
 
 
 @dataclass(frozen=True)
@@ -326,6 +389,10 @@ class StepProgram:
         """All collectives, in the order in which they are started."""
         return (one for one in self.instructions if isinstance(one, Transfer))
 
+    def messages(self) -> Iterator[Send | Recv]:
+        """All messages, in the order in which they are started."""
+        return (one for one in self.instructions if isinstance(one, Send | Recv))
+
     def __str__(self) -> str:
         lines = [f"rank {self.rank} of {self.mesh}"]
         lines += [f"region {number}{region}" for number, region in enumerate(self.regions)]
@@ -346,6 +413,8 @@ def reads(one: StepInstruction) -> tuple[str, ...]:
             return (*given, *(name for _, name in one.copies))
         case Transfer():
             return tuple(part.value for part in one.parts)
+        case Send():
+            return tuple(part.value for part in one.payload)
         case Relayout():
             return (one.value,)
         case Add():
@@ -354,7 +423,7 @@ def reads(one: StepInstruction) -> tuple[str, ...]:
             return (one.value,)
         case Seed():
             return one.results
-        case Wait() | Free():
+        case Recv() | Wait() | Free():
             return ()
 
 
@@ -373,7 +442,7 @@ def writes(one: StepInstruction) -> tuple[str, ...]:
             return (one.total,)
         case Seed():
             return tuple(name for _, name in one.gradients)
-        case Transfer() | Free():
+        case Transfer() | Send() | Recv() | Free():
             return ()
 
 

@@ -31,6 +31,7 @@ from shardwright.program.step.instructions import (
     Add,
     Backward,
     Forward,
+    Gradients,
     Part,
     Relayout,
     Seed,
@@ -54,6 +55,8 @@ from shardwright.program.step.stretches import (
     value_types,
 )
 
+Copies = Sequence[tuple[int, str]]  # as in `Backward`
+
 
 @dataclass(frozen=True)
 class Step:
@@ -62,7 +65,8 @@ class Step:
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
     lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions. `alone_bytes` is the backend's.
+    tiles start at different places are different regions. `alone_bytes` is the backend's. Names of
+    values begin with `prefix`: that of a pipeline stage, where a rank has several.
     """
 
     mesh: Mesh
@@ -73,6 +77,7 @@ class Step:
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    prefix: str = ""
 
 
 def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
@@ -82,17 +87,18 @@ def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
     """
     if len(step.programs) == 1:
         return _lowered_whole(step, trains=trains)
-    writer = _Writer(step)
+    writer = StepWriter(step)
     seeds: list[tuple[str, str]] = []
     for number, program in enumerate(step.programs):
-        batch = _MicroBatch(writer, program, number)
+        batch = MicroBatchWriter(writer, program, number)
         batch.forward()
         writer.collect("out", map(batch.value, program.outputs))
         writer.collect("update", (batch.value(name) for _, name in program.updates))
         loss = program.outputs[0]
         if trains and batch.is_trained(loss):
             seeds.append((batch.value(loss), f"grad/out/0{batch.tag}"))
-            batch.backward([loss], [seeds[-1][1]])
+            batch.give(loss, seeds[-1][1])
+            batch.backward()
     updates = step.programs[0].updates
     return _program(
         step,
@@ -105,8 +111,8 @@ def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
 
 def _lowered_whole(step: Step, *, trains: bool) -> StepProgram:
     (program,) = step.programs
-    writer = _Writer(step)
-    batch = _MicroBatch(writer, program, 0)
+    writer = StepWriter(step)
+    batch = MicroBatchWriter(writer, program, 0)
     batch.forward()
     outputs = tuple(map(batch.value, program.outputs))
     updates = tuple((buffer, batch.value(name)) for buffer, name in program.updates)
@@ -116,13 +122,15 @@ def _lowered_whole(step: Step, *, trains: bool) -> StepProgram:
         returned = dict.fromkeys((*outputs, *(value for _, value in updates)))
         seeded = tuple(zip(trained, seeds, strict=True))
         writer.instructions.append(Seed(tuple(returned), seeded))
-        batch.backward([program.outputs[i] for i in trained], seeds)
+        for i, seed in seeded:
+            batch.give(program.outputs[i], seed)
+        batch.backward()
     return _program(step, writer, [], outputs, updates)
 
 
 def _program(
     step: Step,
-    writer: _Writer,
+    writer: StepWriter,
     seeds: Sequence[tuple[str, str]],
     outputs: tuple[str, ...],
     updates: tuple[tuple[str, str], ...],
@@ -147,7 +155,7 @@ def _program(
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))
 
 
-class _Writer:
+class StepWriter:
     """What all micro-batches share: instructions, regions, sums of gradients."""
 
     def __init__(self, step: Step) -> None:
@@ -181,7 +189,8 @@ class _Writer:
 
     def accumulate(self, leaf: str, gradient: str) -> None:
         """Add a gradient of a leaf to those that came before."""
-        total = self.gradients.setdefault(leaf, f"{TOTAL}{leaf}")
+        prefix = self.step.prefix if leaf in self.kind else ""  # values of inputs have it
+        total = self.gradients.setdefault(leaf, f"{TOTAL}{prefix}{leaf}")
         self.instructions.append(Accumulate(total, gradient))
 
     def move(
@@ -202,7 +211,7 @@ class _Writer:
             after = after_transfer(before, move)
             part = Part(value, name, atoms, tuple(local), move, shape if last else after, dtype)
             self._handles += 1
-            handle = f"t{self._handles}"
+            handle = f"{self.step.prefix}t{self._handles}"
             found.append(Transfer(move.collective, move.axis, (part,), handle))
             found.append(Wait(handle, (name,)))
             value, atoms, local = name, after, []
@@ -215,10 +224,11 @@ class _Writer:
         wanted = {one.value: one for one in reductions if one.value in self.gradients}
         found: list[StepInstruction] = []
         for one in reversed(self.instructions):
-            leaf = one.total.removeprefix(TOTAL) if isinstance(one, Accumulate) else ""
-            if leaf in wanted and self.gradients[leaf] == f"{TOTAL}{leaf}":
+            total = one.total if isinstance(one, Accumulate) else ""
+            leaf = total.removeprefix(f"{TOTAL}{self.step.prefix}")
+            if leaf in wanted and self.gradients[leaf] == total:
                 how = wanted.pop(leaf)
-                total, result = f"{TOTAL}{leaf}", f"{TOTAL}{leaf}/reduced"
+                result = f"{total}/reduced"
                 moved = self.move(
                     total, result, how.forward, how.atoms_before, how.after, self.dtype(leaf)
                 )
@@ -246,14 +256,18 @@ class _Parts:
         for place, item in enumerate(self.items):
             self.places[item.segment].append(place)
             self.made[item.segment].update(_made(item))
+        self.weights = set(self.loads)  # parameters and copies of them
+        for one in self.redistributed.values():
+            if one.instruction.value in self.weights:
+                self.weights.add(one.instruction.result)
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 
 
-class _MicroBatch:
+class MicroBatchWriter:
     """One micro-batch while it is written."""
 
-    def __init__(self, writer: _Writer, program: Program, number: int) -> None:
-        self.writer, self.number = writer, number
+    def __init__(self, writer: StepWriter, program: Program, number: int) -> None:
+        self.writer, self.program, self.number = writer, program, number
         self.tag = f"@{number}" if len(writer.step.programs) > 1 else ""
         parts = writer.parts(program)
         self.parts, self.items, self.types = parts, parts.items, parts.types
@@ -261,10 +275,13 @@ class _MicroBatch:
         self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
         self.contributions: Counter[str] = Counter()
         self.again: set[str] = set()  # values that are made again, in the backward pass
+        self.known_as: dict[str, str] = {}  # inputs that are values of another stage
+        self.weights_left: dict[int, Copies] = {}  # stretches whose weights have no gradients yet
         stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
-        self.calls = {at: f"r{number}{self.tag}" for number, at in enumerate(stretches)}
+        prefix = writer.step.prefix
+        self.calls = {at: f"{prefix}r{number}{self.tag}" for number, at in enumerate(stretches)}
         for leaf in writer.graph.leaves_of(LeafKind.INPUT):
-            writer.inputs.append((leaf.name, number, f"{leaf.name}{self.tag}"))
+            writer.inputs.append((leaf.name, number, self.own(leaf.name)))
 
     def forward(self) -> None:
         """The forward pass."""
@@ -279,10 +296,8 @@ class _MicroBatch:
             else:
                 self.redistribute(item)
 
-    def backward(self, results: Sequence[str], seeds: Sequence[str]) -> None:
-        """The backward pass, from the gradients `seeds` of the values `results`."""
-        for result, seed in zip(results, seeds, strict=True):
-            self.give(result, seed)
+    def backward(self, part: Gradients = Gradients.ALL) -> None:
+        """The backward pass, or a part of it, from the gradients that were given."""
         rerun: set[int] = set()
         for place, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in rerun:
@@ -290,7 +305,10 @@ class _MicroBatch:
                 if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
                     self.recompute(item.segment)
             if isinstance(item, Stretch):
-                self.run_backward(place, item)
+                if part is Gradients.WEIGHTS:
+                    self.run_backward_of_weights(place, item)
+                else:
+                    self.run_backward(place, item, part)
             else:
                 self.redistribute_gradient(item.instruction)
 
@@ -321,7 +339,7 @@ class _MicroBatch:
         outputs = tuple(self.value(name) for name in item.outputs)
         return Forward(region, variant, self.calls[place], inputs, outputs, saves, again, ops)
 
-    def run_backward(self, place: int, item: Stretch) -> None:
+    def run_backward(self, place: int, item: Stretch, part: Gradients) -> None:
         """One stretch backward, if a gradient of its results is known."""
         given = tuple(tuple(self.grads.pop(name, ())) for name in item.outputs)
         if not any(given):
@@ -334,12 +352,33 @@ class _MicroBatch:
                 self.again.add(copy)
                 self.redistribute(self.redistributed[copy])
             copies.append((position, self.value(copy)))
+        if part is Gradients.INPUTS:
+            self.weights_left[place] = copies
+        self.add_backward(place, item, part, given, copies)
+
+    def run_backward_of_weights(self, place: int, item: Stretch) -> None:
+        """What is left of a stretch's backward pass."""
+        if (copies := self.weights_left.pop(place, None)) is not None:
+            self.add_backward(place, item, Gradients.WEIGHTS, (), copies)
+
+    def add_backward(
+        self,
+        place: int,
+        item: Stretch,
+        part: Gradients,
+        given: tuple[tuple[str, ...], ...],
+        copies: Copies,
+    ) -> None:
+        """A backward pass, and the gradients that it makes."""
         made: list[str] = []
         for name in item.inputs:
-            made.append(self.contribution(name) if self.is_trained(name) else "")
+            is_weight = name in self.parts.weights
+            other = Gradients.INPUTS if is_weight else Gradients.WEIGHTS
+            wanted = self.is_trained(name) and part is not other
+            made.append(self.contribution(name) if wanted else "")
         region, _ = self.used[place]
         self.writer.instructions.append(
-            Backward(region, self.calls[place], given, tuple(made), tuple(copies))
+            Backward(region, self.calls[place], given, tuple(made), tuple(copies), part=part)
         )
         for name, gradient in zip(item.inputs, made, strict=True):
             if gradient:
@@ -384,8 +423,8 @@ class _MicroBatch:
         """A contribution to the gradient of a value."""
         leaf = self.loads[name].leaf if name in self.loads else name
         if leaf in self.writer.kind:
-            kind = self.writer.kind[leaf]
-            self.writer.accumulate(self.value(leaf) if kind is LeafKind.INPUT else leaf, gradient)
+            is_input = self.writer.kind[leaf] is LeafKind.INPUT
+            self.writer.accumulate(self.own(leaf) if is_input else leaf, gradient)
         else:
             self.grads.setdefault(name, []).append(gradient)
 
@@ -393,7 +432,7 @@ class _MicroBatch:
         """A new name for a contribution to the gradient of a value."""
         known = self.contributions[name]
         self.contributions[name] += 1
-        return f"grad/{name}{self.tag}{f'.{known}' if known else ''}"
+        return f"grad/{self.own(name)}{f'.{known}' if known else ''}"
 
     def value(self, name: str) -> str:
         """The name in the step program of a value of this micro-batch's program."""
@@ -404,9 +443,15 @@ class _MicroBatch:
         kind = self.writer.kind.get(name)
         if kind is not None and kind is not LeafKind.INPUT:
             return name
+        if name in self.known_as:
+            return self.known_as[name]
         if name in self.writer.shared:
-            return name
-        return f"{name}{self.tag}{'~' if name in self.again else ''}"
+            return f"{self.writer.step.prefix}{name}"
+        return f"{self.own(name)}{'~' if name in self.again else ''}"
+
+    def own(self, name: str) -> str:
+        """The name in the step program of a value that this micro-batch alone has."""
+        return f"{self.writer.step.prefix}{name}{self.tag}"
 
     def is_trained(self, name: str) -> bool:
         """Whether a gradient of a value of the program is wanted."""

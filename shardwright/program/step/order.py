@@ -1,8 +1,10 @@
 """Checks that the step programs of all ranks fit together.
 
-Ranks of a group must start the same collectives in the same order, and no rank may wait for one
-that others only start behind a wait of their own. Collectives of one communicator run in the order
-in which they were started, as NCCL has it; what runs with NCCL runs with Gloo.
+Ranks of a group must start the same collectives in the same order, every message must be received
+as it is sent, and no rank may wait for one that others only start behind a wait of their own.
+Operations of one communicator run in the order in which they were started, and a message is sent
+when its receiver is ready, as NCCL has it; Gloo, which matches messages by tags and collectives by
+their order, runs what NCCL runs.
 """
 
 from __future__ import annotations
@@ -12,40 +14,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.graph import VerifyError
+from shardwright.program.step.channels import axis_of, members
 from shardwright.program.step.instructions import (
     Forward,
+    Recv,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
     Wait,
 )
 
-Group = tuple[str, tuple[int, ...]]  # the axis, and the coordinates along all others
+Group = tuple[str, tuple[int, ...]]  # the channel, and the coordinates along all other axes
 
 
 def check_order(programs: Sequence[StepProgram]) -> None:
     """Raise `VerifyError` where the programs, one for each rank in order, do not fit together."""
     ranks = [_Rank(program) for program in programs]
     queues: defaultdict[Group, list[deque[_Started]]] = defaultdict(list)
-    for rank in ranks:
-        for axis in rank.program.mesh.names:
-            queue: deque[_Started] = deque()
-            rank.queues[axis] = queue
-            queues[rank.group(axis)].append(queue)
+    for channel in _channels(programs):
+        for rank in ranks:
+            if rank.is_member(channel):
+                queue = rank.queues[channel] = deque[_Started]()
+                queues[rank.group(channel)].append(queue)
     moved = True
     while moved:
         moved = False
         for rank in ranks:
             moved |= rank.advance()
-        for group, members in queues.items():
-            while all(members) and members:
-                first = [queue.popleft() for queue in members]
+        for group, found in queues.items():
+            while all(found) and found and _fit(group[0], [queue[0] for queue in found]):
                 moved = True
-                if len({one.form for one in first}) > 1:
-                    texts = " and ".join(sorted({one.text for one in first})[:2])
-                    raise VerifyError(f"ranks along {group[0]} do not start the same: {texts}")
-                for one in first:
-                    one.done = True
+                for queue in found:
+                    queue.popleft().done = True
     for number, rank in enumerate(ranks):
         if not rank.ended:
             raise VerifyError(f"rank {number} waits forever at: {rank.now}")
@@ -54,13 +55,37 @@ def check_order(programs: Sequence[StepProgram]) -> None:
             raise VerifyError(f"rank {number} starts what no other rank does: {left[0]}")
 
 
+def _channels(programs: Sequence[StepProgram]) -> list[str]:
+    """All axes of the mesh, and the other channels that a program uses."""
+    found = dict.fromkeys(name for program in programs for name in program.mesh.names)
+    for program in programs:
+        found.update((one.channel, None) for one in (*program.transfers(), *program.messages()))
+    return list(found)
+
+
 @dataclass(eq=False)
 class _Started:
-    """A collective that one rank has started; done when all have."""
+    """A collective that one rank has started, or a message; done when all have."""
 
     form: tuple[object, ...]
     text: str
+    word: str = ""  # of a message: whether it is sent or received
     done: bool = False
+
+
+def _fit(channel: str, first: Sequence[_Started]) -> bool:
+    """Whether the first operations of all members can run: a sender needs a receiver.
+
+    Raises `VerifyError` for those that never can.
+    """
+    if len({one.form for one in first}) > 1:
+        texts = " and ".join(sorted({one.text for one in first})[:2])
+        raise VerifyError(f"ranks along {channel} do not start the same: {texts}")
+    if not first[0].word:
+        return True
+    if len(first) != 2:
+        raise VerifyError(f"{first[0].text}: a message is between two ranks, not {len(first)}")
+    return first[0].word != first[1].word
 
 
 @dataclass
@@ -81,12 +106,18 @@ class _Rank:
     def now(self) -> StepInstruction:
         return self.program.instructions[self.at]
 
-    def group(self, axis: str) -> Group:
-        """The ranks that this one communicates with along an axis."""
+    def is_member(self, channel: str) -> bool:
+        """Whether the rank is one of a channel's."""
+        mesh = self.program.mesh
+        at = mesh.names.index(axis_of(channel))
+        return mesh.coordinate(self.program.rank)[at] in members(channel, mesh)
+
+    def group(self, channel: str) -> Group:
+        """The ranks that this one communicates with on a channel."""
         mesh = self.program.mesh
         place = mesh.coordinate(self.program.rank)
-        at = mesh.names.index(axis)
-        return axis, (*place[:at], *place[at + 1 :])
+        at = mesh.names.index(axis_of(channel))
+        return channel, (*place[:at], *place[at + 1 :])
 
     def advance(self) -> bool:
         """Run until something is waited for; whether anything was run."""
@@ -101,6 +132,10 @@ class _Rank:
             case Transfer():
                 form = one.collective, *((part.move.whole, part.dtype) for part in one.parts)
                 self.in_flight[one.handle] = self.start(one.channel, form, str(one))
+            case Send() | Recv():
+                sizes = "message", *((part.shape, part.dtype) for part in one.payload)
+                word = "send" if isinstance(one, Send) else "receive"
+                self.in_flight[one.handle] = self.start(one.channel, sizes, str(one), word)
             case Wait():
                 if one.handle not in self.in_flight:
                     raise VerifyError(f"rank {self.program.rank} waits for {one.handle} too early")
@@ -114,7 +149,9 @@ class _Rank:
                 self.inside = []
         return True
 
-    def start(self, axis: str, form: tuple[object, ...], text: str) -> _Started:
-        started = _Started(form, text)
-        self.queues[axis].append(started)
+    def start(self, channel: str, form: tuple[object, ...], text: str, word: str = "") -> _Started:
+        started = _Started(form, text, word)
+        if channel not in self.queues:
+            raise VerifyError(f"rank {self.program.rank} is no member of {channel}: {text}")
+        self.queues[channel].append(started)
         return started

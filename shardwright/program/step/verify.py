@@ -10,6 +10,9 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Gradients,
+    Recv,
+    Send,
     StepProgram,
     Transfer,
     Wait,
@@ -22,11 +25,13 @@ def verify(program: StepProgram) -> None:
     """Raise `VerifyError` for the first instruction that cannot run, or whose results are lost.
 
     Every value is there when it is read; each transfer is waited for once, after it was started;
-    each run that saves something has one backward pass, after it; nothing is defined twice.
+    each run that saves something has one backward pass after it, or one for inputs and then one
+    for weights; nothing is defined twice.
     """
     there, freed = set(program.given), set[str]()
     in_flight: dict[str, tuple[str, ...]] = {}
     calls: dict[str, int] = {}
+    halves: dict[str, int] = {}  # calls whose weights have no gradients yet
     read: set[str] = set()
     for one in program.instructions:
         for name in reads(one):
@@ -44,12 +49,15 @@ def verify(program: StepProgram) -> None:
                         raise VerifyError(f"{one}: {one.call} has not run backward yet")
                     calls[one.call] = one.region
             case Backward():
-                if calls.pop(one.call, None) != one.region:
+                saved = halves if one.part is Gradients.WEIGHTS else calls
+                if saved.pop(one.call, None) != one.region:
                     raise VerifyError(f"{one}: nothing was saved for it")
-            case Transfer():
+                if one.part is Gradients.INPUTS:
+                    halves[one.call] = one.region
+            case Transfer() | Send() | Recv():
                 if one.handle in in_flight:
                     raise VerifyError(f"{one}: {one.handle} is in flight already")
-                in_flight[one.handle] = tuple(part.result for part in one.parts)
+                in_flight[one.handle] = _arriving(one)
             case Wait():
                 if in_flight.pop(one.handle, None) != one.results:
                     raise VerifyError(f"{one}: {one.handle} is not in flight")
@@ -74,6 +82,19 @@ def verify(program: StepProgram) -> None:
         raise VerifyError(f"{min(in_flight)} is never waited for")
     if calls:
         raise VerifyError(f"{min(calls)} has no backward pass")
+    if halves:
+        raise VerifyError(f"{min(halves)} has no backward pass for its weights")
     lost = [name for name in program.returned if name not in there]
     if lost:
         raise VerifyError(f"%{lost[0]} is returned but never defined")
+
+
+def _arriving(one: Transfer | Send | Recv) -> tuple[str, ...]:
+    """The values that are there after the wait for a transfer or a message."""
+    match one:
+        case Transfer():
+            return tuple(part.result for part in one.parts)
+        case Send():
+            return ()
+        case Recv():
+            return tuple(part.value for part in one.payload)

@@ -88,6 +88,14 @@ class Backend:
         sizes = list(received), list(sent)
         return begun(dist.all_to_all_single(found, given, *sizes, group=group, async_op=True))
 
+    def begin_send(self, group: dist.ProcessGroup, x: torch.Tensor, peer: int) -> Waited:
+        """Begin to send `x` to a rank of the group; it is read until it was waited for."""
+        return begun(dist.isend(x, group=group, group_dst=peer))
+
+    def begin_receive(self, group: dist.ProcessGroup, x: torch.Tensor, peer: int) -> Waited:
+        """Begin to receive `x` from a rank of the group."""
+        return begun(dist.irecv(x, group=group, group_src=peer))
+
     def begin_gather(self, group: dist.ProcessGroup, buffer: torch.Tensor, rank: int) -> Waited:
         """Begin an all-gather of parts of `buffer`, in place; part `rank` is there already."""
         own = buffer.view(-1).chunk(group.size())[rank]

@@ -20,9 +20,12 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Gradients,
+    Recv,
     Region,
     Relayout,
     Seed,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -30,7 +33,9 @@ from shardwright.program.step.instructions import (
     reads,
 )
 from shardwright.runtime.executor.layout_moves import moved_locally
+from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
+from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
 from shardwright.runtime.executor.variants import chosen_by
 from shardwright.runtime.fx import Special, region_module
@@ -78,9 +83,17 @@ class StepExecutor:
             one.handle: Collectives(one, groups[one.channel], dist.get_rank(groups[one.channel]))
             for one in program.transfers()
         }
+        self.messages = {
+            one.handle: Messages(one, groups[one.channel]) for one in program.messages()
+        }
         read = Counter(name for one in program.instructions for name in reads(one))
-        self.totals = {
-            one.call: dict(one.totals) for one in program.instructions if isinstance(one, Backward)
+        backward = [one for one in program.instructions if isinstance(one, Backward)]
+        self.totals = {one.call: dict(one.totals) for one in backward if one.part is Gradients.ALL}
+        # Of calls whose backward pass comes in two parts, the positions of the weights.
+        self.weights = {
+            one.call: [i for i in range(len(one.made)) if one.made[i] or i in dict(one.totals)]
+            for one in backward
+            if one.part is Gradients.WEIGHTS
         }
         self.read_once = frozenset(name for name, times in read.items() if times == 1)
 
@@ -122,6 +135,7 @@ class Run:
     ) -> None:
         self.executor, self.values, self.state, self.trace = executor, given, state, trace
         self.calls: dict[str, RegionCall] = {}
+        self.split_calls: dict[str, SplitCall] = {}
         self.in_flight: dict[str, InFlight] = {}
         self.owned: set[str] = set()
         self.partial = False
@@ -152,13 +166,22 @@ class Run:
         match one:
             case Forward():
                 self.forward(one)
-            case Backward():
+            case Backward(part=Gradients.ALL):
                 self.backward(one)
+            case Backward():
+                self.backward_part(one)
             case Transfer():
                 self.transfer(one)
+            case Send():
+                values = [self.values[part.value] for part in one.payload]
+                sent = self.executor.messages[one.handle].send(values, self.device)
+                self.in_flight[one.handle] = sent
+            case Recv():
+                found = self.executor.messages[one.handle].receive(self.device)
+                self.in_flight[one.handle] = found
             case Wait():
-                found = self.in_flight.pop(one.handle).results()
-                self.values.update(zip(one.results, found, strict=True))
+                results = self.in_flight.pop(one.handle).results()
+                self.values.update(zip(one.results, results, strict=True))
                 self.owned.update(one.results)
                 for name in self.missing.intersection(one.results):
                     self.values[name] = None
@@ -181,10 +204,14 @@ class Run:
         if len(region.variants) > 1:
             self.executor.regions.variant.fill_(one.variant)
         given = [self.tensor(name) for name in one.inputs]
-        if one.saves:
+        if one.saves and one.call in self.executor.weights:
+            split = SplitCall(region, module, self.executor.weights[one.call])
+            self.split_calls[one.call] = split
+            results: Sequence[torch.Tensor] = split.forward(given, self.state)
+        elif one.saves:
             totals = self.executor.totals[one.call]
             call = self.calls[one.call] = RegionCall(region, module, totals)
-            results: Sequence[torch.Tensor] = call.forward(given, self.state)
+            results = call.forward(given, self.state)
         else:
             results = [x.detach() for x in module(*given, self.state)]
         self.values.update(zip(one.outputs, results, strict=True))
@@ -206,6 +233,27 @@ class Run:
             self.values[name] = total
             self.owned.add(name)
 
+    def backward_part(self, one: Backward) -> None:
+        """Run the backward pass of a call to its inputs, or then to its weights."""
+        again = {position: self.tensor(name) for position, name in one.copies}
+        if one.part is Gradients.INPUTS:
+            given = [self.sum_of(names) for names in one.given]
+            found = self.split_calls[one.call].backward_to_inputs(given, again)
+        else:
+            found = self.split_calls.pop(one.call).backward_to_weights(again)
+        for name, gradient in zip(one.made, found, strict=True):
+            if name:
+                self.values[name] = gradient
+        for position, total in one.totals:
+            gradient, known = found[position], self.values.get(total)
+            if gradient is not None and known is not None:
+                known.add_(gradient)
+            elif gradient is not None:
+                self.values[total] = gradient.clone(memory_format=torch.contiguous_format)
+            else:
+                self.values.setdefault(total, None)
+            self.owned.add(total)
+
     def transfer(self, one: Transfer) -> None:
         given, owned = [], []
         for part in one.parts:
@@ -213,8 +261,7 @@ class Run:
             if x is None:  # a gradient that nothing contributes to
                 if self.partial:
                     self.missing.add(part.result)
-                device = self.executor.regions.variant.device
-                x = torch.zeros(part.atoms, dtype=getattr(torch, part.dtype), device=device)
+                x = torch.zeros(part.atoms, dtype=getattr(torch, part.dtype), device=self.device)
             given.append(x)
             owned.append(part.value in self.owned and part.value in self.executor.read_once)
         self.in_flight[one.handle] = self.executor.collectives[one.handle].start(given, owned)
@@ -247,6 +294,10 @@ class Run:
         for x in found[1:]:
             total = total + x
         return total
+
+    @property
+    def device(self) -> torch.device:
+        return self.executor.regions.variant.device
 
     def tensor(self, name: str) -> torch.Tensor:
         """A value that is there."""

@@ -1,1 +1,1 @@
-"""Synchronous pipelines, on `torch.distributed.pipelining`."""
+"""Pipelines: the module that runs this rank's stages, and what asynchronous ones are made of."""

@@ -1,15 +1,12 @@
-"""Synchronous pipelines: `torch.distributed.pipelining` runs stages that are parallel programs."""
+"""Synchronous pipelines: each rank runs the step program of its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
-import torch.distributed as dist
-from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph
@@ -17,13 +14,14 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
-from shardwright.runtime.batch import local_inputs
 from shardwright.runtime.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed
+from shardwright.runtime.parameters.dtensor_spec import Placed, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
-from shardwright.runtime.pipeline.pipeline_stage import StagePart
+from shardwright.runtime.pipeline.channels import Channels, channel_groups
+from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
@@ -57,17 +55,13 @@ class PipelineModule(TrainModule):
         super().__init__()
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
-        self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_graph = captured.graph
         self._sw_shares = shares is not None
         self._sw_captured = captured
         self._sw_form, self._sw_device = CallForm(captured.graph, captured.signature), device
-        self._sw_count = decisions.micro_batches
-        self._sw_mesh = device_mesh[AXIS]
-        self._sw_group = self._sw_mesh.get_group()
         inner = device_mesh[decisions.mesh.names]
-        mine = [s for s, home in enumerate(homes) if home == self._sw_mesh.get_local_rank()]
-        self._sw_home_of_loss = homes[-1]
+        place, home = place_in(inner), device_mesh[AXIS].get_local_rank()
+        mine = [stage for stage, group in enumerate(homes) if group == home]
 
         owner = shares or self
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, inner, device)
@@ -79,17 +73,14 @@ class PipelineModule(TrainModule):
         written = (buffer for buffer, _ in captured.graph.updates)
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)
-        rank = place_in(inner)
-        # Not modules of this one: their parameters are tiles of those that are held here.
-        self._sw_parts = tuple(
-            StagePart(staged, stage, rank, self._sw_holds, make, device) for stage in mine
+        program = pipeline_program(staged, home * decisions.mesh.size + place)
+        known: Channels = shares._sw_channels if shares is not None else {}
+        self._sw_channels: Channels = channel_groups(
+            pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known
         )
-        stages = [part.torch_stage(self._sw_mesh, len(homes)) for part in self._sw_parts]
-        self._sw_schedule = _schedule(staged.pipeline.schedule, stages, self._sw_count)
-        self._sw_shared = _groups(staged, device_mesh)
-        (loss,) = captured.graph.outputs
-        dtype = getattr(torch, captured.graph.tensor[loss].dtype)
-        self._sw_loss = torch.zeros((), dtype=dtype, device=device)
+        groups = {name: group for name, group in self._sw_channels.items() if group is not None}
+        self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
+        self._sw_program = PipelineStep(staged, program, place, groups, make, device)
         fast = captured.graph.numerics.rng == "fast"
         state = random_state(seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -112,7 +103,7 @@ class PipelineModule(TrainModule):
                 " gradients alone, or call it under torch.no_grad() for the loss alone"
             )
         running = self._sw_running()
-        loss = running._sw_run(args, kwargs, backward=False)
+        loss, _ = running._sw_run(args, kwargs, trains=False)
         self._sw_random = running.get_buffer("_sw_random")
         return running._sw_captured.outputs((loss,), self._sw_device)
 
@@ -131,12 +122,12 @@ class PipelineModule(TrainModule):
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""
         running = self._sw_running()
-        loss = running._sw_run(args, kwargs, backward=True)
+        loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
-        for name, gradient in running._sw_gradients().items():
+        for name, gradient in gradients.items():
             parameter = self._sw_holds.held(name)
             assert isinstance(parameter, DTensor)
-            whole = Placed(parameter).whole(gradient)
+            whole = Placed(parameter).whole(gradient.view(local(parameter).shape))
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
         return loss
 
@@ -154,90 +145,20 @@ class PipelineModule(TrainModule):
         """The serial graph, of all stages."""
         return self._sw_graph
 
-    def programs(self) -> list[fx.GraphModule]:
-        """Those of this rank's stages."""
-        every = (module for part in self._sw_parts for module in part.modules())
-        return [module for module in every if isinstance(module, fx.GraphModule)]
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch all stages of this rank."""
-        if self._sw_modes is None:
-            for part in self._sw_parts:
-                part.train(mode)
-        return super().train(mode)
-
     def _sw_run(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, backward: bool
-    ) -> torch.Tensor:
-        """Run the schedule; the loss of the batch."""
-        state = self.get_buffer("_sw_random")
-        for part in self._sw_parts:
-            given = local_inputs(self._sw_form, args, kwargs, part.inputs, self._sw_device)
-            part.begin(given, state)
-        numbers = torch.arange(self._sw_count)
-        run = self._sw_schedule.step if backward else self._sw_schedule.eval
-        run(numbers, number=numbers, target=numbers, return_outputs=False)
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, trains: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Run the program; the loss of the batch, and the gradients of this rank's tiles."""
+        step, holds = self._sw_program, self._sw_holds
+        given = step.given(self._sw_form, (args, kwargs), holds, self._sw_device)
+        found = step(given, self.get_buffer("_sw_random"), trains=trains)
+        program = step.program
         if self.training or not self._sw_standing_alone:
-            for part in self._sw_parts:
-                part.finish()
+            with torch.no_grad():
+                for buffer, value in program.updates:
+                    holds.held(buffer).copy_(found[value])
         if self.training or self._sw_draws:
             self._sw_advance()
-        found = [part.loss for part in self._sw_parts if part.loss is not None]
-        loss = found[0].clone() if found else self._sw_loss.clone()
-        dist.broadcast(loss, group_src=self._sw_home_of_loss, group=self._sw_group)
-        return loss
-
-    def _sw_gradients(self) -> dict[str, torch.Tensor]:
-        """This rank's tile of the gradient of each parameter that has one, all stages added up."""
-        found: dict[str, torch.Tensor] = {}
-        for part in self._sw_parts:
-            for name, gradient in part.gradients().items():
-                if gradient is not None:
-                    found[name] = found[name] + gradient if name in found else gradient
-        for name, group in self._sw_shared.items():
-            if name not in self._sw_holds.places:
-                continue
-            if name not in found:
-                found[name] = torch.zeros_like(local_tile(self._sw_holds.held(name)))
-            dist.all_reduce(found[name], group=group)
-        return found
-
-
-def local_tile(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's tile, without gradients."""
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local().detach()
-
-
-def _schedule(name: str, stages: list[Any], count: int) -> Any:
-    """Torch's schedule of that name. A stage returns a term of the loss: nothing is averaged."""
-    made: Any = get_schedule_class(name)
-    alone = issubclass(made, PipelineScheduleSingle)
-    return made(stages[0] if alone else stages, count, loss_fn=_term, scale_grads=False)
-
-
-def _term(output: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
-    """The last stage has computed its term of the loss."""
-    return output
-
-
-def _groups(staged: StagedGraph, device_mesh: DeviceMesh) -> dict[str, Any]:
-    """Per parameter on several groups of devices, the process group of this rank's like there.
-
-    Every rank makes all of these process groups, in the same order.
-    """
-    homes = staged.pipeline.homes
-    everywhere = device_mesh.mesh.reshape(staged.pipeline.groups, -1)
-    made: dict[tuple[int, ...], Any] = {}
-    found = {}
-    for name, stages in staged.holders.items():
-        holders = tuple(sorted({homes[stage] for stage in stages}))
-        if len(holders) == 1 or not staged.graph.tensor[name].requires_grad:
-            continue
-        if holders not in made:
-            ranks = [
-                everywhere[list(holders), place].tolist() for place in range(everywhere.shape[1])
-            ]
-            made[holders] = dist.new_subgroups_by_enumeration(ranks)[0]
-        found[name] = made[holders]
-    return found
+        (output,) = program.outputs
+        named = ((leaf, found.get(value)) for leaf, value in program.gradients)
+        return found[output], {leaf: x for leaf, x in named if x is not None}

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.ir.buckets import gather_buckets, gradient_buckets
 from shardwright.ir.graph import VerifyError
+from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
+from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
     Backward,
     Forward,
+    Recv,
     Relayout,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -70,6 +74,8 @@ def _groups(
     for one in instructions:
         if isinstance(one, Forward | Backward) and backward != isinstance(one, Backward):
             backward, part_of_step = not backward, part_of_step + 1
+        elif isinstance(one, Send | Recv):  # a pass of a pipeline stage ends
+            part_of_step += 1
         if isinstance(one, Wait) and one.handle in levels:
             depth.update(dict.fromkeys(one.results, levels[one.handle] + 1))
         elif isinstance(one, Relayout | Add | Accumulate):
@@ -77,6 +83,8 @@ def _groups(
             depth.update(dict.fromkeys(writes(one), deepest))
         if not isinstance(one, Transfer) or known[one.handle] is not purpose:
             continue
+        if axis_of(one.channel) == AXIS:
+            continue  # each stage would make other buckets
         levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
         is_frozen = frozen.issuperset(reads(one))
         frozen.update(part.result for part in one.parts if is_frozen)

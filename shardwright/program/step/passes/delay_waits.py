@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
+from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
@@ -29,11 +31,16 @@ def delay_waits(program: StepProgram) -> StepProgram:
     found: list[StepInstruction] = []
     delayed: list[_Delayed] = []
     for one in program.instructions:
+        if isinstance(one, Transfer) and axis_of(one.channel) == AXIS:
+            # Other stages delay others: all of them start what they do together in one order.
+            for each in delayed:
+                found += each.instructions
+            delayed = []
         if needed := [each for each in delayed if each.needs(one)]:
             delayed = [each for each in delayed if each not in needed]
             delayed.append(_Delayed.all_of(needed))
             delayed[-1].add(one)
-        elif isinstance(one, Wait) and known[one.handle] in _LATE:
+        elif isinstance(one, Wait) and known.get(one.handle) in _LATE:
             delayed.append(_Delayed([transfers[one.handle]]))
             delayed[-1].add(one)
         else:

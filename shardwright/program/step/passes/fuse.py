@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Gradients,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -50,16 +51,19 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
     """Runs of calls, named without their micro-batch, that are one region each in every one."""
     hard = [one for one in program.instructions if not isinstance(one, Accumulate)]
     follows: dict[tuple[str, bool], str] = {}  # call, whether it repeats another -> the next
-    behind: dict[str, str] = {}  # call -> the one whose backward pass is next
+    behind: dict[tuple[str, Gradients], str] = {}  # call, part -> the one whose part is next
     runs: dict[str, Forward] = {}
-    backward = {one.call for one in hard if isinstance(one, Backward)}
+    backward: defaultdict[str, set[Gradients]] = defaultdict(set)
+    for one in hard:
+        if isinstance(one, Backward):
+            backward[one.call].add(one.part)
     again = {one.call for one in hard if isinstance(one, Forward) and one.again}
     for one, following in itertools.pairwise(hard):
         match one, following:
             case Forward(), Forward() if one.again == following.again:
                 follows[one.call, one.again] = following.call
-            case Backward(), Backward():
-                behind[one.call] = following.call
+            case Backward(), Backward() if one.part is following.part:
+                behind[one.call, one.part] = following.call
     batches: defaultdict[str, list[str]] = defaultdict(list)
     for one in hard:
         if isinstance(one, Forward) and not one.again:
@@ -72,13 +76,13 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
             return False
         for batch in batches[first]:
             a, b = _call(first, batch), _call(second, batch)
-            if follows.get((a, False)) != b or (a in backward) != (b in backward):
+            if follows.get((a, False)) != b or backward[a] != backward[b]:
                 return False
             if runs[a].saves != runs[b].saves:
                 return False
             if (a in again) != (b in again) or (a in again and follows.get((a, True)) != b):
                 return False
-            if a in backward and behind.get(b) != a:
+            if any(behind.get((b, part)) != a for part in backward[a]):
                 return False
             if any(program.regions[runs[one].region].communicates for one in (a, b)):
                 return False
@@ -136,7 +140,10 @@ class _Fusion:
         self.again = {
             one.call: one for one in instructions if isinstance(one, Forward) and one.again
         }
-        self.backward = {one.call: one for one in instructions if isinstance(one, Backward)}
+        self.backward: defaultdict[str, dict[Gradients, Backward]] = defaultdict(dict)
+        for one in instructions:
+            if isinstance(one, Backward):
+                self.backward[one.call][one.part] = one
         self.sinks = _sinks(instructions)
         self.readers: defaultdict[str, set[str]] = defaultdict(set)  # value -> calls, "" others
         for one in instructions:
@@ -183,7 +190,7 @@ class _Fusion:
         if fused is None:
             fused = self.fused[calls[0]] = self.fusion_of(calls)
         if isinstance(one, Backward):
-            return self.backward_of(fused, calls)
+            return self.backward_of(fused, calls, one.part)
         parts = [(self.again if one.again else self.forward)[call] for call in calls]
         made = {name for part in parts for name in part.outputs}
         inputs = [""] * len(fused.inputs)
@@ -227,13 +234,12 @@ class _Fusion:
         sources: list[int] = []  # of each input: of the whole, or ~ the number of the value made
         leaving: list[bool] = []  # of each output
         for part in parts:
-            backward = self.backward.get(part.call)
+            gradients = _made(self.backward[part.call].values(), len(part.inputs))
             for i, value in enumerate(part.inputs):
                 if value in made:
                     sources.append(~made[value])
                     continue
-                gradient = backward.made[i] if backward is not None else ""
-                key = value, self.sinks.get(gradient, ()) if gradient else ()
+                key = value, self.sinks.get(gradients[i], ()) if gradients[i] else ()
                 if key not in taken:
                     taken[key] = len(values)
                     values.append(value)
@@ -278,14 +284,14 @@ class _Fusion:
                     differentiable.append(region.differentiable[i])
         return self.table.add(instructions, names, outputs, trained, differentiable, dropped)
 
-    def backward_of(self, fused: _Fused, calls: Sequence[str]) -> Backward:
-        """The backward pass of a chain."""
-        inside = {name for call in calls for name in self.backward[call].made if name}
+    def backward_of(self, fused: _Fused, calls: Sequence[str], part: Gradients) -> Backward:
+        """The backward pass of a chain, or a part of it."""
+        inside = {name for call in calls for name in self.backward[call][part].made if name}
         given: list[tuple[str, ...]] = [()] * len(fused.outputs)
         made = [""] * len(fused.inputs)
         copies: dict[int, str] = {}
         for call in reversed(calls):
-            one = self.backward[call]
+            one = self.backward[call][part]
             for i, names in enumerate(one.given):
                 if (call, i) in fused.exits:
                     given[fused.exits[call, i]] = tuple(n for n in names if n not in inside)
@@ -300,7 +306,12 @@ class _Fusion:
             for i, name in one.copies:
                 copies[fused.positions[call, i]] = name
         return Backward(
-            fused.number, calls[0], tuple(given), tuple(made), tuple(sorted(copies.items()))
+            fused.number,
+            calls[0],
+            () if part is Gradients.WEIGHTS else tuple(given),
+            tuple(made),
+            tuple(sorted(copies.items())),
+            part=part,
         )
 
     def without_merged(self, one: StepInstruction) -> StepInstruction | None:
@@ -318,6 +329,14 @@ class _Fusion:
             case Add():
                 return replace(one, terms=tuple(n for n in one.terms if n not in self.merged))
         return one
+
+
+def _made(parts: Iterable[Backward], inputs: int) -> list[str]:
+    """The gradient of each input of a call, whichever part of the backward pass makes it."""
+    found = [""] * inputs
+    for one in parts:
+        found = [name or known for name, known in zip(one.made, found, strict=True)]
+    return found
 
 
 def _sinks(instructions: Sequence[StepInstruction]) -> Mapping[str, Sink]:

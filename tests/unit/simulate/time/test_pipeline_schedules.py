@@ -13,6 +13,7 @@ PAPERS = [
     ("Interleaved1F1B", 4, lambda p, m: m + (p - 1) / 4),
     ("InterleavedZeroBubble", 1, lambda p, m: m + (p - 1) / 3),
     ("ZBVZeroBubble", 2, lambda p, m: m + (p - 1) / 6),
+    ("LoopedBFS", 2, lambda p, m: m + (p - 1) / 2),
 ]
 
 
@@ -44,7 +45,7 @@ def most(schedule, groups, each, pieces):
 
 def test_groups_keep_what_the_papers_say():
     assert most("1F1B", 4, 1, 16) == [4, 3, 2, 1]
-    assert most("GPipe", 4, 1, 16) == [16] * 4
+    assert most("GPipe", 4, 1, 16) == most("LoopedBFS", 4, 2, 16) == [16] * 4
     # Megatron-LM: 1 + (p - 1) / (p v) times that of 1F1B.
     assert most("Interleaved1F1B", 4, 2, 16)[0] == 4 * (1 + 3 / 8)
     # ZB1P and ZB-V keep as much everywhere as 1F1B does on the first group.

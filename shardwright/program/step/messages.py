@@ -1,0 +1,160 @@
+"""The messages between pipeline groups under a schedule: what is sent, received, and waited for.
+
+A group starts to receive messages of one channel in the order in which they are sent. It waits for
+a message that it sent as soon as something that it received tells that the other group has started
+to receive it, so that this wait adds no dependency between groups, and no deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardwright.ir.schedules.registry import orders, schedule_named
+from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
+
+
+class Message(NamedTuple):
+    """What crosses from stage `source` to `target` in micro-batch `number`.
+
+    Values if the target is behind the source, else their gradients.
+    """
+
+    source: int
+    target: int
+    number: int
+
+    @property
+    def backward(self) -> bool:
+        """Whether it has gradients."""
+        return self.target < self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of a group, with its messages.
+
+    Before the pass the group starts to receive `posts`, waits for `received`, which is one of the
+    messages that it has posted, and for those of its own that are `known_sent`. After the pass it
+    sends `sent`. Between stages of one group nothing is sent.
+    """
+
+    one: Pass
+    posts: tuple[Message, ...]
+    received: Message | None
+    known_sent: tuple[Message, ...]
+    sent: Message | None
+
+
+@lru_cache(maxsize=16)
+def steps(
+    schedule: str, groups: int, stages: int, micro_batches: int
+) -> tuple[tuple[Step, ...], ...]:
+    """The steps of each group; raises `PipelineError` for a schedule that waits for itself."""
+    played = _Play(schedule, groups, stages, micro_batches)
+    while any(played.advance(group) for group in range(groups)):
+        pass
+    for group, order in enumerate(played.orders):
+        if len(played.found[group]) < len(order):
+            one = order[len(played.found[group])]
+            raise PipelineError(
+                f"the schedule {schedule} waits for itself: group {group} cannot start the"
+                f" {one.kind.name.lower()} pass of stage {one.stage}, micro-batch {one.number}"
+            )
+    return tuple(map(tuple, played.found))
+
+
+class _Play:
+    """All groups while their passes are played, each as soon as what it needs was sent."""
+
+    def __init__(self, schedule: str, groups: int, stages: int, micro_batches: int) -> None:
+        self.stages = stages
+        self.orders = orders(schedule, groups, stages, micro_batches)
+        self.homes = schedule_named(schedule).homes(groups, stages)
+        self.found: list[list[Step]] = [[] for _ in range(groups)]
+        # How many passes of each group a group knows to have begun, and each sender knew.
+        self.known = [[0] * groups for _ in range(groups)]
+        self.carried: dict[Message, list[int]] = {}
+        self.sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)  # in order
+        self.posted: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self.begun: dict[Message, int] = {}  # the pass before which a message was posted
+        self.unknown: list[list[Message]] = [[] for _ in range(groups)]
+        self.done: set[Pass] = set()
+
+    def advance(self, group: int) -> bool:
+        """Play as many passes of a group as can be; whether any could."""
+        order, found = self.orders[group], self.found[group]
+        before = len(found)
+        while len(found) < len(order) and self.play(group, order[len(found)]):
+            pass
+        return len(found) > before
+
+    def play(self, group: int, one: Pass) -> bool:
+        """Play a pass, if what it needs is there."""
+        at, known = len(self.found[group]) + 1, self.known[group]
+        needed = self.needed(one)
+        posts: tuple[Message, ...] = ()
+        received = None
+        if needed is not None:
+            source = self.homes[needed.source]
+            if source == group:
+                kinds = (Kind.BACKWARD, Kind.INPUTS) if needed.backward else (Kind.FORWARD,)
+                if self.done.isdisjoint(Pass(needed.source, one.number, kind) for kind in kinds):
+                    return False
+            elif needed not in self.carried:
+                return False
+            else:
+                received = needed
+                posts = self.post(source, group, needed, at)
+                theirs = self.carried.pop(needed)
+                known[:] = map(max, known, theirs)
+        known[group] = at
+        known_sent = self.arrived(group)
+        sent = self.given(one)
+        if sent is not None:
+            target = self.homes[sent.target]
+            if target == group:
+                sent = None
+            else:
+                self.sent[group, target].append(sent)
+                self.carried[sent] = list(known)
+                self.unknown[group].append(sent)
+        self.done.add(one)
+        self.found[group].append(Step(one, posts, received, known_sent, sent))
+        return True
+
+    def post(self, source: int, group: int, needed: Message, at: int) -> tuple[Message, ...]:
+        """Messages that have to be posted so that `needed` is, in the order of the sender."""
+        link = source, group
+        first = self.posted[link]
+        last = self.sent[link].index(needed) + 1
+        self.posted[link] = max(first, last)
+        posts = tuple(self.sent[link][first:last])
+        self.begun.update(dict.fromkeys(posts, at))
+        return posts
+
+    def arrived(self, group: int) -> tuple[Message, ...]:
+        """Messages of a group that it knows now to be received."""
+        found = [
+            one
+            for one in self.unknown[group]
+            if self.begun.get(one, 1 << 62) <= self.known[group][self.homes[one.target]]
+        ]
+        self.unknown[group] = [one for one in self.unknown[group] if one not in found]
+        return tuple(found)
+
+    def needed(self, one: Pass) -> Message | None:
+        """What a pass reads of another stage."""
+        if one.kind is Kind.WEIGHTS:
+            return None
+        source = one.stage + (-1 if one.kind is Kind.FORWARD else 1)
+        return Message(source, one.stage, one.number) if 0 <= source < self.stages else None
+
+    def given(self, one: Pass) -> Message | None:
+        """What a pass makes for another stage."""
+        if one.kind is Kind.WEIGHTS:
+            return None
+        target = one.stage + (1 if one.kind is Kind.FORWARD else -1)
+        return Message(one.stage, target, one.number) if 0 <= target < self.stages else None

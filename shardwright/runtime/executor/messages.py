@@ -1,0 +1,82 @@
+"""Messages between pipeline stages: values of any shape and dtype in one buffer of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from shardwright.program.step.instructions import Recv, Send
+from shardwright.runtime.backend.base import Waited, wait_for
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.executor.transfers import InFlight
+
+_ALIGN = 64  # bytes: each value starts where vector instructions want it to
+
+
+class Messages:
+    """Sends or receives one message, as often as it is asked to; `group` has both ranks."""
+
+    def __init__(self, message: Send | Recv, group: dist.ProcessGroup) -> None:
+        self.message, self.group = message, group
+        self.peer = 1 - dist.get_rank(group)
+        self.backend = backend_of(group)
+        self.shapes = [one.shape for one in message.payload]
+        self.dtypes: list[torch.dtype] = [getattr(torch, one.dtype) for one in message.payload]
+        sizes = [
+            prod(shape) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+        self.sizes = sizes
+        alone = len(sizes) == 1
+        rooms = sizes if alone else [-(-size // _ALIGN) * _ALIGN for size in sizes]
+        *self.starts, end = accumulate(rooms, initial=0)
+        self.bytes = max(1, end)
+
+    @torch.no_grad()
+    def send(self, values: Sequence[torch.Tensor | None], device: torch.device) -> InFlight:
+        """Start to send values of the message's dtypes; None is zeros."""
+        (first, *others) = values if values else (None,)
+        if first is not None and not others and first.is_contiguous() and first.numel():
+            buffer = first.reshape(-1).view(torch.uint8)
+        else:
+            buffer = torch.zeros(self.bytes, dtype=torch.uint8, device=device)
+            for view, value in zip(self._views(buffer), values, strict=True):
+                if value is not None:
+                    view.copy_(value)
+        work = self.backend.begin_send(self.group, buffer, self.peer)
+        return _Started(work, f"{self.message}", buffer, [])
+
+    @torch.no_grad()
+    def receive(self, device: torch.device) -> InFlight:
+        """Start to receive."""
+        buffer = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+        work = self.backend.begin_receive(self.group, buffer, self.peer)
+        return _Started(work, f"{self.message}", buffer, self._views(buffer))
+
+    def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The values in a buffer, sharing its memory."""
+        return [
+            buffer[start : start + size].view(dtype).view(shape)
+            for start, size, dtype, shape in zip(
+                self.starts, self.sizes, self.dtypes, self.shapes, strict=True
+            )
+        ]
+
+
+class _Started:
+    """A message under way, whose `buffer` is written or read until it was waited for."""
+
+    def __init__(
+        self, work: Waited, text: str, buffer: torch.Tensor, values: list[torch.Tensor]
+    ) -> None:
+        self._work, self._text, self._values = work, text, values
+        self._buffer: torch.Tensor | None = buffer
+
+    def results(self) -> list[torch.Tensor]:
+        wait_for(self._work, self._text)
+        self._buffer = None
+        return self._values

@@ -1,0 +1,98 @@
+"""Runs the step program of one rank of a synchronous pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.ir.graph import LeafKind
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.dead_code import forward_only
+from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.optimize import optimized
+from shardwright.program.step.passes.free import free
+from shardwright.program.step.pipeline import lower_pipeline, stage_prefix
+from shardwright.runtime.batch import InputPart, local_inputs, stage_inputs
+from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
+from shardwright.runtime.fx import Special
+from shardwright.runtime.parameter_store import ParameterStore
+from shardwright.runtime.parameters.dtensor_spec import local
+from shardwright.tracing.arguments import CallForm
+
+
+def pipeline_program(staged: StagedGraph, rank: int) -> StepProgram:
+    """What `rank` of all groups runs in a training step."""
+    return optimized(lower_pipeline(staged, rank, in_place))
+
+
+@final
+class PipelineStep(nn.Module):
+    """The step `program` of this rank, at `place` of its group.
+
+    `groups` has the process group of each channel, `make` is as in `to_module`.
+    """
+
+    def __init__(
+        self,
+        staged: StagedGraph,
+        program: StepProgram,
+        place: int,
+        groups: Mapping[str, dist.ProcessGroup],
+        make: Callable[[Special], nn.Module],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.program = program
+        self.loads = {load.leaf: load.shape for load in program.loads}
+        self.regions = Regions(program.regions, make, device)
+        self.training_step = StepExecutor(program, self.regions, groups)
+        self.evaluation = StepExecutor(free(forward_only(program)), self.regions, groups)
+        loss = staged.graph.tensor[staged.graph.outputs[0]]
+        self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
+        # What a stage reads of the batch, by path, and the names of these leaves in the program.
+        self.inputs: list[tuple[dict[str, InputPart], dict[str, str]]] = []
+        group, homes = program.rank // staged.decisions.mesh.size, staged.pipeline.homes
+        for stage in (stage for stage, home in enumerate(homes) if home == group):
+            parts, prefix = stage_inputs(staged, stage, place), stage_prefix(staged, stage)
+            leaves = staged.parts[stage].graph.leaves_of(LeafKind.INPUT)
+            names = {f"{prefix}{x.name}": x.keys[0] for x in leaves if x.keys[0] in parts}
+            self.inputs.append((parts, names))
+
+    def given(
+        self,
+        form: CallForm,
+        call: tuple[tuple[object, ...], Mapping[str, object]],
+        holds: ParameterStore,
+        device: torch.device,
+    ) -> dict[str, torch.Tensor]:
+        """The values that the program begins with, of a call's arguments."""
+        values: dict[str, torch.Tensor] = {}
+        for name in self.program.leaves:
+            leaf = holds.constants.get(name)
+            tile = local(holds.held(name)) if leaf is None else leaf
+            values[name] = tile.detach().view(self.loads.get(name, tile.shape))
+        micro: dict[str, tuple[InputPart, torch.Tensor]] = {}
+        for parts, names in self.inputs:
+            batch = local_inputs(form, *call, parts, device)
+            micro.update((name, (parts[key], batch[key])) for name, key in names.items())
+        for name, number, value in self.program.inputs:
+            part, whole = micro[name]
+            values[value] = part.micro_batch(whole, number)
+        return values
+
+    # Compiled are the regions: what a backward in a forward does no compiler can follow.
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def forward(
+        self, given: dict[str, torch.Tensor], state: torch.Tensor, *, trains: bool
+    ) -> Values:
+        """What the program returns, by name; `state` is that of random numbers."""
+        if not trains:
+            with torch.no_grad():
+                return self.evaluation.run(given, state)
+        given.update((seed, self.one) for _, seed in self.program.seeds)
+        return self.training_step.run(given, state)
