@@ -85,6 +85,7 @@ class TrainModule(LastingModule, ABC):
         """Switch from now on as `modes` says."""
         self._sw_modes = modes
         modes.attach(self)
+        self._sw_running()  # now, and not while a compiler looks on
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation, as the model's own `train` does.

@@ -28,10 +28,16 @@ def _places_of_hooks(text):
     model, batch = even()
     module = sw.parallelize(model, sw.Plan.from_json(text))
     waited, seen = [], {}
+
+    def note(number):
+        def noted(_):
+            seen[number] = len(waited)
+
+        return noted
+
     for number in range(LAYERS):
-        module.get_parameter(f"layers.{number}.weight").register_post_accumulate_grad_hook(
-            lambda _, number=number: seen.setdefault(number, len(waited))
-        )
+        weight = module.get_parameter(f"layers.{number}.weight")
+        weight.register_post_accumulate_grad_hook(note(number))
     with mock.patch.object(transfers, "wait_for", lambda work, _: waited.append(work.wait())):
         module(**batch).backward()
     return list(seen), list(seen.values())

@@ -25,10 +25,6 @@ from shardwright.report.program_text import program_diff, program_summary, progr
 from shardwright.report.text.explain import WIDTH
 
 NOT_IN_ORDER = 1  # exit status of programs that do not fit together
-_WHOLE_BATCH = (
-    "note: the plan takes its batch as a whole, and such steps do not run as step programs yet;"
-    " this is the program that its decisions lower to"
-)
 
 
 class Checked(NamedTuple):
@@ -96,15 +92,12 @@ def command(
             {
                 "plan": given.plan,
                 "rank": rank,
-                "runs": plan.micro_batches > 1,
                 "program": program_content(program),
                 "diff": diff,
                 "checked": None if checked is None else checked._asdict(),
             }
         )
     else:
-        if plan.micro_batches == 1:
-            click.echo(textwrap.fill(_WHOLE_BATCH, WIDTH, subsequent_indent="  "), err=True)
         if checked is None or diff is not None:
             _print(program, diff, full)
         if checked is not None:

@@ -68,7 +68,7 @@ class Bounds:
 
     def bytes(self, strategy: Strategy) -> int:
         """No rank of this strategy holds less, on the worst rank."""
-        state, kept, again = self._held
+        state, kept, again = self._memory_parts
         model = strategy.tp * strategy.pp * strategy.ep
         shards = strategy.dp_shard * strategy.cp if strategy.zero >= 2 else 1
         shards = min(shards * model, self.expansion.machine.devices)
@@ -98,7 +98,7 @@ class Bounds:
         return most_updates(self._one[0].writer)
 
     @cached_property
-    def _held(self) -> tuple[int, int, int]:
+    def _memory_parts(self) -> tuple[int, int, int]:
         """Bytes of state, and of what is saved without recomputation and with all of it."""
         space, *choices = self._one
         _, memory = space.writer.space.prices.priced(np.stack(choices))

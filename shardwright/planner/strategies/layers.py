@@ -28,8 +28,8 @@ def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
             path = match[0].rstrip(".")
             found[path] = range(found[path].start if path in found else i, i + 1)
     spans = sorted(found.values(), key=lambda span: span.start)
-    apart = all(one.stop <= other.start for one, other in itertools.pairwise(spans))
-    return tuple(spans) if apart else ()
+    disjoint = all(one.stop <= other.start for one, other in itertools.pairwise(spans))
+    return tuple(spans) if disjoint else ()
 
 
 def recomputable(graph: Graph, layers: Sequence[range]) -> tuple[range, ...]:

@@ -167,8 +167,8 @@ class Tilings:
         both = self.strategy.tp * self.strategy.cp
         sizes, heads = self.dimensions.sizes, self.dimensions.heads
         together = {atom for atom in heads & self.inner if sizes[atom] % both == 0}
-        apart = {a for a in heads - self.inner if sizes[a] % self.strategy.cp == 0}
-        return frozenset(together or apart)
+        separate = {a for a in heads - self.inner if sizes[a] % self.strategy.cp == 0}
+        return frozenset(together or separate)
 
 
 def _splits_keys(rule: Rule, choice: JointSplit) -> bool:

@@ -42,10 +42,8 @@ def test_the_program_of_a_rank_is_printed(files, shardwright_command, as_json):
         found = as_json("program", EXAMPLE, sharded, "--rank", rank)
         program = program_from_json(json.dumps(found["program"]))
         assert full.startswith(f"{program}\n\n{len(program.instructions)} instructions, ")
-        assert (found["rank"], found["runs"], found["diff"], found["checked"]) == (
-            *(rank, True, None, None),
-        )
-        assert program.passes[0] == "bucket"
+        assert (found["rank"], found["diff"], found["checked"]) == (rank, None, None)
+        assert program.passes[0] == "overlap_sums"
     naive = as_json("program", EXAMPLE, sharded, "--passes", "naive")["program"]
     assert "passes" not in naive
     assert len(naive["instructions"]) != len(found["program"]["instructions"])
@@ -77,12 +75,12 @@ def test_all_ranks_are_checked(files, shardwright_command, as_json, monkeypatch)
     assert result.stdout.endswith("do not fit together: rank 1 waits forever at: t1\n")
 
 
-def test_whole_batches_say_that_they_run_otherwise(shardwright_command, tmp_path):
+def test_a_whole_batch_has_a_seed_between_its_parts(shardwright_command, tmp_path):
     file = tmp_path / "plan.json"
     shardwright_command("plan", EXAMPLE, "--machine", "2xcpu", "-o", file)
     result = shardwright_command("program", EXAMPLE, file)
-    assert "do not run as step programs yet" in " ".join(result.stderr.split())
     assert result.stdout.startswith("rank 0 of ")
+    assert result.stdout.count(" = seed") == 1
 
 
 def test_mistakes_show_before_the_model_is_captured(files, mistake, api, monkeypatch, tmp_path):

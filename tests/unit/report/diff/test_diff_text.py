@@ -10,7 +10,7 @@ from shardwright.report.diff.diff_text import diff_json, diff_tables, diff_text
 from shardwright.report.diff.difference import difference
 from tests.harness import plans
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "diff.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "diff.txt"
 
 
 def other_plan():

@@ -16,7 +16,7 @@ from shardwright.report.frontier.table import (
 from shardwright.report.summary import LEGEND
 from tests.harness import plans
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "frontier.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "frontier.txt"
 
 
 def test_plain_text_matches_the_golden_table():
