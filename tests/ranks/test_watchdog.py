@@ -73,7 +73,7 @@ def test_the_rank_that_holds_others_up_is_named(tmp_path):
     ((step,), (barrier,), (start,)) = first
     assert "no step was done for 3 s, in step 7; held up by rank 1, which is in slow_data" in step
     assert "test_watchdog.py:" in step
-    assert "; rank 0 waits for copies of %up.weight/local, %" in step, step
+    assert "; rank 0 waits for t1 = all_gather(%up.weight, %" in step, step
     assert "; rank 0 waits in barrier" in barrier
     assert start.startswith("the start did not go on for 3 s; held up by rank 1, which is in slow_")
     assert "; rank 0 waits in new_group" in start

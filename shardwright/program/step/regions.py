@@ -74,7 +74,7 @@ class RegionTable:
         """The number and variant of a region of one variant."""
         (variant,) = found.variants
         form = variant if self.fixed_offsets else tuple(map(without_offsets, variant))
-        key = replace(found, variants=(form,))
+        key = replace(found, variants=(form,)), tuple(map(_written_arguments, form))
         number = self._known.setdefault(key, len(self.regions))
         if number == len(self.regions):
             self.regions.append(found)
@@ -84,6 +84,11 @@ class RegionTable:
             self.regions[number] = replace(found, variants=(*known, variant))
             return Used(number, len(known))
         return Used(number, known.index(variant))
+
+
+def _written_arguments(one: Instruction) -> str:
+    """The arguments as text: 1, 1.0 and True are equal, and compute different things."""
+    return str((one.op.args, one.op.kwargs)) if isinstance(one, CALLS) else ""
 
 
 def with_prefix(
