@@ -6,6 +6,7 @@ import click
 
 from shardwright.cli import version
 from shardwright.cli.commands import (
+    audit,
     diff,
     doctor,
     explain,
@@ -52,6 +53,7 @@ for command in (
     report,
     simulate,
     export,
+    audit,
     verify,
     recost,
     run,
