@@ -6,6 +6,7 @@ import click
 
 from shardwright.cli import version
 from shardwright.cli.commands import (
+    audit,
     diff,
     doctor,
     explain,
@@ -58,6 +59,7 @@ for command in (
     simulate,
     program,
     export,
+    audit,
     verify,
     recost,
     run,

@@ -95,7 +95,7 @@ class TrainingConfig:
         framework: its name, as "torchtitan".
         dialect: the kind of file, as "TOML, until 2026-02".
         source: the file's name.
-        strategy: how it trains in parallel.
+        strategy: how it trains in parallel, without what has no effect (`canonical`).
         batch: what a step computes.
         model: what is said of the model.
         semantics: what changes results.

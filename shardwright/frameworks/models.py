@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.frameworks.config import ModelHints
+from shardwright.frameworks.documents.document import Document
+from shardwright.frameworks.errors import FrameworkError
+from shardwright.frameworks.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +111,28 @@ def flavor(family: str | None, size: str | None) -> ModelHints:
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+_SIZES = {  # of ModelHints -> keys of a Hugging Face config.json, the first that is there
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "key_value_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+    "vocabulary": ("vocab_size",),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_ffn": ("moe_intermediate_size",),
+}
+
+
+def model_of_config(document: Document) -> ModelHints:
+    """The sizes in a Hugging Face config.json; raises `FrameworkError` for one without layers."""
+    settings = Settings(document)
+    sizes = {
+        size: next((found for k in keys if (found := settings.integer(k, None)) is not None), None)
+        for size, keys in _SIZES.items()
+    }
+    if sizes["layers"] is None:
+        raise FrameworkError(f"{document.name}: a config.json with num_hidden_layers is needed")
+    return ModelHints(name=settings.text("model_type", None), **sizes)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Semantics, TrainingConfig
 from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.documents.forms import parse_document
@@ -85,7 +86,7 @@ def _config(found: Framework, settings: Settings, understood: Understood) -> Tra
         framework=found.name,
         dialect=understood.dialect,
         source=settings.document.name,
-        strategy=strategy,
+        strategy=canonical(strategy),
         batch=understood.batch,
         model=understood.model,
         semantics=Semantics(

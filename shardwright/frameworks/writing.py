@@ -84,7 +84,7 @@ def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
 
 
 def _yaml(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
-    return yaml.safe_dump(nested(keys), sort_keys=False)
+    return str(yaml.safe_dump(nested(keys), sort_keys=False))
 
 
 def _json(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
@@ -151,8 +151,38 @@ def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
     writer = WRITERS[framework]
     near, reasons = writer.nearest(strategy, facts)
     text = writer.text(writer.settings(near, facts), near, facts)
-    _require_read_back(parse_document(framework, text), writer, near)
+    _read_back(parse_document(framework, text), writer, near, facts)
     return Written(text, near, tuple(reasons))
+
+
+def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -> Written:
+    """A new config of another framework, of the batch, model and clipping of one that was read.
+
+    What changes the results of training beside the strategy is among the reasons. Otherwise as
+    `write_config`.
+    """
+    facts = Facts(
+        batch=config.batch,
+        model=config.model.name,
+        layers=config.model.layers,
+        clip=config.semantics.clip,
+    )
+    written = write_config(framework, strategy, facts)
+    writer = WRITERS[framework]
+    document = parse_document(framework, written.text)
+    again = _read_back(document, writer, written.strategy, facts)
+    reasons = list(written.reasons)
+    before, after = config.semantics, again.semantics
+    if before.loss_mean != after.loss_mean:
+        reasons.append(
+            f"results change: the loss is a mean over {after.loss_mean}, not {before.loss_mean}"
+        )
+    if before.clip != after.clip:
+        shown = "what its script says" if after.clip is None else f"{after.clip:g}"
+        reasons.append(f"results may change: gradients are clipped at {shown}, not {before.clip}")
+    if again.batch.samples is None and config.batch.samples is not None:
+        reasons.append(f"the batch of {config.batch.samples} sequences stands in its script")
+    return Written(written.text, written.strategy, tuple(reasons))
 
 
 def edit_config(
@@ -196,9 +226,9 @@ def edit_config(
     for key, value in changes.items():
         if isinstance(value, Code) and document.form != "python":
             raise FrameworkError(f"{document.name}: {key} is an object of Python; write a new file")
-    anchor = config.used[0].name if config.used else None
+    anchor = next((spelled(key) for key in after if spelled(key) in document.entries), None)
     new = edited(document, changes, anchor)
-    _require_read_back(new, writer, near)
+    _read_back(new, writer, near, facts)
     return Written(new.text, near, tuple(reasons))
 
 
@@ -217,11 +247,27 @@ def _spelling(document: Document, framework: str) -> Callable[[str], str]:
     return lambda key: known.spelled(key) or f"{prefix}{key}"
 
 
-def _require_read_back(document: Document, writer: Writer, wanted: Strategy) -> None:
-    """Raise `FrameworkError` unless the file is read as what was wanted."""
+def _read_back(
+    document: Document, writer: Writer, wanted: Strategy, facts: Facts
+) -> TrainingConfig:
+    """What a written file says.
+
+    Raises `FrameworkError` unless strategy, batch and clipping are what was wanted, as far as the
+    framework's files say them.
+    """
     config = read_document(document, writer.reads_as, wanted.devices, no_companion)
-    if canonical(config.strategy) != canonical(wanted):
+    if config.strategy != canonical(wanted):
         raise FrameworkError(
             f"{document.name}: its other keys contradict the wanted strategy: it would be read as"
-            f" '{canonical(config.strategy)}' and not as '{canonical(wanted)}'; write a new file"
+            f" '{config.strategy}' and not as '{canonical(wanted)}'; write a new file"
         )
+    for what, said, given in (
+        ("sequences a step", config.batch.samples, facts.batch.samples),
+        ("tokens a sequence", config.batch.sequence, facts.batch.sequence),
+        ("as the norm of clipping", config.semantics.clip, facts.clip),
+    ):
+        if said is not None and given is not None and said != given:
+            raise FrameworkError(
+                f"{document.name}: it would have {said} {what}, not {given}; write a new file"
+            )
+    return config

@@ -16,6 +16,7 @@ from shardwright.frameworks.documents.document import (
     Document,
     Entry,
     Form,
+    line_end,
     line_of,
     not_editable,
     put,
@@ -190,6 +191,8 @@ def _number(node: ast.expr) -> int:
 
 def words(value: Any) -> str:
     """The value of a flag as it is written."""
+    if isinstance(value, list):
+        return " ".join(map(words, value))
     text = str(value)
     return text if re.fullmatch(r"[\w.,:/+-]+", text) else f'"{text}"'
 
@@ -216,8 +219,14 @@ def changed(document: Document, key: str, value: Any, near: str | None) -> str:
     anchor = document.entries.get(near or "")
     if anchor is None or anchor.whole is None:
         raise not_editable(document, key)
-    end = anchor.whole[1]
-    return put(text, (end, end), f" --{key}" + ("" if value is True else f" {words(value)}"))
+    start, end = anchor.whole
+    added = f"--{key}" + ("" if value is True else f" {words(value)}")
+    first = text.rfind("\n", 0, start) + 1
+    behind = text[end : line_end(text, end)]
+    if not text[first:start].strip() and behind.strip() in ("", "\\"):  # a line of its own
+        where = line_end(text, end)
+        return put(text, (where, where), f"\n{text[first:start]}{added}{behind.rstrip()}")
+    return put(text, (end, end), f" {added}")
 
 
 FLAGS = Form("flags", parse, changed)

@@ -47,7 +47,8 @@ def edited(document: Document, changes: Mapping[str, Any], near: str | None) -> 
     Raises `FrameworkError` where a key stands where it cannot be changed.
     """
     form = FORMS[document.form]
-    for key, value in changes.items():
+    # Deletions first: a word may become a section of the same name, or the other way.
+    for key, value in sorted(changes.items(), key=lambda pair: pair[1] is not None):
         before = document.values()
         plain = value.value if isinstance(value, Code) else value
         if value is None and key not in document.entries:
@@ -56,11 +57,8 @@ def edited(document: Document, changes: Mapping[str, Any], near: str | None) -> 
         document = form.parse(document.name, text)
         after = document.values()
         wanted = {**before, key: _as_read(document.form, plain)}
-        if value is None:
-            del wanted[key]
-        if {k: v for k, v in wanted.items() if not _inside(k, key)} != {
-            k: v for k, v in after.items() if not _inside(k, key)
-        }:
+        kept = {k: v for k, v in wanted.items() if v is not None and not _inside(k, key)}
+        if kept != {k: v for k, v in after.items() if not _inside(k, key)}:
             raise FrameworkError(
                 f"{document.name}: {key} cannot be changed without changing other keys; write a"
                 " new file"
@@ -74,6 +72,8 @@ def _inside(key: str, section: str) -> bool:
 
 def _as_read(form: str, value: Any) -> Any:
     """A value as it is read back: those of flags are text, tuples are lists."""
-    if form == "flags" and value is not True:
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    several = isinstance(value, list | tuple)
+    if form != "flags" or value is None or value is True:
+        return list(value) if several else value
+    words = [str(one) for one in (value if several else [value])]
+    return words if len(words) > 1 else words[0]

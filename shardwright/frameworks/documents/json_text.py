@@ -128,13 +128,17 @@ def _inserted(text: str, start: int, key: str, value: Any) -> str:
     line_start = text.rfind("\n", 0, start) + 1
     outer = text[line_start:start]
     outer = outer[: len(outer) - len(outer.lstrip())]
-    shown = json.dumps(value, indent=2).replace("\n", f"\n{outer}  ")
-    member = f"{json.dumps(key)}: {shown}"
-    last = len(text[: end - 1].rstrip())
-    if not content:
-        return put(text, (start, end), f"{{\n{outer}  {member}\n{outer}}}")
     first = _skip(text, start + 1)
-    lead = text[start + 1 : first] if "\n" in text[start + 1 : first] else " "
+    lead = text[start + 1 : first] if content else ""
+    if content and "\n" not in lead:
+        lead = " "
+    inner = lead.rpartition("\n")[2] if "\n" in lead else f"{outer}  "
+    step = max(1, len(inner) - len(outer))
+    shown = json.dumps(value, indent=step).replace("\n", f"\n{inner}")
+    member = f"{json.dumps(key)}: {shown}"
+    if not content:
+        return put(text, (start, end), f"{{\n{inner}{member}\n{outer}}}")
+    last = len(text[: end - 1].rstrip())
     return put(text, (last, last), f",{lead}{member}")
 
 

@@ -10,6 +10,7 @@ import ast
 import io
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.frameworks.documents.document import (
@@ -183,17 +184,12 @@ def changed(document: Document, key: str, value: Any, near: str | None) -> str:
     return put(text, (start, start), f"{last.value.id}.{key} = {shown}\n{indent}")
 
 
+@dataclass(frozen=True, slots=True)
 class Code:
     """A value that is an expression of Python, and what it is read back as."""
 
-    def __init__(self, text: str, value: Any) -> None:
-        self.text, self.value = text, value
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == (other.value if isinstance(other, Code) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    text: str
+    value: Any
 
 
 PYTHON = Form("python", parse, changed)

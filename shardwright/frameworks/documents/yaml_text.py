@@ -64,7 +64,9 @@ def _entries(
             continue
         value = _constructed(name, loader, value_node)
         start, end = value_node.start_mark.index, value_node.end_mark.index
-        behind = _end(text, start, end)
+        behind = max(start, _end(text, start, end))
+        if "\n" in text[key_node.end_mark.index : start]:  # a list on lines of its own
+            start = text.index(":", key_node.end_mark.index) + 1
         whole = None
         if not node.flow_style:
             first = text.rfind("\n", 0, key_node.start_mark.index) + 1
@@ -73,7 +75,7 @@ def _entries(
                 min(line_end(text, max(behind, key_node.end_mark.index)) + 1, len(text)),
             )
         line = key_node.start_mark.line + 1
-        yield Entry(".".join(inner), value, line, (start, max(start, behind)), whole)
+        yield Entry(".".join(inner), value, line, (start, behind), whole)
 
 
 def _require_plain_merges(name: str, node: yaml.MappingNode) -> None:
@@ -125,7 +127,7 @@ def _require_shallow(
 
 def literal(value: Any) -> str:
     """A value in YAML, on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False)
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
@@ -143,7 +145,7 @@ def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
             raise not_editable(document, key)
         return without(text, entry.whole)
     if entry is not None and entry.span is not None:
-        lead = " " if entry.span[0] == entry.span[1] and text[entry.span[0] - 1] == ":" else ""
+        lead = " " if text[entry.span[0] - 1] == ":" else ""
         return put(text, entry.span, lead + literal(value))
     root = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
@@ -180,7 +182,7 @@ def _last(text: str, node: yaml.MappingNode) -> int:
     """The last position of the text of a block mapping."""
     key, value = node.value[-1]
     start = min(key.end_mark.index, value.start_mark.index)
-    return max(key.end_mark.index, _end(text, start, value.end_mark.index))
+    return max(int(key.end_mark.index), _end(text, start, value.end_mark.index))
 
 
 YAML = Form("yaml", parse, changed)

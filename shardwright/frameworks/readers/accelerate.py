@@ -136,6 +136,8 @@ def _fsdp(settings: Settings, devices: int) -> dict[str, Any]:
         settings.refuse(f"{FSDP}version", "a parallelism_config needs fsdp_version: 2")
     storage = reshard(settings, FSDP, version)
     hybrid = storage.pop("hybrid")
+    if version == 2 and storage["reshard_after_forward"]:
+        settings.notes.append("norm and lm_head stay gathered after the forward pass")
     replicas = settings.integer("num_machines", 1, "dp_replicate") if hybrid else 1
     none = storage["zero"] == 0
     shards = rest_of(settings, devices, {"num_machines": replicas})

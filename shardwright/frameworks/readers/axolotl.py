@@ -66,7 +66,8 @@ def read(settings: Settings, given: Given) -> Understood:
     compiled = settings.raw("torch_compile", "compile") in (True, "true", "auto")
     if compiled:
         settings.differ("torch_compile", "the whole model is compiled; read as its layers")
-    fused = any(
+    plugins = " ".join(settings.words("plugins", "loss"))
+    fused = "cut_cross_entropy" in plugins or any(
         settings.switch(name, False, "loss")
         for name in ("cut_cross_entropy", "liger_fused_linear_cross_entropy")
     )

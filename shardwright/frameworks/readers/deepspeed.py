@@ -107,6 +107,8 @@ def _storage(settings: Settings, zero: str, stage: int, dp: int) -> dict[str, An
     shards = settings.integer(name, -1, "dp_shard", "dp_replicate", least=-1)
     shards = dp if shards < 1 else shards
     settings.require(dp % shards == 0, name, f"a divisor of the {dp} data-parallel ranks is needed")
+    if shards < dp:
+        settings.notes.append("mics_shard_size: DeepSpeed has no MiCS since 0.19.8")
     partition = f"{zero}.zero_hpz_partition_size"
     if settings.integer(partition, 1, "dp_shard") > 1:
         settings.differ(

@@ -22,6 +22,10 @@ def storage(settings: Settings, degrees: Mapping[str, Any]) -> dict[str, Any]:
     again = settings.word(
         "parallelism.fsdp_reshard_after_forward", None, RESHARD, "reshard_after_forward"
     )
+    if again is None and degrees["pp"] == 1 and degrees["dp_shard"] * degrees["cp"] > 1:
+        settings.notes.append(
+            'norm and lm_head stay gathered after the forward pass; "always" frees them too'
+        )
     offloads = settings.switch("training.enable_cpu_offload", False, "offload")
     return {
         "zero": 3,

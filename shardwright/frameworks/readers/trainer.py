@@ -43,7 +43,7 @@ def settings_of(document: Document) -> Settings:
     def named(key: str) -> str:
         if key.startswith(FSDP):
             return FSDP + key.removeprefix(FSDP).removeprefix("fsdp_")
-        return key
+        return "dtype" if key == "torch_dtype" else key
 
     return Settings(document, named, absent=("auto",))
 
@@ -64,8 +64,8 @@ def understood(settings: Settings, given: Given, dialect: str, checkpoints: bool
         prefix = DEEPSPEED
         section, batch = deepspeed.section(settings, prefix, devices, micro)
         fields = dict(section)
-        if f"{prefix}{STEPS}" not in settings:
-            fields["micro_batches"] = steps
+        if not any(f"{prefix}{name}" in settings for name in (STEPS, "train_batch_size")):
+            fields["micro_batches"], batch = steps, Batch()
         if f"{prefix}bf16.enabled" not in settings and f"{prefix}fp16.enabled" not in settings:
             dtypes = _dtypes(settings, sharded=True)
             if dtypes["param_dtype"] not in ("float32", "tf32"):
@@ -190,6 +190,10 @@ def _dtypes(settings: Settings, sharded: bool) -> dict[str, Any]:
     brain = settings.switch("bf16", False, "param_dtype")
     pure = settings.switch("pure_bf16", False, "param_dtype", "state_dtype")
     if pure:
+        return dict.fromkeys(WHOLE, "bfloat16")
+    known = {"bfloat16": True, "float32": False, "auto": False}
+    loaded = settings.word("dtype", False, known, "param_dtype", "state_dtype")
+    if loaded and not half and not brain:
         return dict.fromkeys(WHOLE, "bfloat16")
     tf32 = settings.switch("tf32", False, "param_dtype")
     if not half and not brain:

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from shardwright.frameworks.errors import FrameworkError
-from shardwright.frameworks.writers.nearest import Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
 from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -19,7 +19,7 @@ _DTYPES = {
         )
         if state == "float32" or (param == "bfloat16" and kept == "bfloat16")
     },
-    ("float32",) * 4: "float32",
+    WHOLE: "float32",
 }
 
 
@@ -36,8 +36,8 @@ def nearest(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
     if near.strategy.tp > 1:
         near.change("AutoTP has no sequence parallelism", sequence_parallel=False)
         near.change("the loss is not split", loss="whole")
-    if near.strategy.ep > 1:
-        near.change("the features of an expert are not split", etp=1)
+    alone = near.strategy.ep > 1
+    near.change("the features of an expert are split as tp is", etp=1 if alone else None)
     _stage(near)
     now = near.strategy
     near.change(
@@ -56,7 +56,9 @@ def nearest(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
         " never",
         offload=offloaded,
     )
-    near.dtypes(_DTYPES, ("float32",) * 4)
+    if stage == 0:
+        near.dtypes({key: said for key, said in _DTYPES.items() if key[3] == "float32"}, WHOLE)
+    near.dtypes(_DTYPES, WHOLE)
     near.change("8-bit products are not given here", fp8=None)
     near.change("layers are not compiled by themselves", compile="off")
     near.one_of("loss", ("vocabulary-parallel", "whole"), "whole", "the loss is the model's")
@@ -73,8 +75,10 @@ def _stage(near: Nearest) -> None:
     now = near.strategy
     if now.zero == 3 and not now.reshards:
         near.change("stage 3 gathers parameters again", reshard_after_forward=None)
-    if now.zero in (1, 2) and now.dp_replicate > 1:
-        near.fold("dp_replicate", "replicas of shards (MiCS) need stage 3; all devices shard")
+    if now.dp_replicate > 1:
+        near.fold(
+            "dp_replicate", "replicas of shards (MiCS) are gone since 0.19.8; all devices shard"
+        )
 
 
 def _stage_of(strategy: Strategy) -> int:
@@ -88,7 +92,6 @@ def settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
     if samples is None:
         raise FrameworkError("the samples of a step are needed")
     narrow = strategy.param_dtype in ("bfloat16", "float16")
-    mics = stage == 3 and strategy.dp_replicate > 1
     masters = strategy.state_dtype == "bfloat16"
     offload = "zero_optimization.offload_"
     return {
@@ -97,7 +100,7 @@ def settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
         "gradient_accumulation_steps": strategy.micro_batches,
         "gradient_clipping": facts.clip,
         "zero_optimization.stage": stage,
-        "zero_optimization.mics_shard_size": strategy.dp_shard if mics else None,
+        "zero_optimization.mics_shard_size": None,
         f"{offload}optimizer.device": "cpu" if "optimizer" in strategy.offload else None,
         f"{offload}param.device": "cpu" if "parameters" in strategy.offload else None,
         "tensor_parallel.autotp_size": strategy.tp if strategy.tp > 1 else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.frameworks.readers.accelerate import FSDP, PARALLEL
-from shardwright.frameworks.writers.nearest import Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -35,15 +35,15 @@ def _shards(strategy: Strategy) -> bool:
 
 def _dtypes(near: Nearest, tf32: bool) -> None:
     """Dtypes; FSDP reduces gradients in that of the parameters, DDP in float32."""
-    shards = _shards(near.strategy)
+    shards = _shards(near.strategy) or near.strategy.tp > 1  # tp is a part of FSDP's mesh
     known = {
         (narrow, narrow if shards else "float32", "float32", "float32"): f"mixed {word}"
         for narrow, word in (("bfloat16", "bf16"), ("float16", "fp16"))
     }
-    known[("float32",) * 4] = "float32"
+    known[WHOLE] = "float32"
     if tf32:
         known[("tf32", "float32", "float32", "float32")] = "float32 with TF32 products"
-    near.dtypes(known, ("float32",) * 4)
+    near.dtypes(known, WHOLE)
 
 
 def _offload(near: Nearest) -> None:
@@ -95,7 +95,8 @@ def nearest_accelerate(strategy: Strategy, facts: Facts) -> tuple[Strategy, list
         "float8 is TE's or torchao's tensorwise",
     )
     if near.strategy.fp8 is not None and near.strategy.param_dtype != "bfloat16":
-        narrow = "bfloat16" if _shards(near.strategy) else "float32"
+        shards = _shards(near.strategy) or near.strategy.tp > 1
+        narrow = "bfloat16" if shards else "float32"
         near.change("float8 needs bf16", param_dtype="bfloat16", reduce_dtype=narrow)
     return near.strategy, near.reasons
 

@@ -8,7 +8,7 @@ from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers.megatron_bridge import KEY_OF
 from shardwright.frameworks.readers.megatron_options import CP_STYLES, MODULES, RECIPES, SHARDED
 from shardwright.frameworks.readers.megatron_pipeline import layout_text
-from shardwright.frameworks.writers.nearest import Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
 from shardwright.ir.strategy.fields import AXES
 from shardwright.ir.strategy.recompute import FULL, Recompute
 from shardwright.ir.strategy.strategy import Strategy
@@ -21,7 +21,7 @@ _DTYPES = {
         for param, word in _NARROW.items()
         for summed in ("float32", "bfloat16")
     },
-    ("float32",) * 4: "float32",
+    WHOLE: "float32",
 }
 _COMM = {style: word for word, style in reversed(CP_STYLES.items()) if "+" not in word}
 _STRATEGY = {zero: word for word, zero in SHARDED.items()}
@@ -54,7 +54,7 @@ def nearest(strategy: Strategy, facts: Facts, bridge: bool) -> tuple[Strategy, l
             "only the optimizer's state is kept on the host as a whole",
             offload=("optimizer",) if offloaded else (),
         )
-    near.dtypes(_DTYPES, ("float32",) * 4)
+    near.dtypes(_DTYPES, WHOLE)
     near.one_of(
         "fp8", (None, *RECIPES), "tensorwise", "float8 is delayed, tensorwise, blockwise or mxfp8"
     )

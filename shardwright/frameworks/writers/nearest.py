@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from shardwright.frameworks.errors import FrameworkError
 from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
+
+Dtypes = tuple[str, str, str, str]  # of parameters, reductions, gradients and state
+WHOLE: Dtypes = ("float32", "float32", "float32", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +83,13 @@ class Nearest:
             f"{why}, and {now.micro_batches} micro-batches fit no schedule that it has"
         )
 
-    def dtypes(self, known: dict[tuple[str, ...], str], default: tuple[str, ...]) -> None:
+    def dtypes(self, known: Mapping[Dtypes, str], default: Dtypes) -> None:
         """Change dtypes to known ones, those that share most and the first above all."""
         now = tuple(getattr(self.strategy, field) for field in DTYPE_FIELDS)
-        if now in known:
+        if any(now == one for one in known):
             return
 
-        def shared(one: tuple[str, ...]) -> tuple[bool, int]:
+        def shared(one: Dtypes) -> tuple[bool, int]:
             same = [a == b for a, b in zip(one, now, strict=True)]
             return same[0], sum(same)
 

@@ -8,7 +8,7 @@ from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as reader
 from shardwright.frameworks.readers.torchtitan_options import AC, RESHARD, SELECTIVE
-from shardwright.frameworks.writers.nearest import Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
@@ -19,8 +19,6 @@ _DTYPES = {
     for param in ("bfloat16", "float32")
     for kept in ("float32", "bfloat16")
 }
-_MIXED = ("bfloat16", "float32", "float32", "float32")
-_WHOLE = ("float32",) * 4
 _IMPORTS = "torchtitan.distributed.activation_checkpoint"
 
 
@@ -53,7 +51,14 @@ def nearest(strategy: Strategy, facts: Facts, dialect: str) -> tuple[Strategy, l
     )
     _recompute(near, is_toml)
     _rest(near, is_toml)
-    near.fit_batch(facts.batch)
+    micro = near.fit_batch(facts.batch)
+    tokens = micro * (facts.batch.sequence or 0) // near.strategy.cp
+    chunks = chunks_of(near.strategy.loss) or 1
+    if tokens % chunks:
+        near.change(
+            f"{tokens} tokens of a rank are not divided in {chunks} chunks of the loss",
+            loss="vocabulary-parallel",
+        )
     return near.strategy, near.reasons
 
 
@@ -116,9 +121,9 @@ def _rest(near: Nearest, is_toml: bool) -> None:
             "CPU offload is of parameters and optimizer state together, not of activations",
             offload=both if offloaded else (),
         )
-    near.dtypes(_DTYPES, _WHOLE)
+    near.dtypes(_DTYPES, WHOLE)
     recipes = ("rowwise", "tensorwise", "mxfp8", None) if is_toml else ("rowwise", "mxfp8", None)
-    near.one_of("fp8", recipes, "rowwise", f"float8 is {' or '.join(recipes[:-1])}")  # type: ignore[arg-type]
+    near.one_of("fp8", recipes, "rowwise", f"float8 is {' or '.join(recipes[:-1])}")
     loss = near.strategy.loss
     if is_toml:
         near.one_of(
@@ -258,6 +263,7 @@ def _function_keys(strategy: Strategy, facts: Facts, dialect: str) -> dict[str, 
     return {
         AC: _checkpointing(kind),
         "training.disable_cuda_graphs": True if graphs else None,
+        "parallelism.spmd_backend": "spmd_types" if strategy.cp > 1 else None,
         "loss": losses,
         "model_spec": _spec(strategy, facts),
     }

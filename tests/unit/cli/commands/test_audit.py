@@ -1,0 +1,90 @@
+import pytest
+
+from tests.harness import published_configs as published
+
+
+@pytest.fixture
+def titan(tmp_path):
+    file = tmp_path / "llama3_70b.toml"
+    file.write_text(published.TORCHTITAN_70B)
+    return file
+
+
+def test_audit_says_what_was_understood(titan, shardwright_command):
+    result = shardwright_command("audit", titan, "--devices", 256)
+    assert result.exit_code == 0, result.exception
+    said = result.stdout.splitlines()
+    assert said[0] == "llama3_70b.toml: torchtitan, TOML, until 2026-02"
+    assert "strategy      dp_shard=32 tp=8 ac=full bf16 fp8=tensorwise compile=regional" in said
+    assert "  line  9  training.tensor_parallel_degree = 8  (tp)" in said
+    assert any(line.startswith("  line 11, experimental.enable_async") for line in said)
+
+
+def test_json_holds_fields_keys_and_semantics(titan, as_json):
+    found = as_json("audit", titan, "--machine", "32x8xH100")
+    assert found["fields"]["tp"] == 8
+    assert found["semantics"] == {
+        "gradient_sync": "every",
+        "clip": 1.0,
+        "loss_mean": "tokens of the step",
+        "global_batch": 512,
+    }
+    assert found["batch"]["tokens"] == 512 * 8192
+    assert {"key", "line", "value", "sets", "why"} == found["used"][0].keys()
+    assert found["misfit"] is None
+
+
+def test_a_degree_that_does_not_fit_the_model_is_said(titan, as_json):
+    found = as_json("audit", titan, "--devices", 256, "--model", "qwen3 30B-A3B")
+    assert found["misfit"].startswith("tp=8 does not fit 4 key and value heads")
+
+
+def test_a_model_is_a_config_json_or_a_flavor(titan, tmp_path, as_json, mistake):
+    model = tmp_path / "config.json"
+    model.write_text('{"num_hidden_layers": 80, "num_attention_heads": 64}')
+    found = as_json("audit", titan, "--devices", 256, "--model", model)
+    assert found["model"]["layers"] == 80
+    line = mistake("audit", titan, "--devices", 256, "--model", "nothing")
+    assert "no config.json and none of llama3 1B" in line
+
+
+def test_changes_are_written_into_the_same_file(titan, tmp_path, as_json):
+    out = tmp_path / "out.toml"
+    changes = "tp=4 dp_shard=64"
+    found = as_json("audit", titan, "--devices", 256, "--with", changes, "-o", out)
+    assert found["written"]["reasons"] == []
+    lines = out.read_text().splitlines()
+    before = titan.read_text().splitlines()
+    assert {b for b in before if b not in lines} == {
+        "batch_size = 16",
+        "data_parallel_shard_degree = 32",
+        "tensor_parallel_degree = 8",
+    }
+
+
+def test_another_framework_is_written_with_reasons(titan, tmp_path, shardwright_command):
+    out = tmp_path / "run.sh"
+    result = shardwright_command("audit", titan, "--devices", 256, "--to", "megatron", "-o", out)
+    assert result.exit_code == 0, result.exception
+    assert "not as asked: layers are not compiled as a whole" in result.stdout
+    assert "--tensor-model-parallel-size 8" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((), "it does not say on how many devices it runs; give --devices"),
+        (("--devices", 8, "--machine", "8xH100"), "--devices and --machine both say"),
+        (("--devices", 256, "--with", "tp=4"), "name the file with -o"),
+        (("--devices", 256, "-o", "out.toml"), "say what changes with --with, or --to"),
+        (("--devices", 7), "7 devices are not divided by the 8 ranks"),
+        (("--devices", 256, "--framework", "accelerate"), "the file says 1 devices"),
+        (("--devices", 256, "--with", "tp=x", "-o", "out.toml"), "tp is a whole number"),
+    ],
+)
+def test_mistakes_are_one_line(titan, mistake, monkeypatch, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    text = published.TORCHTITAN_70B.replace("data_parallel_shard_degree = 32\n", "")
+    titan.write_text(text)
+    assert said in mistake("audit", titan, *arguments)
+    assert not (tmp_path / "out.toml").exists()
