@@ -29,6 +29,7 @@ from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.solve.elimination.problem import Ints
 
 _ONE = Strategy()
+_EVEN = 0.8  # of an even share: what the first stage of a pipeline has at least
 _LEAST = 0.98  # of a bound: tiles of other shapes may be computed a little faster
 
 
@@ -73,12 +74,16 @@ class Bounds:
         shards = strategy.dp_shard * strategy.cp if strategy.zero >= 2 else 1
         shards = min(shards * model, self.expansion.machine.devices)
         part = self._recomputed_part(strategy)
-        saved = (1 - part) * kept + part * again
-        saved /= self.expansion.machine.devices * strategy.micro_batches
+        waiting = min(strategy.pp, strategy.micro_batches)  # micro-batches, in the first stage
+        saved = ((1 - part) * kept + part * again) / strategy.micro_batches
+        saved *= 1 + _EVEN * (waiting - 1)
         copies = 0.0
         if shards > model and not strategy.reshards:
-            copies = self._weights / model * (1 - 1 / (strategy.dp_shard * strategy.cp))
-        return int(state / shards + saved + copies * (part == 0))
+            gathered = self._weights / model * (1 - 1 / (strategy.dp_shard * strategy.cp))
+            copies = (1 - part) * gathered * (1 + _EVEN * (waiting - 1))
+        sent = 2 * self._crossing * strategy.pp * (strategy.pp > 1)  # buffers of all micro-batches
+        shared = (saved + sent) / self.expansion.machine.devices
+        return int(state / shards + shared + _EVEN * copies)
 
     @cached_property
     def _one(self) -> tuple[SpaceOfStrategy, Ints, Ints]:
@@ -105,6 +110,14 @@ class Bounds:
         lasting = space.writer.lasting_bytes(tuple(choices[0].tolist()))
         state = lasting - fixed_bytes(self.expansion.graph)
         return state, int(memory[0]) - state, int(memory[1]) - state
+
+    @cached_property
+    def _crossing(self) -> int:
+        """Bytes that the least cut between two layers hands on, of the whole batch."""
+        graph, cuts = self.expansion.graph, self.expansion.sources.cuts
+        starts = [layer.start for layer in self.expansion.layers[1:]]
+        found = (sum(graph.tensor[n].bytes for n in cuts.crossing(place)) for place in starts)
+        return min(found, default=0)
 
     def _recomputed_part(self, strategy: Strategy) -> float:
         """The part of the layers that is recomputed; of `first(n)` nothing is assumed."""

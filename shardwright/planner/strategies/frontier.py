@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from shardwright.ir.frontier import Plans
@@ -32,7 +33,8 @@ Progress = Callable[[str, float], None]
 
 RESOLUTION = 1e-2  # of time: a strategy that can be faster by less is not priced
 _PLANS = 48
-_LEVELS = 4  # limits of memory, each half of the one before
+_LEVELS = 3  # limits of memory, each half of the one before
+_TRIES = 24  # strategies priced for each limit below that of a device
 
 
 @paused()
@@ -92,7 +94,8 @@ class _Pricing:
     """Prices strategies in order of their bounds.
 
     Bounds are about limits of memory: that of a device, half of it, and so on. A strategy is ruled
-    out where a known one is as fast as its bound within the first limit that it may keep.
+    out where a known one is as fast as its bound within the first limit that it may keep. For a
+    limit below the memory of a device only so many are tried, as it may be out of reach.
     """
 
     def __init__(self, expansion: Expansion, every: Sequence[Strategy]) -> None:
@@ -110,6 +113,8 @@ class _Pricing:
             (*limits, math.inf), (math.inf, None)
         )
 
+        self._tries = Counter[float]()
+
     def search(self, progress: Progress | None) -> None:
         """Price what bounds do not rule out."""
         least = {one: self.bounds.bytes(one) for one in self.every}
@@ -123,6 +128,9 @@ class _Pricing:
             level = min(limit for limit in self._best if limit >= size)
             if self._best[level][0] <= seconds * (1 + RESOLUTION):
                 continue
+            if level < memory and self._tries[level] >= _TRIES:
+                continue
+            self._tries[level] += 1
             if progress is not None:
                 progress(f"strategy {strategy}", number / len(order))
             self._price(strategy)

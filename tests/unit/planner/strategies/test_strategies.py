@@ -1,0 +1,129 @@
+"""Strategies become plans: fields that change them or are refused, bounds, and the enumeration."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.presets import preset
+from shardwright.planner.strategies.bounds import Bounds
+from shardwright.planner.strategies.enumeration import strategies_on
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies.frontier import RESOLUTION, limited, priced
+
+BASE = "dp_shard=2 tp=2 mb=2"
+STAGED = "pp=2 dp_shard=2 mb=4"
+RING = "cp=2 dp_shard=2 mb=2"
+# Of each field: a strategy of four devices, and the value that changes its plan or is refused.
+CHANGES = {
+    "dp_replicate": (BASE, {"dp_replicate": 2, "dp_shard": 1}),
+    "dp_shard": (BASE, {"dp_shard": 4, "tp": 1}),
+    "cp": (BASE, {"cp": 2, "tp": 1}),
+    "tp": (BASE, {"tp": 1, "dp_shard": 4}),
+    "pp": (BASE, {"pp": 2, "tp": 1}),
+    "ep": (BASE, {"ep": 2}),
+    "etp": (BASE, {"etp": 1}),
+    "order": (BASE, {"order": ("pp", "tp", "dp_replicate", "dp_shard", "cp")}),
+    "zero": (BASE, {"zero": 0}),
+    "reshard_after_forward": (BASE, {"reshard_after_forward": False}),
+    "sequence_parallel": (BASE, {"sequence_parallel": False}),
+    "cp_style": (RING, {"cp_style": "ulysses"}),
+    "schedule": (STAGED, {"schedule": "GPipe"}),
+    "virtual_stages": (STAGED, {"schedule": "Interleaved1F1B", "virtual_stages": 2}),
+    "micro_batches": (BASE, {"micro_batches": 4}),
+    "stage_cut": (STAGED, {"stage_cut": (1, 4)}),
+    "recompute": (BASE, {"recompute": Recompute("every", 2)}),
+    "offload": (BASE, {"offload": ("optimizer",)}),
+    "param_dtype": (BASE, {"param_dtype": "bfloat16"}),
+    "reduce_dtype": (BASE, {"reduce_dtype": "bfloat16"}),
+    "grad_dtype": (BASE, {"grad_dtype": "bfloat16"}),
+    "state_dtype": (BASE, {"state_dtype": "bfloat16"}),
+    "fp8": (BASE, {"fp8": "rowwise"}),
+    "compile": (BASE, {"compile": "regional"}),
+    "loss": (BASE, {"loss": "chunked(8)"}),
+    "gradient_sync": (BASE, {"gradient_sync": "last"}),
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, max_position_embeddings=32, num_hidden_layers=5, hidden_size=32,
+        intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = LlamaForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
+    return sw.capture(model, (), {"input_ids": ids, "labels": ids})
+
+
+@pytest.fixture(scope="module")
+def expansion(graph):
+    return Expansion(graph, preset("2x2xH100"), "adamw")
+
+
+def cost(expansion, strategy):
+    return expansion.expanded(strategy).cost
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Strategy)])
+def test_every_field_changes_the_price_or_is_refused_by_name(expansion, name):
+    text, change = CHANGES[name]
+    plain = Strategy.parse(text)
+    changed = plain.but(**change)
+    assert getattr(plain, name) != getattr(changed, name)
+    try:
+        found = cost(expansion, changed)
+    except StrategyError as e:
+        assert name in str(e) and ("not yet priced" in str(e) or "captured" in str(e))
+    else:
+        assert found != cost(expansion, plain)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("dp_shard=8", "the machine has 4; use dp_shard=4"),
+        ("tp=4", "does not fit 2 key and value heads; use tp=2"),
+        ("dp_shard=4 mb=8", "use dp_shard=2"),
+        ("pp=2 dp_shard=2 mb=4 cut=1,3", "4 layers and the model has 5"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused_with_those_that_do(expansion, text, said):
+    with pytest.raises(StrategyError, match=said):
+        expansion.expanded(Strategy.parse(text))
+
+
+def test_axes_have_the_names_of_their_roles(graph):
+    plan = sw.price(graph, "2x2xH100", "dp_shard=2 tp=2")
+    assert str(plan.mesh) == "dp_shard=2 tp=2"
+    weight = next(p for p in plan.parameters if p.name.endswith("0.mlp.up_proj.weight"))
+    assert str(weight.layout) == "dp_shard:S(1) tp:S(0)"
+    assert weight.regathered
+
+
+def test_enumeration_finds_what_brute_force_finds_and_bounds_hold(expansion):
+    limits = limited(expansion, tp_across_hosts=False)
+    every = list(strategies_on(expansion.machine, limits))
+    bounds, costs = Bounds(expansion), []
+    for strategy in every:
+        try:
+            seconds, peak = cost(expansion, strategy)
+        except StrategyError as e:  # a pipeline that the cuts of this model do not allow
+            assert "stages" in str(e)
+            continue
+        costs.append(seconds)
+        assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+    found = priced(expansion, every)
+    assert len(found) < len(every)
+    assert min(c.point.time for c in found) <= min(costs) * (1 + RESOLUTION)
+
+
+def test_strategies_are_a_frontier_of_plans_named_by_their_text(graph):
+    frontier = sw.strategies(graph, "2x2xH100")
+    best = frontier.fastest()
+    assert sw.price(graph, "2x2xH100", best.name).step_seconds == best.step_seconds
