@@ -1,0 +1,129 @@
+"""Prices all rows and keeps a prediction, or the reason against one, for each.
+
+A run that is stopped goes on where it was: finished rows are kept in `predictions.rows`, each
+with a hash of itself and of the code that priced it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
+from benchmarks.published.row import Row
+from benchmarks.published.setups import approximations, machine_of, strategy_of
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.model import Machine
+from shardwright.planner.strategies.pricing import price
+from shardwright.tracing.op_memory.footprints import Footprints
+
+LOG = Path(__file__).with_name("predictions.rows")
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted step of a row, or why there is none.
+
+    Attributes:
+        key: of the row.
+        seconds: of a step; None without a prediction.
+        gib: peak of the rank that needs most, without the context.
+        capacity_gib: memory of a device of the preset.
+        unpriced: why there is no prediction; empty where there is one.
+        approximated: differences between the priced step and the published one.
+    """
+
+    key: str
+    seconds: float | None = None
+    gib: float | None = None
+    capacity_gib: float | None = None
+    unpriced: str = ""
+    approximated: tuple[str, ...] = ()
+
+
+def predict(row: Row) -> Prediction:
+    """The prediction of a row; a row that cannot be priced has the reason instead."""
+    try:
+        machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
+        plan = _plan(shape, machine, strategy)
+    except (UnpriceableError, StrategyError) as error:
+        return Prediction(row.key, unpriced=str(error))
+    context = plan.memory.context if plan.memory else 0
+    return Prediction(
+        row.key,
+        seconds=plan.step_seconds,
+        gib=(plan.peak_bytes - context) / _GIB,
+        capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
+        approximated=approximations(row),
+    )
+
+
+def _plan(shape: Shape, machine: Machine, strategy: Strategy) -> Plan:
+    tracer = Footprints(on_cpu=False)
+    return price(graph_of(shape), machine, strategy, "adamw", tracer)
+
+
+def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:
+    """A prediction for each row, kept ones first.
+
+    Rows of one graph follow each other; graphs come in an order without meaning, so that a run that
+    is stopped has priced a sample of them.
+    """
+    kept = _kept(log)
+    names = {row.key: _digest(row) for row in rows}
+    yield from (kept[name] for name in names.values() if name in kept)
+    missing = sorted((row for row in rows if names[row.key] not in kept), key=_graph_order)
+    if not missing:
+        return
+    with log.open("a") as out, get_context("spawn").Pool(workers, _one_thread) as pool:
+        for one in pool.imap(predict, missing, chunksize=4):
+            out.write(json.dumps({"digest": names[one.key], **asdict(one)}) + "\n")
+            out.flush()
+            yield one
+
+
+def code() -> str:
+    """A hash of everything that predictions depend on, but the rows."""
+    here = Path(__file__).parent
+    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py"))
+
+
+def _digest(row: Row) -> str:
+    return hashlib.sha256(repr((code(), row)).encode()).hexdigest()[:24]
+
+
+def _graph_order(row: Row) -> tuple[str, str]:
+    graph = repr((row.source, row.layers, row.hidden, row.sequence, row.global_batch))
+    return hashlib.sha256(graph.encode()).hexdigest(), row.key
+
+
+def _kept(log: Path) -> dict[str, Prediction]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        record["approximated"] = tuple(record["approximated"])
+    return {record.pop("digest"): Prediction(**record) for record in records}
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def with_progress(found: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+    """The same predictions; prints a line every few seconds."""
+    start = shown = time.monotonic()
+    for count, one in enumerate(found, 1):
+        yield one
+        now = time.monotonic()
+        if now - shown > 10 or count == total:
+            shown = now
+            print(f"{count} of {total} rows, {now - start:.0f} s", flush=True)
