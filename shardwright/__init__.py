@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwright.api import capture, parallelize, plan, search, verify
+    from shardwright.api import capture, parallelize, plan, price, search, strategies, verify
+    from shardwright.ir.strategy.strategy import Strategy
     from shardwright.public import Frontier, Machine, Plan
     from shardwright.rules.user_rules import rule
     from shardwright.train.job import Job
@@ -16,11 +17,14 @@ __all__ = [
     "Job",
     "Machine",
     "Plan",
+    "Strategy",
     "capture",
     "parallelize",
     "plan",
+    "price",
     "rule",
     "search",
+    "strategies",
     "verify",
 ]
 
@@ -29,6 +33,7 @@ _HOMES = {
     "Job": "shardwright.train.job",
     "Machine": "shardwright.public",
     "Plan": "shardwright.public",
+    "Strategy": "shardwright.ir.strategy.strategy",
     "rule": "shardwright.rules.user_rules",
 }
 

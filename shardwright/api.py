@@ -12,13 +12,17 @@ from shardwright.ir.constraints import Constraint
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.numerics import Numerics
+from shardwright.ir.optimizers import known_optimizer
 from shardwright.ir.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner import planner
 from shardwright.planner.arguments import asked_of
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
+from shardwright.planner.strategies import frontier as strategy_frontier
+from shardwright.planner.strategies import pricing
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
 from shardwright.runtime.parallel import ParallelModule, parallelize
@@ -40,10 +44,13 @@ __all__ = [
     "Plan",
     "Progress",
     "Report",
+    "Strategy",
     "capture",
     "parallelize",
     "plan",
+    "price",
     "search",
+    "strategies",
     "verify",
 ]
 
@@ -173,6 +180,73 @@ def search_with(
     """`search` with its options as one value, as the commands call it."""
     tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
     return Frontier.of(planner.search(graph, machine, options, tracer, progress))
+
+
+def price(
+    graph: Graph,
+    machine: Machine | str,
+    strategy: Strategy | str,
+    optimizer: object = "adamw",
+) -> Plan:
+    """Price one uniform strategy: the plan that it is, under the same cost model as a search.
+
+    Args:
+        graph: the model's graph, as `capture` returns it.
+        machine: the hardware, or the name of a preset such as `"8xH100"`.
+        strategy: a `Strategy`, or its text, such as `"dp_shard=8 tp=8 mb=4 ac=full"`.
+        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+
+    Returns:
+        The plan, for `parallelize`, with its memory simulated. It may exceed the memory of a
+        device, and has no lower bound.
+
+    Raises:
+        StrategyError: the strategy cannot be read, contradicts itself, the model or the machine
+            (with the nearest degrees that do not), or has a field that is not yet priced.
+        OptimizerError: the optimizer is not known.
+        MachineError: there is no such machine.
+        GraphError: `graph` is no graph.
+    """
+    known, wanted = machine_of(machine), pricing.strategy_of(strategy)
+    tracer = Footprints(on_cpu=known.backend_spec.device == "cpu")
+    return Plan.of(pricing.price(graph, known, wanted, known_optimizer(optimizer), tracer))
+
+
+def strategies(
+    graph: Graph,
+    machine: Machine | str,
+    optimizer: object = "adamw",
+    *,
+    tp_across_hosts: bool = False,
+    progress: Progress | None = None,
+) -> Frontier:
+    """Enumerate uniform strategies and return the best of them.
+
+    Args:
+        graph: the model's graph, as `capture` returns it.
+        machine: the hardware, or the name of a preset such as `"8xH100"`.
+        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        tp_across_hosts: whether tensor parallelism may reach beyond the innermost links.
+        progress: called with what is being done and the part of the work, 0 to 1, that is done.
+
+    Returns:
+        Their plans, fastest first, each named by the text of its strategy.
+
+    Raises:
+        StrategyError: no strategy divides the batch over the devices.
+        OptimizerError: the optimizer is not known.
+        MachineError: there is no such machine.
+        GraphError: `graph` is no graph.
+    """
+    known = machine_of(machine)
+    tracer = Footprints(on_cpu=known.backend_spec.device == "cpu")
+    name = known_optimizer(optimizer)
+    wide = tp_across_hosts
+    return Frontier.of(
+        strategy_frontier.strategies(
+            graph, known, name, tracer, tp_across_hosts=wide, progress=progress
+        )
+    )
 
 
 def plan(

@@ -12,11 +12,13 @@ from shardwright.cli.commands import (
     export,
     frontier,
     plan,
+    price,
     profile,
     recost,
     report,
     run,
     simulate,
+    strategies,
     verify,
 )
 from shardwright.cli.errors import OneLineErrors
@@ -46,7 +48,9 @@ def main() -> None:
 
 for command in (
     plan,
+    price,
     frontier,
+    strategies,
     explain,
     diff,
     report,

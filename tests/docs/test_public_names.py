@@ -9,11 +9,14 @@ PUBLIC = [
     "Job",
     "Machine",
     "Plan",
+    "Strategy",
     "capture",
     "parallelize",
     "plan",
+    "price",
     "rule",
     "search",
+    "strategies",
     "verify",
 ]
 

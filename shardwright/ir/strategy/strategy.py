@@ -211,8 +211,7 @@ class Strategy:
 
         The message names the nearest degrees that do.
         """
-        if self.devices != devices:
-            self._refuse_devices(devices)
+        self.require_devices(devices)
         for name, what, size, fits in self._model_rules(limits):
             degree = getattr(self, name)
             if size is not None and not fits(degree, size):
@@ -220,6 +219,11 @@ class Strategy:
                 raise StrategyError(
                     f"{name}={degree} does not fit {size} {what}; {_use(name, near)}"
                 )
+
+    def require_devices(self, devices: int) -> None:
+        """Raise `StrategyError`, with the nearest degrees, unless it uses so many devices."""
+        if self.devices != devices:
+            self._refuse_devices(devices)
 
     def _refuse_devices(self, devices: int) -> None:
         product = " x ".join(f"{name}={degree}" for name, degree in self.axes) or "dp_shard=1"

@@ -128,15 +128,25 @@ class SpaceOfStrategy:
             machine, mesh, options, lambda model: self.tilings.allowed(model, kinds)
         )
         self.writer = PlanBuilder(space, expansion.graph, short, expansion.optimizer)
+        self._known: dict[StorageKind, tuple[Ints, Ints]] = {}
 
     def candidate(self, strategy: Strategy) -> Candidate:
         """The point of one of the strategies."""
         kind = StorageKind.of(strategy)
-        kept, again = (self._assignment(kind, recompute=again) for again in (False, True))
+        kept, again = self.assignments(kind)
         if strategy.pp == 1:
             layers = recomputed_layers(strategy.recompute, self.expansion.layers)
             return self._whole(strategy, self._mixed(kept, again, layers))
         return self._staged(strategy, kept, again)
+
+    def assignments(self, kind: StorageKind) -> tuple[Ints, Ints]:
+        """The whole assignments in which no layer is recomputed, and in which all are."""
+        if kind not in self._known:
+            self._known[kind] = (
+                self._assignment(kind, recompute=False),
+                self._assignment(kind, recompute=True),
+            )
+        return self._known[kind]
 
     def _whole(self, strategy: Strategy, choice: Ints) -> Candidate:
         point = self.writer.space.prices.point(tuple(choice.tolist()))

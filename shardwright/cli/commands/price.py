@@ -1,0 +1,104 @@
+"""`shardwright price`: the plan and the cost of one uniform strategy."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+
+import click
+
+from shardwright.cli import groups, options, planning
+from shardwright.cli.console import print_json, working
+from shardwright.cli.groups import MachineOptions
+from shardwright.cli.writing import OutputFile
+from shardwright.ir.memory import as_json as memory_content
+from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.plan_io.files import save_plan
+from shardwright.plan_io.plan_text import plan_to_json
+from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.planner.memory_limits import limit_on
+from shardwright.report.choice import fit
+from shardwright.report.summary import summary
+from shardwright.report.text import notes
+from shardwright.report.text.explain import WIDTH
+from shardwright.train.targets.target_text import Target
+
+_MASTER = "float32"
+
+
+@click.command("price")
+@groups.target
+@groups.machine()
+@click.option(
+    "--strategy",
+    "text",
+    required=True,
+    help='Degrees, storage, schedule and recomputation, as "dp_shard=8 tp=8 mb=4 ac=full".',
+)
+@groups.plan_options("memory_limit")
+@options.optimizer
+@groups.numerics
+@click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
+@options.as_json
+@paused_to_the_end()
+def command(
+    target: Target,
+    machine: MachineOptions,
+    text: str,
+    wanted: PlanOptions,
+    optimizer: str | None,
+    numerics: Mapping[str, str],
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Price one uniform strategy to train TARGET, such as "dp_shard=8 tp=8"."""
+    known, strategy = planning.machine_of(machine), Strategy.parse(text)
+    limit = limit_on(known, wanted.memory_limit)
+    strategy.require_devices(known.devices)
+    captured = planning.capture(target, optimizer, numerics=_numerics(strategy, numerics))
+    with working(f"pricing {strategy} on {known}"):
+        from shardwright import api
+
+        plan = api.price(captured.graph, known, strategy, captured.optimizer)
+    if output:
+        save_plan(plan, output)
+    if as_json:
+        print_json(_content(plan, limit, captured.seconds, output))
+        return
+    for line in (fit(plan, limit), f"strategy: {plan.name}", summary(plan)):
+        click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+    for line in notes.lines(plan, WIDTH):
+        click.echo(line)
+    if output:
+        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+
+
+def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]:
+    """The numerics of the capture: parameters kept in float32 and used in bfloat16 are `bf16`."""
+    mixed = strategy.param_dtype == "bfloat16" and strategy.state_dtype == _MASTER
+    return {"precision": "bf16", **given} if mixed else given
+
+
+def _content(
+    plan: Plan, limit: int | None, capture_seconds: float, output: str | None
+) -> dict[str, object]:
+    """The output of `price --json`; `plan` is the content of the plan file."""
+    return {
+        "capture_seconds": capture_seconds,
+        "strategy": plan.name,
+        "step_seconds": plan.step_seconds,
+        "peak_bytes": plan.peak_bytes,
+        "fits": limit is None or plan.peak_bytes <= limit,
+        "memory": memory_content(plan.memory),
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "micro_batches": plan.micro_batches,
+        "stages": plan.stages,
+        "summary": summary(plan),
+        "remarks": notes.as_json(plan),
+        "file": output,
+        "plan": json.loads(plan_to_json(plan)),
+    }

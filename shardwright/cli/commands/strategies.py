@@ -1,0 +1,109 @@
+"""`shardwright strategies`: the best uniform strategies of a model on a machine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import click
+
+from shardwright.cli import groups, options, planning
+from shardwright.cli.console import print_frontier, print_json, working
+from shardwright.cli.groups import MachineOptions
+from shardwright.cli.writing import OutputFile
+from shardwright.ir.frontier import Frontier, InfeasibleError
+from shardwright.ir.plan import Plan
+from shardwright.ir.plan_options import PlanOptions
+from shardwright.plan_io.files import save_plan
+from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.planner.memory_limits import limit_on
+from shardwright.report.choice import fit
+from shardwright.report.summary import summary
+from shardwright.report.text.explain import WIDTH
+from shardwright.train.targets.target_text import Target
+
+
+@click.command("strategies")
+@groups.target
+@groups.machine()
+@groups.plan_options("memory_limit")
+@click.option(
+    "--tp-across-hosts",
+    is_flag=True,
+    help="Also try tensor parallelism beyond the innermost links.",
+)
+@options.optimizer
+@groups.numerics
+@click.option("-o", "--output", type=OutputFile(), help="Plan file to write the best to.")
+@options.as_json
+@paused_to_the_end()
+def command(
+    target: Target,
+    machine: MachineOptions,
+    wanted: PlanOptions,
+    tp_across_hosts: bool,
+    optimizer: str | None,
+    numerics: Mapping[str, str],
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Show the uniform strategies for TARGET that no other beats in both time and memory."""
+    known = planning.machine_of(machine)
+    limit = limit_on(known, wanted.memory_limit)
+    captured = planning.capture(target, optimizer, numerics=numerics)
+    with working(f"pricing strategies on {known}") as progress:
+        from shardwright import api
+
+        frontier = api.strategies(
+            captured.graph,
+            known,
+            captured.optimizer,
+            tp_across_hosts=tp_across_hosts,
+            progress=progress,
+        )
+    best = _best(frontier, wanted)
+    if output:
+        save_plan(frontier.with_rivals(best), output)
+    if as_json:
+        print_json(
+            {
+                "file": output,
+                "capture_seconds": captured.seconds,
+                "search_seconds": frontier.search_seconds,
+                "best": _point(best, limit),
+                "points": [_point(plan, limit) for plan in frontier],
+            }
+        )
+        return
+    click.echo(textwrap.fill(fit(best, limit), WIDTH, subsequent_indent="  "))
+    click.echo(f"best: {best.name}\n")
+    print_frontier(frontier, best)
+    click.echo(f"\n{textwrap.fill(_list(frontier), WIDTH)}")
+    if output:
+        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+
+
+def _best(frontier: Frontier, wanted: PlanOptions) -> Plan:
+    """The fastest that fits, or the smallest where none does."""
+    try:
+        return frontier.fastest(wanted.memory_limit)
+    except InfeasibleError:
+        return frontier.settled(frontier[-1])
+
+
+def _list(frontier: Frontier) -> str:
+    return "; ".join(plan.name for plan in frontier)
+
+
+def _point(plan: Plan, limit: int | None) -> dict[str, object]:
+    return {
+        "strategy": plan.name,
+        "step_seconds": plan.step_seconds,
+        "peak_bytes": plan.peak_bytes,
+        "fits": limit is None or plan.peak_bytes <= limit,
+        "devices": plan.devices,
+        "mesh": str(plan.mesh),
+        "micro_batches": plan.micro_batches,
+        "stages": plan.stages,
+        "summary": summary(plan),
+    }

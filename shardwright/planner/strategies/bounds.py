@@ -1,0 +1,164 @@
+"""Lower bounds on the seconds and bytes of strategies, from one device's step and single messages.
+
+They decide which strategies are priced, never what one costs. A step takes no less than its share
+of one device's step, what its schedule waits, and the largest messages of its axes; a rank holds no
+less than its share of state and saved activations.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from shardwright.ir.graph import LeafKind
+from shardwright.ir.layout import Bytes
+from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.ir.redistribution import Collective
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.topology import Link, links
+from shardwright.planner.pipeline.stage_costs import most_updates
+from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
+from shardwright.planner.strategies.layers import recomputed_layers
+from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
+from shardwright.planner.strategies.tilings import StorageKind
+from shardwright.planner.tables.memory import fixed_bytes
+from shardwright.simulate.costs.collectives import collective_seconds
+from shardwright.simulate.time.pipelines import least_step_seconds
+from shardwright.solve.elimination.problem import Ints
+
+_ONE = Strategy()
+_LEAST = 0.98  # of a bound: tiles of other shapes may be computed a little faster
+
+
+@final
+class Bounds:
+    """Bounds of the strategies of one graph on one machine."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self.expansion = expansion
+        graph = expansion.graph
+        inside = {
+            name for layer in expansion.layers for i in layer for name in graph.ops[i].operands
+        }
+        self._weights = 0  # bytes of matrices of layers, as they are used
+        self._gradients = 0  # bytes of all gradients
+        for leaf in graph.leaves_of(LeafKind.PARAMETER):
+            tensor = graph.tensor[leaf.name]
+            if tensor.requires_grad:
+                self._gradients += stored_bytes(graph, leaf.name)
+                if leaf.name in inside and len(tensor.shape) > 1:
+                    self._weights += tensor.bytes
+
+    def seconds(self, strategy: Strategy) -> float:
+        """No plan of this strategy takes less."""
+        groups = self.expansion.machine.devices // strategy.pp
+        kept, again = self._times
+        part = self._recomputed_part(strategy)
+        work = _LEAST * ((1 - part) * kept + part * again) / groups
+        if not self.expansion.machine.settles:  # elsewhere messages are hidden behind compute
+            work += self._messages(strategy)
+        if strategy.pp == 1:
+            return work
+        once = self._updates / groups
+        return least_step_seconds(
+            strategy.schedule, work, once, strategy.pp, strategy.micro_batches
+        )
+
+    def bytes(self, strategy: Strategy) -> int:
+        """No rank of this strategy holds less, on the worst rank."""
+        state, kept, again = self._held
+        model = strategy.tp * strategy.pp * strategy.ep
+        shards = strategy.dp_shard * strategy.cp if strategy.zero >= 2 else 1
+        shards = min(shards * model, self.expansion.machine.devices)
+        part = self._recomputed_part(strategy)
+        saved = (1 - part) * kept + part * again
+        saved /= self.expansion.machine.devices * strategy.micro_batches
+        copies = 0.0
+        if shards > model and not strategy.reshards:
+            copies = self._weights / model * (1 - 1 / (strategy.dp_shard * strategy.cp))
+        return int(state / shards + saved + copies * (part == 0))
+
+    @cached_property
+    def _one(self) -> tuple[SpaceOfStrategy, Ints, Ints]:
+        """The step of one device."""
+        space = SpaceOfStrategy(self.expansion, _ONE, (StorageKind.of(_ONE),))
+        return space, *space.assignments(StorageKind.of(_ONE))
+
+    @cached_property
+    def _times(self) -> tuple[float, float]:
+        """Seconds of one device's step, without recomputation and with all of it."""
+        space, *choices = self._one
+        kept, again = space.writer.space.prices.priced(np.stack(choices))[0].tolist()
+        return kept, again
+
+    @cached_property
+    def _updates(self) -> float:
+        return most_updates(self._one[0].writer)
+
+    @cached_property
+    def _held(self) -> tuple[int, int, int]:
+        """Bytes of state, and of what is saved without recomputation and with all of it."""
+        space, *choices = self._one
+        _, memory = space.writer.space.prices.priced(np.stack(choices))
+        lasting = space.writer.lasting_bytes(tuple(choices[0].tolist()))
+        state = lasting - fixed_bytes(self.expansion.graph)
+        return state, int(memory[0]) - state, int(memory[1]) - state
+
+    def _recomputed_part(self, strategy: Strategy) -> float:
+        """The part of the layers that is recomputed; of `first(n)` nothing is assumed."""
+        layers = self.expansion.layers
+        if not layers or strategy.recompute.kind in ("none", "first"):
+            return 0.0
+        return len(recomputed_layers(strategy.recompute, layers)) / len(layers)
+
+    def _messages(self, strategy: Strategy) -> float:
+        """Seconds of the messages of one group: of weights, gradients and inner features."""
+        axes = role_axes(strategy)
+        along = dict(zip(axes, links(self.expansion.machine, mesh_of(axes)), strict=False))
+        model, count = strategy.tp * strategy.ep, strategy.micro_batches
+        weights, gradients = self._weights / model, self._gradients / model
+        found, sharded = 0.0, strategy.zero >= 2
+        for axis, link in along.items():
+            if axis.role in SHARDING and sharded:
+                gathers = count * (2 if strategy.reshards else 1)
+                if strategy.pp == 1 and not strategy.reshards:
+                    gathers = 1
+                gather = self._seconds(Collective.ALL_GATHER, link, weights)
+                found += gathers * gather
+                found += count * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
+                weights, gradients = weights / axis.size, gradients / axis.size
+        for axis, link in along.items():
+            if axis.role == "dp_replicate" and not axis.experts:
+                found += self._seconds(Collective.REDUCE_SCATTER, link, gradients)
+            elif axis.role == "tp" and strategy.ep == 1:
+                data = strategy.dp_replicate * strategy.dp_shard * strategy.cp
+                sums = self._row_parallel(strategy.tp) / data
+                found += 2 * self._seconds(Collective.REDUCE_SCATTER, link, sums)
+        return found
+
+    def _seconds(self, kind: Collective, link: Link, size: float) -> float:
+        """Seconds of one message that has `size` bytes where it is whole."""
+        whole, tile = Bytes(int(size)), Bytes(int(size / link.ranks))
+        ends = (tile, whole) if kind is Collective.ALL_GATHER else (whole, tile)
+        return collective_seconds(kind, link, *ends, self.expansion.machine)
+
+    def _row_parallel(self, degree: int) -> int:
+        """Bytes of the results of contractions over inner features, which tp sums."""
+        if degree not in self._sums:
+            graph, rules = self.expansion.graph, self.expansion.sources.analysis.rules
+            inner, total = self.expansion.dimensions.splits(degree), 0
+            for op in graph.ops:
+                rule = rules[op.name]
+                if rule.work and not rule.joint_splits and len(op.operands) >= 2:
+                    weight = {rule.factor[f].atom for names in rule.operands[1] for f in names}
+                    result = {rule.factor[f].atom for names in rule.results[0] for f in names}
+                    if (weight - result) & inner and not result & inner:
+                        total += graph.tensor[op.outputs[0]].bytes
+            self._sums[degree] = total
+        return self._sums[degree]
+
+    @cached_property
+    def _sums(self) -> dict[int, int]:
+        return {}

@@ -1,0 +1,106 @@
+"""All sensible uniform strategies of a model on a machine.
+
+Degrees divide the devices, and what they split; tensor parallelism stays on the innermost links.
+What is left out: GPipe, which 1F1B beats in memory; ZeRO-2, which is the same as ZeRO-3 that keeps
+gathered parameters; context parallelism of short sequences, unless data parallelism has more ranks
+than the batch has samples; more pipeline groups than micro-batches. Pipelines run 1F1B here; other
+schedules are tried on the best of them (`rescheduled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwright.ir.schedules.registry import SCHEDULES
+from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
+from shardwright.ir.strategy.strategy import ModelLimits, Strategy, divisors
+from shardwright.machine.model import Machine
+
+LEVELS = (NONE, Recompute("every", 2), FULL)
+_LONG = 32_768  # tokens of a sequence from which on `cp` is tried
+_MOST_STAGES = 64
+_ROUNDS = 16  # micro-batches for each pipeline group, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """What enumeration keeps to.
+
+    Attributes:
+        model: what of the model limits degrees.
+        tp: degrees of tensor parallelism that split weights evenly.
+        widest_tp: the largest of them that is tried.
+        pipelines: whether the model can be cut into stages.
+    """
+
+    model: ModelLimits
+    tp: tuple[int, ...]
+    widest_tp: int
+    pipelines: bool
+
+
+def strategies_on(machine: Machine, limited: Limited) -> Iterator[Strategy]:
+    """Every sensible strategy for all devices of `machine`."""
+    for degrees in _degrees(machine, limited):
+        for staged in _schedules(degrees, limited.model):
+            for stored in _storages(staged):
+                for recompute in LEVELS if limited.model.layers else (NONE,):
+                    yield replace(stored, recompute=recompute)
+
+
+def _degrees(machine: Machine, limited: Limited) -> Iterator[Strategy]:
+    """Degrees of all axes, in one micro-batch."""
+    model, devices = limited.model, machine.devices
+    batch = model.batch or 1
+    stages = min(model.layers or 1, _MOST_STAGES) if limited.pipelines else 1
+    for tp in (n for n in limited.tp if n <= limited.widest_tp and devices % n == 0):
+        for pp in (n for n in divisors(devices // tp) if n <= stages):
+            rest = devices // tp // pp
+            for cp in divisors(rest):
+                data = rest // cp
+                long = (model.sequence or 0) >= _LONG or batch < rest
+                if batch % data or (cp > 1 and not (long and _splits_sequence(cp, model))):
+                    continue
+                for shard in divisors(data):
+                    found = Strategy(
+                        dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, zero=0
+                    )
+                    yield found if pp == 1 else replace(found, pp=pp, schedule="GPipe")
+
+
+def _splits_sequence(cp: int, model: ModelLimits) -> bool:
+    return model.sequence is not None and model.sequence % (2 * cp) == 0
+
+
+def _schedules(degrees: Strategy, model: ModelLimits) -> Iterator[Strategy]:
+    """Numbers of micro-batches; pipelines run 1F1B."""
+    left = (model.batch or 1) // (degrees.dp_replicate * degrees.dp_shard)
+    counts = [n for n in divisors(left) if n & (n - 1) == 0]
+    if degrees.pp == 1:
+        yield from (replace(degrees, micro_batches=count) for count in counts)
+        return
+    for count in (n for n in counts if degrees.pp <= n <= _ROUNDS * degrees.pp):
+        yield replace(degrees, schedule="1F1B", micro_batches=count)
+
+
+def rescheduled(strategy: Strategy, layers: int) -> Iterator[Strategy]:
+    """A pipeline under other schedules, which give a group several stages or split backward."""
+    for name, schedule in SCHEDULES.items():
+        if schedule.asynchronous or strategy.pp == 1 or name in ("GPipe", "1F1B"):
+            continue
+        for each in (schedule.stages_per_group,) if schedule.stages_per_group else (2, 4):
+            runs = not schedule.needs(strategy.pp, strategy.pp * each, strategy.micro_batches)
+            if runs and strategy.pp * each <= layers:
+                yield replace(strategy, schedule=name, virtual_stages=each)
+
+
+def _storages(strategy: Strategy) -> Iterator[Strategy]:
+    """Ways to store parameters: whole, or sharded and kept, or sharded and gathered again."""
+    if strategy.dp_shard * strategy.cp == 1:
+        yield strategy
+        return
+    if strategy.dp_shard == 1:
+        yield strategy
+    yield replace(strategy, zero=3, reshard_after_forward=True if strategy.pp > 1 else None)
+    yield replace(strategy, zero=3, reshard_after_forward=None if strategy.pp > 1 else False)

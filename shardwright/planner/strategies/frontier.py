@@ -1,0 +1,189 @@
+"""The Pareto frontier of uniform strategies: enumerated, pruned by bounds, and priced."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from shardwright.ir.frontier import Plans
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Bytes
+from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy, divisors
+from shardwright.machine.model import Machine
+from shardwright.planner.arguments import require_graph
+from shardwright.planner.gc_pause import paused
+from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.off_frontier import OffFrontierPlans
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.settle import settled
+from shardwright.planner.strategies.bounds import Bounds
+from shardwright.planner.strategies.enumeration import Limited, rescheduled, strategies_on
+from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
+from shardwright.planner.strategies.tilings import StorageKind
+from shardwright.program.lower.stages import needs_one_stage
+from shardwright.solve.frontier.frontier_sampling import spaced
+
+Progress = Callable[[str, float], None]
+
+RESOLUTION = 1e-2  # of time: a strategy that can be faster by less is not priced
+_PLANS = 48
+_LEVELS = 4  # limits of memory, each half of the one before
+
+
+@paused()
+def strategies(
+    graph: Graph,
+    machine: Machine,
+    optimizer: str,
+    tracer: OpTracer,
+    *,
+    tp_across_hosts: bool = False,
+    progress: Progress | None = None,
+) -> SearchedFrontier:
+    """The plans of uniform strategies that none of them beats in both time and memory.
+
+    A strategy is priced only where its lower bounds leave it more than one per cent of time to win
+    over one that is known and needs no more memory. Raises `StrategyError` where there is none.
+    """
+    require_graph(graph)
+    start = time.perf_counter()
+    expansion = Expansion(graph, machine, optimizer)
+    every = list(strategies_on(machine, limited(expansion, tp_across_hosts=tp_across_hosts)))
+    if not every:
+        raise StrategyError(
+            f"no uniform strategy divides the batch of {expansion.limits.batch} over the"
+            f" {machine.devices} devices; change the batch"
+        )
+    found = priced(expansion, every, progress)
+    return _frontier(expansion, found, tracer, start)
+
+
+def limited(expansion: Expansion, *, tp_across_hosts: bool) -> Limited:
+    """What enumeration keeps to for one graph and machine."""
+    machine, model = expansion.machine, expansion.limits
+    degrees = [n for n in divisors(machine.devices) if n == 1 or _splits_evenly(expansion, n)]
+    widest = machine.devices if tp_across_hosts else machine.levels[0].size
+    cuts = not needs_one_stage(expansion.graph) and expansion.sources.cuts.allow(2)
+    return Limited(model, tuple(degrees), widest, cuts)
+
+
+def _splits_evenly(expansion: Expansion, degree: int) -> bool:
+    heads = (expansion.limits.heads, expansion.limits.key_value_heads)
+    fits = all(count is None or count % degree == 0 for count in heads)
+    return fits and bool(expansion.dimensions.splits(degree))
+
+
+def priced(
+    expansion: Expansion, every: Sequence[Strategy], progress: Progress | None = None
+) -> list[Candidate]:
+    """The strategies that bounds do not rule out, priced, and the best under other schedules."""
+    pricing = _Pricing(expansion, every)
+    pricing.search(progress)
+    pricing.reschedule()
+    return pricing.candidates
+
+
+class _Pricing:
+    """Prices strategies in order of their bounds.
+
+    Bounds are about limits of memory: that of a device, half of it, and so on. A strategy is ruled
+    out where a known one is as fast as its bound within the first limit that it may keep.
+    """
+
+    def __init__(self, expansion: Expansion, every: Sequence[Strategy]) -> None:
+        self.expansion = expansion
+        self.every = every
+        self.candidates: list[Candidate] = []
+        self.bounds = Bounds(expansion)
+        self._kinds: dict[_Key, dict[StorageKind, None]] = {}
+        for strategy in every:
+            self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None
+        self._spaces: dict[_Key, SpaceOfStrategy] = {}
+        memory = expansion.machine.device.usable_bytes
+        limits = (memory / 2**i for i in range(_LEVELS))
+        self._best: dict[float, tuple[float, Strategy | None]] = dict.fromkeys(
+            (*limits, math.inf), (math.inf, None)
+        )
+
+    def search(self, progress: Progress | None) -> None:
+        """Price what bounds do not rule out."""
+        least = {one: self.bounds.bytes(one) for one in self.every}
+        memory = self.expansion.machine.device.usable_bytes
+        fitting = {one: size for one, size in least.items() if size <= memory}
+        order = sorted(
+            ((self.bounds.seconds(one), size, one) for one, size in (fitting or least).items()),
+            key=lambda one: one[:2],
+        )
+        for number, (seconds, size, strategy) in enumerate(order):
+            level = min(limit for limit in self._best if limit >= size)
+            if self._best[level][0] <= seconds * (1 + RESOLUTION):
+                continue
+            if progress is not None:
+                progress(f"strategy {strategy}", number / len(order))
+            self._price(strategy)
+
+    def reschedule(self) -> None:
+        """Price the best pipeline within each limit under other schedules."""
+        best = [strategy for _, strategy in self._best.values() if strategy is not None]
+        for strategy in dict.fromkeys(best):
+            for one in rescheduled(strategy, len(self.expansion.layers)):
+                self._price(one)
+
+    def _price(self, strategy: Strategy) -> None:
+        key = _key(strategy)
+        if key not in self._spaces:
+            kinds = tuple(self._kinds[key])
+            self._spaces[key] = SpaceOfStrategy(self.expansion, strategy, kinds)
+        try:
+            candidate = self._spaces[key].candidate(strategy)
+        except StrategyError:  # no pipeline of so many stages
+            return
+        self.candidates.append(candidate)
+        seconds = candidate.point.time
+        for limit, (known, _) in self._best.items():
+            if candidate.peak <= limit and seconds < known:
+                self._best[limit] = seconds, strategy
+
+
+_Key = tuple[int, ...]
+
+
+def _key(strategy: Strategy) -> _Key:
+    """Equal for strategies that share a space."""
+    degrees = (strategy.dp_replicate, strategy.dp_shard, strategy.cp, strategy.tp, strategy.pp)
+    return (*degrees, strategy.micro_batches)
+
+
+def _frontier(
+    expansion: Expansion, found: list[Candidate], tracer: OpTracer, start: float
+) -> SearchedFrontier:
+    """The plans worth showing; they are written when they are looked at."""
+    machine, graph = expansion.machine, expansion.graph
+
+    def write(candidate: Candidate) -> Plan:
+        return candidate.plan(0.0, ())
+
+    costs = [candidate.cost for candidate in found]
+    kept = spaced(found, costs, _PLANS, 0.0)
+    if machine.settles:  # then times do not just add up
+        costs, written = settled(kept, write)
+        kept = spaced(kept, costs, _PLANS, 0.0)
+        ends = [(written(one).step_seconds, written(one).peak_bytes) for one in kept]
+        plans = Plans(ends, lambda place: written(kept[place]))
+    else:
+        plans = Plans([one.cost for one in kept], lambda place: write(kept[place]))
+    analysis = expansion.sources.analysis
+    memories = MemoryRefinement(graph, machine, expansion.optimizer, tracer, analysis)
+    return SearchedFrontier(
+        plans,
+        search_seconds=time.perf_counter() - start,
+        settle=memories.settled,
+        least=lambda place: kept[place].least,
+        off_frontier=OffFrontierPlans(found, write, memories.settled).faster,
+        device_bytes=Bytes(machine.device.usable_bytes),
+    )
