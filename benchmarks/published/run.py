@@ -12,9 +12,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import shardwright as sw
 from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
 from benchmarks.published.row import Row
 from benchmarks.published.setups import approximations, machine_of, strategy_of
@@ -22,8 +24,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
-from shardwright.planner.strategies.pricing import price
-from shardwright.tracing.op_memory.footprints import Footprints
+from shardwright.planner.strategies.expansion import Expansion
 
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
@@ -51,25 +52,40 @@ class Prediction:
 
 
 def predict(row: Row) -> Prediction:
-    """The prediction of a row; a row that cannot be priced has the reason instead."""
+    """The prediction of a row; a row that cannot be priced has the reason instead.
+
+    The memory of `sw.price` is simulated only for rows that have published some; for the others it
+    is the sum of the cost tables, and the time is the same.
+    """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
-        plan = _plan(shape, machine, strategy)
+        plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
-    context = plan.memory.context if plan.memory else 0
+    context = machine.device.context_bytes
+    counted = plan.peak_bytes - (plan.memory.context if plan.memory else context)
     return Prediction(
         row.key,
         seconds=plan.step_seconds,
-        gib=(plan.peak_bytes - context) / _GIB,
-        capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
+        gib=counted / _GIB,
+        capacity_gib=(machine.device.memory_bytes - context) / _GIB,
         approximated=approximations(row),
     )
 
 
-def _plan(shape: Shape, machine: Machine, strategy: Strategy) -> Plan:
-    tracer = Footprints(on_cpu=False)
-    return price(graph_of(shape), machine, strategy, "adamw", tracer)
+def _has_memory(row: Row) -> bool:
+    return row.memory_gib is not None or row.verdict != "ran"
+
+
+def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
+    if simulated:
+        return sw.price(graph_of(shape), machine, strategy)
+    return _expansion(shape, machine).expanded(strategy).plan(0.0, ())
+
+
+@lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
+def _expansion(shape: Shape, machine: Machine) -> Expansion:
+    return Expansion(graph_of(shape), machine, "adamw")
 
 
 def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:
@@ -82,28 +98,41 @@ def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[
     names = {row.key: _digest(row) for row in rows}
     yield from (kept[name] for name in names.values() if name in kept)
     missing = sorted((row for row in rows if names[row.key] not in kept), key=_graph_order)
-    if not missing:
-        return
-    with log.open("a") as out, get_context("spawn").Pool(workers, _one_thread) as pool:
-        for one in pool.imap(predict, missing, chunksize=4):
+    with log.open("a") as out:
+        for one in _priced(missing, workers):
             out.write(json.dumps({"digest": names[one.key], **asdict(one)}) + "\n")
             out.flush()
             yield one
 
 
+def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
+    if workers == 1 or len(rows) < workers:
+        yield from map(predict, rows)
+        return
+    with get_context("spawn").Pool(workers, _one_thread) as pool:
+        yield from pool.imap(predict, rows, chunksize=16)
+
+
+def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:
+    """The predictions that are kept for these rows, by the rows' keys."""
+    kept = _kept(log)
+    found = {row.key: kept.get(_digest(row)) for row in rows}
+    return {key: one for key, one in found.items() if one is not None}
+
+
 def code() -> str:
     """A hash of everything that predictions depend on, but the rows."""
     here = Path(__file__).parent
-    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py"))
+    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py", here / "run.py"))
 
 
 def _digest(row: Row) -> str:
     return hashlib.sha256(repr((code(), row)).encode()).hexdigest()[:24]
 
 
-def _graph_order(row: Row) -> tuple[str, str]:
-    graph = repr((row.source, row.layers, row.hidden, row.sequence, row.global_batch))
-    return hashlib.sha256(graph.encode()).hexdigest(), row.key
+def _graph_order(row: Row) -> tuple[str, str, int, str]:
+    shape = repr((row.family, row.layers, row.hidden, row.sequence, row.global_batch))
+    return hashlib.sha256(shape.encode()).hexdigest(), row.gpu, row.gpus, row.key
 
 
 def _kept(log: Path) -> dict[str, Prediction]:

@@ -62,7 +62,12 @@ def _row(snapshot: Snapshot, path: str, config: str) -> Row:
     text = yaml.safe_load(snapshot.read(config)).get("MODEL_ARGS") or {}
     flags = {str(flag).removeprefix("--"): value for flag, value in text.items()}
     test, name = path.split("/")[-2:]
-    common: dict[str, Any] = {"source": "megatron-lm", "path": path, "commit": snapshot.commit, "line": 1}
+    common: dict[str, Any] = {
+        "source": "megatron-lm",
+        "path": path,
+        "commit": snapshot.commit,
+        "line": 1,
+    }
     common["model"] = test
     gpu = next((kind for word, kind in _GPUS.items() if word in name), "")
     values = _recorded(snapshot.read(path))
