@@ -31,6 +31,10 @@ class Snapshot:
         """The text of a file."""
         return _git(self.git, "show", f"{self.commit}:{path}")
 
+    def files(self, folder: str) -> list[str]:
+        """The paths of all files under a folder, sorted."""
+        return _git(self.git, "ls-tree", "-r", "--name-only", self.commit, folder).splitlines()
+
 
 @dataclass(frozen=True, slots=True)
 class Line:

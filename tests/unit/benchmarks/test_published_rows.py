@@ -10,6 +10,7 @@ from benchmarks.published.readers import (
     litgpt,
     llm_foundry,
     megatron_bridge,
+    megatron_lm,
     torchtitan,
     vtrain,
 )
@@ -26,6 +27,9 @@ class Pages:
 
     def read(self, path):
         return self.texts.get(path, "")
+
+    def files(self, folder):
+        return sorted(path for path in self.texts if path.startswith(folder))
 
     def at(self, commit):
         return replace(self, commit=commit)
@@ -153,6 +157,47 @@ def test_megatron_bridge_excludes_experts():
     assert experts.excluded
 
 
+_FLAGS = """MODEL_ARGS:
+  --num-layers: 12
+  --hidden-size: 512
+  --num-attention-heads: 8
+  --seq-length: 1024
+  --micro-batch-size: 4
+  --global-batch-size: 32
+  --tensor-model-parallel-size: 2
+  --pipeline-model-parallel-size: {pp}
+  --transformer-impl: transformer_engine
+  --bf16: true
+"""
+_VALUES = """{
+  "iteration-time": {"values": {"1": "nan", "2": 9.5, "3": 0.25, "4": 0.25}},
+  "mem-max-allocated-bytes": {"values": {"1": 1073741824.0, "2": 2147483648.0}}
+}"""
+
+
+def megatron_lm_rows(flags, name="golden_values_dev_dgx_h100.json"):
+    folder = f"{megatron_lm._FOLDER}/some_test"
+    pages = Pages({f"{folder}/model_config.yaml": flags, f"{folder}/{name}": _VALUES})
+    return list(megatron_lm.rows(pages))
+
+
+def test_megatron_lm_takes_the_median_time_and_the_highest_peak():
+    (row,) = megatron_lm_rows(_FLAGS.format(pp=1))
+    assert (row.step_seconds, row.memory_gib, row.memory_kind) == (0.25, 2.0, "allocated")
+    assert (row.tp, row.dp_replicate, row.micro_batches, row.vocab) == (2, 4, 2, 50432)
+    assert list(problems(row)) == []
+    (staged,) = megatron_lm_rows(_FLAGS.format(pp=2))
+    assert (staged.schedule, staged.memory_gib) == ("1F1B", None)
+    assert list(problems(staged)) == []
+
+
+def test_megatron_lm_excludes_flags_without_a_column():
+    (row,) = megatron_lm_rows(_FLAGS.format(pp=1) + "  --swiglu: true\n")
+    assert row.excluded == "no column for the flag swiglu"
+    (row,) = megatron_lm_rows(_FLAGS.format(pp=1), "golden_values_lts.json")
+    assert row.excluded == "the GPU is not stated"
+
+
 def test_times_of_steps_by_what_is_published():
     assert step_seconds("milliseconds", 250.0, 1, 1) == 0.25
     assert step_seconds("tokens/s", 500.0, 1000, 8) == 2.0
@@ -179,8 +224,8 @@ def test_committed_rows_are_consistent_and_enough(committed):
     assert {row.source for row in committed} == set(sources())
     assert Counter(row.key for row in committed).most_common(1)[0][1] == 1
     used = [row for row in committed if not row.excluded]
-    assert sum(row.step_seconds is not None for row in used) >= 1500
-    assert sum(row.memory_gib is not None or row.verdict != "ran" for row in used) >= 100
+    assert sum(row.step_seconds is not None for row in used) >= 2000
+    assert sum(row.memory_gib is not None or row.verdict != "ran" for row in used) >= 150
     assert all(len(row.commit) == 40 for row in committed)
 
 

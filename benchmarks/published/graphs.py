@@ -1,0 +1,156 @@
+"""Captured graphs of the models of rows, at full depth, kept in a folder between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import astuple, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import shardwright as sw
+from benchmarks.published.row import Row
+from shardwright.ir.graph import Graph
+
+FOLDER = Path(__file__).with_name("graphs.rows")  # git ignores it
+_CAPTURE = ("tracing/**/*.py", "rules/**/*.py", "ir/graph.py")  # what graphs depend on
+
+
+class UnpriceableError(ValueError):
+    """A row with something that cannot be priced yet; says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Everything of a row that its graph depends on; see `Row`.
+
+    `mixed` says that parameters are float32 and computing is in half precision.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int
+    vocab: int
+    tied: bool
+    sequence: int
+    batch: int
+    mixed: bool
+    fused: bool
+
+    @classmethod
+    def of(cls, row: Row) -> Shape:
+        """The shape of a row; raises `UnpriceableError` for a model that has no module here."""
+        if row.family not in _FAMILIES:
+            raise UnpriceableError(f"models of the family {row.family} have no module here")
+        if row.experts or row.tuning != "all":
+            raise UnpriceableError("training of a part of the parameters has no strategy yet")
+        if row.head_size * row.heads != row.hidden:
+            raise UnpriceableError("heads that are wider than the residual stream have no module")
+        return cls(
+            row.family,
+            row.layers,
+            row.hidden,
+            row.heads,
+            row.kv_heads,
+            row.head_size,
+            row.ffn,
+            row.vocab,
+            row.tied,
+            row.sequence,
+            row.global_batch,
+            not row.precision.startswith("pure-"),
+            row.attention == "fused",
+        )
+
+
+@lru_cache(maxsize=2)  # rows of one graph are priced after each other
+def graph_of(shape: Shape, folder: Path = FOLDER) -> Graph:
+    """The graph of a training step on the global batch, captured once for each shape."""
+    file = folder / f"{_name(shape)}.pickle"
+    if file.exists():
+        kept: Graph = pickle.loads(file.read_bytes())
+        return kept
+    graph = _captured(shape)
+    folder.mkdir(exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(pickle.dumps(graph))
+    part.replace(file)
+    return graph
+
+
+def _name(shape: Shape) -> str:
+    """Names a shape and the code that captures: with other code graphs are captured anew."""
+    code = code_digest((*_CAPTURE,), (Path(__file__),))
+    return hashlib.sha256(repr((code, astuple(shape))).encode()).hexdigest()[:24]
+
+
+@cache
+def code_digest(patterns: tuple[str, ...], files: tuple[Path, ...]) -> str:
+    """A hash of the package's files that match, of `files`, and of torch's version."""
+    package = Path(sw.__file__).parent
+    found = sorted({file for pattern in patterns for file in package.glob(pattern)})
+    text = b"".join(file.read_bytes() for file in (*found, *files))
+    return hashlib.sha256(text + torch.__version__.encode()).hexdigest()
+
+
+def _captured(shape: Shape) -> Graph:
+    with torch.device("meta"):
+        module = _FAMILIES[shape.family](shape)
+        tokens = torch.zeros(shape.batch, shape.sequence, dtype=torch.long)
+    if not shape.mixed:
+        module = module.to(torch.bfloat16)
+    batch = {"input_ids": tokens, "labels": tokens}
+    return sw.capture(module, (), batch, precision="bf16" if shape.mixed else "model")
+
+
+def _gpt(shape: Shape) -> nn.Module:
+    module: nn.Module = GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=shape.layers,
+            n_embd=shape.hidden,
+            n_head=shape.heads,
+            n_inner=shape.ffn,
+            n_positions=shape.sequence,
+            vocab_size=shape.vocab,
+            tie_word_embeddings=shape.tied,
+            attn_implementation=_attention(shape),
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
+    )
+    return module
+
+
+def _llama(shape: Shape) -> nn.Module:
+    module: nn.Module = LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=shape.layers,
+            hidden_size=shape.hidden,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            intermediate_size=shape.ffn,
+            max_position_embeddings=shape.sequence,
+            vocab_size=shape.vocab,
+            tie_word_embeddings=shape.tied,
+            attn_implementation=_attention(shape),
+            use_cache=False,
+        )
+    )
+    return module
+
+
+def _attention(shape: Shape) -> str:
+    return "sdpa" if shape.fused else "eager"
+
+
+_FAMILIES = {"gpt": _gpt, "llama": _llama}

@@ -1,0 +1,208 @@
+"""docs/published.md and its pictures, of the committed result and nothing else.
+
+python -m benchmarks.published --page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import table
+from benchmarks.published import plots
+from benchmarks.published.row import sources
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "published.md"
+_TIMES, _ERRORS = "pictures/published-times.svg", "pictures/published-errors.svg"
+_HEAD = """# Scored on published measurements
+
+Predicted step times and memory peaks beside measurements that others have published on GPUs. Each
+row of `benchmarks/published/rows` is one measurement with its repository, file, commit and line.
+Each is priced as a user's strategy is: the model is captured at full depth, the row's degrees,
+schedule and recomputation become a `Strategy`, and `sw.price` predicts on the preset of the GPU.
+What cannot be expressed is refused and counted here, not approximated, except for the differences
+named below.
+
+No figure of a preset is fitted to any of these rows: the efficiencies, latencies and memory of the
+presets are assumptions, so every source is held out. There are no intervals beside predictions yet.
+
+An error is predicted over published, less 1. MAPE is the mean of its absolute value, bias its mean.
+Spearman's correlation is that within groups of at least 4 rows of one model, GPU, number of GPUs,
+sequence and global batch, averaged over groups. The elements of an activation are tokens of a
+micro-batch times width over `tp`: with few of them launches decide, with many the arithmetic.
+"""
+
+
+def pages(result: Path) -> dict[Path, str]:
+    """The page and its pictures."""
+    data: dict[str, Any] = json.loads(result.read_text())
+    return {
+        PAGE: written(data),
+        DOCS / _TIMES: plots.times(data["points"]),
+        DOCS / _ERRORS: plots.errors(data["points"]),
+    }
+
+
+def write(result: Path) -> None:
+    """Write all of them."""
+    for path, text in pages(result).items():
+        path.write_text(text)
+
+
+def written(data: Mapping[str, Any]) -> str:
+    """The page, in Markdown."""
+    parts = [
+        _HEAD.rstrip(),
+        *_overall(data),
+        *_rows(data),
+        *_splits(data),
+        *_memory(data),
+        *_differences(data),
+        *_origins(data),
+        *_left_out("Refused rows", "What has no strategy or no preset yet.", data["unpriced"]),
+        *_left_out(
+            "Excluded rows", "Rows whose source does not say what was run.", data["excluded"]
+        ),
+        _origin(data),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _overall(data: Mapping[str, Any]) -> Iterator[str]:
+    found = data["overall"]
+    untried = sum(count["untried"] for count in data["counts"].values())
+    yield "## The score"
+    lines = [
+        f"* Step time, averaged over sources ({found['sources']}) and not over their"
+        f" {found['rows']} rows: MAPE {_percent(found['mape'])}, bias {_signed(found['bias'])}"
+        " (asked: 8 %, no source over 15 %).",
+        f"* Order within groups: Spearman {_number(found['spearman'])} (asked: 0.95).",
+    ]
+    if untried:
+        lines.append(
+            f"* {untried} rows are not yet priced. Models are taken in an order without meaning, so"
+            " those that are priced are a sample of their sources."
+        )
+    yield "\n".join(lines)
+    yield f"![Predicted against published seconds of a step, by source]({_TIMES})"
+    yield f"![Predicted over published seconds by the number of parameters]({_ERRORS})"
+
+
+def _rows(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Rows"
+    yield table(
+        ["source", "read", "excluded", "refused", "priced", "not yet priced"],
+        [[name, *(str(count[what]) for what in _COUNTS)] for name, count in data["counts"].items()],
+    )
+
+
+_TITLES = {"gpu": "GPU", "elements": "elements of an activation"}
+_COUNTS = ("read", "excluded", "unpriced", "priced", "untried")
+
+
+def _splits(data: Mapping[str, Any]) -> Iterator[str]:
+    for name, groups in data["by"].items():
+        title = _TITLES.get(name, name)
+        yield f"## Step time by {title}"
+        yield table(
+            [
+                _TITLES.get(name, name),
+                "rows",
+                "sources",
+                "MAPE",
+                "median",
+                "90 % below",
+                "bias",
+                "Spearman",
+            ],
+            [
+                [
+                    group,
+                    str(one["rows"]),
+                    str(one["sources"]),
+                    _percent(one["mape"]),
+                    _percent(one["median"]),
+                    _percent(one["p90"]),
+                    _signed(one["bias"]),
+                    _number(one["spearman"]),
+                ]
+                for group, one in groups.items()
+            ],
+        )
+
+
+def _memory(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Memory"
+    yield (
+        "Peaks of rows that have published one, without the context of the driver. The memory of"
+        " pipelines is the sum of the cost tables and not simulated."
+    )
+    yield table(
+        ["source and kind", "rows", "MAPE", "bias"],
+        [
+            [name, str(one["rows"]), _percent(one["mape"]), _signed(one["bias"])]
+            for name, one in data["memory"].items()
+        ],
+    )
+    yield "## Verdicts"
+    yield (
+        "Whether the predicted peak is within what the preset says a device gives to torch, against"
+        " what happened. The peak of a row without a published one is that of the cost tables."
+    )
+    names = ("ran, fits", "ran, does not fit", "ran out, fits", "ran out, does not fit")
+    yield table(
+        ["source", *names],
+        [[name, *(str(one[n]) for n in names)] for name, one in data["verdicts"].items()],
+    )
+
+
+def _differences(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Differences that are priced"
+    yield "Ways in which the priced step is not the published one, the same for all sources."
+    rows = [[name, str(count)] for name, count in data["approximated"].items()]
+    yield table(["difference", "rows"], rows)
+
+
+def _origins(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Sources and assumptions"
+    lines = []
+    for key, source in sources().items():
+        said = "; ".join(source["assumptions"])
+        lines.append(f"* **{key}**: `{source['repository']}` ({source['license']}). {said}.")
+    yield "\n".join(lines)
+
+
+def _left_out(title: str, text: str, by: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    yield f"## {title}"
+    yield text
+    yield table(
+        ["source: reason", "rows"],
+        [
+            [f"{source}: {reason}", str(count)]
+            for source, reasons in by.items()
+            for reason, count in reasons.items()
+        ],
+    )
+
+
+def _origin(data: Mapping[str, Any]) -> str:
+    return (
+        f"`{data['command']}`, {data['date']}, at commit {data['commit'][:7]}:"
+        f" `benchmarks/published/result.json`. Predictions by the code with hash"
+        f" `{data['code'][:16]}`."
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

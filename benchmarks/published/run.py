@@ -1,0 +1,158 @@
+"""Prices all rows and keeps a prediction, or the reason against one, for each.
+
+A run that is stopped goes on where it was: finished rows are kept in `predictions.rows`, each
+with a hash of itself and of the code that priced it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import shardwright as sw
+from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
+from benchmarks.published.row import Row
+from benchmarks.published.setups import approximations, machine_of, strategy_of
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.model import Machine
+from shardwright.planner.strategies.expansion import Expansion
+
+LOG = Path(__file__).with_name("predictions.rows")
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted step of a row, or why there is none.
+
+    Attributes:
+        key: of the row.
+        seconds: of a step; None without a prediction.
+        gib: peak of the rank that needs most, without the context.
+        capacity_gib: memory of a device of the preset.
+        unpriced: why there is no prediction; empty where there is one.
+        approximated: differences between the priced step and the published one.
+    """
+
+    key: str
+    seconds: float | None = None
+    gib: float | None = None
+    capacity_gib: float | None = None
+    unpriced: str = ""
+    approximated: tuple[str, ...] = ()
+
+
+def predict(row: Row) -> Prediction:
+    """The prediction of a row; a row that cannot be priced has the reason instead.
+
+    The memory of `sw.price` is simulated only for rows that have published some; for the others it
+    is the sum of the cost tables, and the time is the same.
+    """
+    try:
+        machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
+        plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
+    except (UnpriceableError, StrategyError) as error:
+        return Prediction(row.key, unpriced=str(error))
+    context = machine.device.context_bytes
+    counted = plan.peak_bytes - (plan.memory.context if plan.memory else context)
+    return Prediction(
+        row.key,
+        seconds=plan.step_seconds,
+        gib=counted / _GIB,
+        capacity_gib=(machine.device.memory_bytes - context) / _GIB,
+        approximated=approximations(row),
+    )
+
+
+def _has_memory(row: Row) -> bool:
+    return row.memory_gib is not None or row.verdict != "ran"
+
+
+def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
+    if simulated:
+        return sw.price(graph_of(shape), machine, strategy)
+    return _expansion(shape, machine).expanded(strategy).plan(0.0, ())
+
+
+@lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
+def _expansion(shape: Shape, machine: Machine) -> Expansion:
+    return Expansion(graph_of(shape), machine, "adamw")
+
+
+def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:
+    """A prediction for each row, kept ones first.
+
+    Rows of one graph follow each other; graphs come in an order without meaning, so that a run that
+    is stopped has priced a sample of them.
+    """
+    kept = _kept(log)
+    names = {row.key: _digest(row) for row in rows}
+    yield from (kept[name] for name in names.values() if name in kept)
+    missing = sorted((row for row in rows if names[row.key] not in kept), key=_graph_order)
+    with log.open("a") as out:
+        for one in _priced(missing, workers):
+            out.write(json.dumps({"digest": names[one.key], **asdict(one)}) + "\n")
+            out.flush()
+            yield one
+
+
+def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
+    if workers == 1 or len(rows) < workers:
+        yield from map(predict, rows)
+        return
+    with get_context("spawn").Pool(workers, _one_thread) as pool:
+        yield from pool.imap(predict, rows, chunksize=16)
+
+
+def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:
+    """The predictions that are kept for these rows, by the rows' keys."""
+    kept = _kept(log)
+    found = {row.key: kept.get(_digest(row)) for row in rows}
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def code() -> str:
+    """A hash of everything that predictions depend on, but the rows."""
+    here = Path(__file__).parent
+    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py", here / "run.py"))
+
+
+def _digest(row: Row) -> str:
+    return hashlib.sha256(repr((code(), row)).encode()).hexdigest()[:24]
+
+
+def _graph_order(row: Row) -> tuple[str, str, int, str]:
+    shape = repr((row.family, row.layers, row.hidden, row.sequence, row.global_batch))
+    return hashlib.sha256(shape.encode()).hexdigest(), row.gpu, row.gpus, row.key
+
+
+def _kept(log: Path) -> dict[str, Prediction]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        record["approximated"] = tuple(record["approximated"])
+    return {record.pop("digest"): Prediction(**record) for record in records}
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def with_progress(found: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+    """The same predictions; prints a line every few seconds."""
+    start = shown = time.monotonic()
+    for count, one in enumerate(found, 1):
+        yield one
+        now = time.monotonic()
+        if now - shown > 10 or count == total:
+            shown = now
+            print(f"{count} of {total} rows, {now - start:.0f} s", flush=True)

@@ -1,0 +1,191 @@
+"""Rows become strategies, machines and graphs; predictions are kept, scored and shown."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import shardwright as sw
+from benchmarks.published import page, plots, run
+from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
+from benchmarks.published.row import Row, read
+from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
+from benchmarks.published.score import Pair, elements_of, parameters, result_of, size_of
+from benchmarks.published.setups import approximations, machine_of, strategy_of
+from shardwright.ir.graph import LeafKind
+
+RESULT = Path(run.__file__).with_name("result.json")
+ROW = Row(
+    source="vtrain",
+    path="a.csv",
+    commit="c" * 40,
+    line=2,
+    model="tiny",
+    family="gpt",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_size=16,
+    ffn=256,
+    vocab=256,
+    tied=True,
+    sequence=32,
+    global_batch=8,
+    micro_batch=2,
+    dp_replicate=2,
+    tp=2,
+    precision="bf16",
+    recompute="full",
+    optimizer="adamw-fused",
+    gpu="A100-80",
+    gpus=4,
+    metric="seconds",
+    published=0.5,
+    step_seconds=0.5,
+)
+
+
+def test_a_row_is_a_strategy():
+    assert str(strategy_of(replace(ROW, zero=0))) == str(
+        sw.Strategy.parse("dp_replicate=2 tp=2 zero=0 sp=off mb=2 gradient_sync=last ac=full")
+    )
+    sharded = replace(ROW, dp_replicate=1, dp_shard=2, zero=3, reshard=False, compiled=True)
+    assert strategy_of(sharded).reshard_after_forward is False
+    assert strategy_of(sharded).compile == "regional"
+    with pytest.raises(UnpriceableError, match="async TP"):
+        strategy_of(replace(ROW, async_tp=True))
+
+
+def test_a_row_is_a_machine_with_the_stated_network():
+    one = machine_of(ROW)
+    assert (one.devices, len(one.levels), one.device.kind) == (4, 1, "A100")
+    two = machine_of(replace(ROW, gpus=16))
+    slow = machine_of(replace(ROW, gpus=16, network_gbit=800))
+    assert slow.levels[1].bytes_per_s == two.levels[1].bytes_per_s / 2
+    with pytest.raises(UnpriceableError, match="A10G"):
+        machine_of(replace(ROW, gpu="A10G"))
+    with pytest.raises(UnpriceableError, match="whole hosts"):
+        machine_of(replace(ROW, gpus=12))
+
+
+def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch):
+    for row in (ROW, replace(ROW, family="llama", kv_heads=2, tied=False, precision="pure-bf16")):
+        graph_of.cache_clear()
+        graph = graph_of(Shape.of(row), tmp_path)
+        leaves = graph.leaves_of(LeafKind.PARAMETER)
+        matrices = [graph.tensor[leaf.name] for leaf in leaves]
+        counted = sum(one.num_elements for one in matrices if len(one.shape) > 1)
+        learned = row.sequence * row.hidden if row.family == "gpt" else 0
+        assert counted - learned == parameters(row)
+        monkeypatch.setattr("benchmarks.published.graphs._captured", pytest.fail)
+        graph_of.cache_clear()
+        assert graph_of(Shape.of(row), tmp_path) == graph
+        monkeypatch.undo()
+    with pytest.raises(UnpriceableError, match="strategy"):
+        Shape.of(replace(ROW, tuning="lora"))
+
+
+@pytest.fixture
+def kept_graphs(tmp_path, monkeypatch):
+    graph_of.cache_clear()
+    captured = {}
+
+    def keep(shape):
+        if shape not in captured:
+            captured[shape] = graph_of(shape, tmp_path)
+        return captured[shape]
+
+    monkeypatch.setattr(run, "graph_of", keep)
+    run._expansion.cache_clear()
+
+
+def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(kept_graphs):
+    plain = predict(ROW)
+    simulated = predict(replace(ROW, memory_gib=1.0, memory_kind="allocated"))
+    plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
+    assert plain.seconds == simulated.seconds == plan.step_seconds
+    assert simulated.gib == (plan.peak_bytes - plan.memory.context) / 2**30
+    assert predict(replace(ROW, zero=1, dp_replicate=1, dp_shard=2)).unpriced
+    assert predict(replace(ROW, gpu="A10G")).unpriced == "no preset has the GPU A10G"
+
+
+def test_predictions_are_kept_until_the_row_changes(kept_graphs, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    rows = [ROW, replace(ROW, line=3, gpu="A10G")]
+    first = {one.key: one for one in predictions(rows, 1, log)}
+    assert first.keys() == {row.key for row in rows}
+    monkeypatch.setattr(run, "predict", lambda row: Prediction(row.key, unpriced="anew"))
+    assert {one.key: one for one in predictions(rows, 1, log)} == first
+    changed = replace(ROW, micro_batch=4)
+    assert [one.unpriced for one in predictions([changed], 1, log)] == ["anew"]
+    assert kept_predictions([ROW], log) == {ROW.key: first[ROW.key]}
+
+
+def made(line, published, predicted, **changes):
+    row = replace(ROW, line=line, published=published, step_seconds=published, **changes)
+    return row, Prediction(row.key, seconds=predicted, gib=50.0, capacity_gib=70.0)
+
+
+def test_the_score_is_a_mean_over_sources():
+    pairs = [made(i, 1.0 + i, 1.1 * (1.0 + i)) for i in range(4)]
+    pairs.append(made(9, 1.0, 1.5, source="litgpt"))
+    pairs.append(made(10, None, 1.5, source="litgpt", metric="", verdict="out of memory"))
+    refused = replace(ROW, line=20, gpu="A10G"), "no preset"
+    found = {row.key: one for row, one in pairs}
+    found[refused[0].key] = Prediction(refused[0].key, unpriced=refused[1])
+    rows = [row for row, _ in pairs] + [refused[0], replace(ROW, line=21, excluded="inference")]
+    rows.append(replace(ROW, line=22))
+    result = result_of(rows, found)
+    assert result["by"]["source"]["vtrain"]["mape"] == pytest.approx(0.1)
+    assert result["by"]["source"]["vtrain"]["spearman"] == pytest.approx(1.0)
+    assert result["overall"]["mape"] == pytest.approx((0.1 + 0.5) / 2)
+    assert result["overall"]["bias"] == pytest.approx((0.1 + 0.5) / 2)
+    assert result["counts"]["vtrain"] == {
+        "read": 7, "excluded": 1, "unpriced": 1, "priced": 4, "untried": 1,
+    }  # fmt: skip
+    assert result["verdicts"]["litgpt"]["ran out, fits"] == 1
+    assert result["unpriced"] == {"vtrain": {"no preset": 1}}
+    assert result["excluded"] == {"vtrain": {"inference": 1}}
+
+
+def test_errors_are_relative_to_what_is_published():
+    row, one = made(1, 2.0, 1.5, memory_gib=100.0, memory_kind="allocated")
+    pair = Pair(row, one)
+    assert (pair.error, pair.memory_error, pair.fits) == (-0.25, -0.5, True)
+    assert not Pair(row, replace(one, gib=70.5)).fits
+    assert size_of(ROW) == "under 1B"
+    assert elements_of(ROW) == "under 1 Mi"
+    assert elements_of(replace(ROW, hidden=4096, sequence=4096, tp=8)) == "4 Mi to 16 Mi"
+
+
+def test_differences_are_named():
+    row = replace(ROW, precision="fp16", reduce="fp16", optimizer="adamw", gpus=16)
+    assert len(approximations(row)) == 4
+    assert approximations(ROW) == ()
+
+
+def test_plots_draw_every_row_with_a_time():
+    points = [
+        {"source": "a", "parameters": 1e9, "published": 1.0, "predicted": 2.0},
+        {"source": "b", "parameters": 1e10, "published": None, "predicted": 2.0},
+        {"source": "b", "parameters": 1e10, "published": 20.0, "predicted": 2.0},
+    ]
+    for text in (plots.times(points), plots.errors(points)):
+        assert text.count('r="2.2"') == 2
+        assert text.count('r="4"') == 2
+
+
+def test_the_page_is_what_the_result_gives():
+    for path, text in page.pages(RESULT).items():
+        assert path.read_text() == text, "run python -m benchmarks.published --page"
+
+
+def test_the_result_is_of_the_committed_rows():
+    result = json.loads(RESULT.read_text())
+    read_here = {name: count["read"] for name, count in result["counts"].items()}
+    counted = {}
+    for row in read():
+        counted[row.source] = counted.get(row.source, 0) + 1
+    assert read_here == counted
