@@ -32,18 +32,20 @@ class Limited:
         tp: degrees of tensor parallelism that split weights evenly.
         widest_tp: the largest of them that is tried.
         pipelines: whether the model can be cut into stages.
+        micro_batches: numbers that the model's batch can be taken in.
     """
 
     model: ModelLimits
     tp: tuple[int, ...]
     widest_tp: int
     pipelines: bool
+    micro_batches: tuple[int, ...]
 
 
 def strategies_on(machine: Machine, limited: Limited) -> Iterator[Strategy]:
     """Every sensible strategy for all devices of `machine`."""
     for degrees in _degrees(machine, limited):
-        for staged in _schedules(degrees, limited.model):
+        for staged in _schedules(degrees, limited):
             for stored in _storages(staged):
                 for recompute in LEVELS if limited.model.layers else (NONE,):
                     yield replace(stored, recompute=recompute)
@@ -73,10 +75,10 @@ def _splits_sequence(cp: int, model: ModelLimits) -> bool:
     return model.sequence is not None and model.sequence % (2 * cp) == 0
 
 
-def _schedules(degrees: Strategy, model: ModelLimits) -> Iterator[Strategy]:
+def _schedules(degrees: Strategy, limited: Limited) -> Iterator[Strategy]:
     """Numbers of micro-batches; pipelines run 1F1B."""
-    left = (model.batch or 1) // (degrees.dp_replicate * degrees.dp_shard)
-    counts = [n for n in divisors(left) if n & (n - 1) == 0]
+    left = (limited.model.batch or 1) // (degrees.dp_replicate * degrees.dp_shard)
+    counts = [n for n in limited.micro_batches if left % n == 0]
     if degrees.pp == 1:
         yield from (replace(degrees, micro_batches=count) for count in counts)
         return

@@ -71,7 +71,8 @@ def limited(expansion: Expansion, *, tp_across_hosts: bool) -> Limited:
     degrees = [n for n in divisors(machine.devices) if n == 1 or _splits_evenly(expansion, n)]
     widest = machine.devices if tp_across_hosts else machine.levels[0].size
     cuts = not needs_one_stage(expansion.graph) and expansion.sources.cuts.allow(2)
-    return Limited(model, tuple(degrees), widest, cuts)
+    counts, _ = expansion.sources.possible(None)
+    return Limited(model, tuple(degrees), widest, cuts, counts)
 
 
 def _splits_evenly(expansion: Expansion, degree: int) -> bool:
