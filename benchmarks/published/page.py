@@ -64,7 +64,9 @@ def written(data: Mapping[str, Any]) -> str:
         *_origins(data),
         *_left_out("Refused rows", "What has no strategy or no preset yet.", data["unpriced"]),
         *_left_out(
-            "Excluded rows", "Rows whose source does not say what was run.", data["excluded"]
+            "Excluded rows",
+            "Rows that are no training step which the columns of `Row` say whole.",
+            data["excluded"],
         ),
         _origin(data),
     ]
@@ -81,6 +83,12 @@ def _overall(data: Mapping[str, Any]) -> Iterator[str]:
         " (asked: 8 %, no source over 15 %).",
         f"* Order within groups: Spearman {_number(found['spearman'])} (asked: 0.95).",
     ]
+    left = sum(count["excluded"] + count["unpriced"] for count in data["counts"].values())
+    read = sum(count["read"] for count in data["counts"].values())
+    lines.append(
+        f"* Excluded or refused: {left} of {read} rows, by source below (asked: at most 5 % of a"
+        " source's rows)."
+    )
     if untried:
         lines.append(
             f"* {untried} rows are not yet priced. Models are taken in an order without meaning, so"
@@ -109,7 +117,7 @@ def _splits(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"## Step time by {title}"
         yield table(
             [
-                _TITLES.get(name, name),
+                title,
                 "rows",
                 "sources",
                 "MAPE",

@@ -62,13 +62,11 @@ def predict(row: Row) -> Prediction:
         plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
-    context = machine.device.context_bytes
-    counted = plan.peak_bytes - (plan.memory.context if plan.memory else context)
     return Prediction(
         row.key,
         seconds=plan.step_seconds,
-        gib=counted / _GIB,
-        capacity_gib=(machine.device.memory_bytes - context) / _GIB,
+        gib=plan.peak_bytes / _GIB,
+        capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
         approximated=approximations(row),
     )
 

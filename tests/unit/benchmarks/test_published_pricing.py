@@ -106,7 +106,7 @@ def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(ke
     simulated = predict(replace(ROW, memory_gib=1.0, memory_kind="allocated"))
     plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
     assert plain.seconds == simulated.seconds == plan.step_seconds
-    assert simulated.gib == (plan.peak_bytes - plan.memory.context) / 2**30
+    assert simulated.gib == plan.memory.peak / 2**30
     assert predict(replace(ROW, zero=1, dp_replicate=1, dp_shard=2)).unpriced
     assert predict(replace(ROW, gpu="A10G")).unpriced == "no preset has the GPU A10G"
 
