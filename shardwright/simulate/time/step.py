@@ -3,7 +3,7 @@
 What an operator reads in another layout is brought there right before it, and
 the operator waits; so do gradients on their way back. What parameters need is on its way
 while operators run, in buckets: sums of their gradients, which are waited for at the end of the
-backward pass; copies of sharded ones, which set out one bucket ahead, and their gradients, of which
+backward pass; copies of sharded ones, prefetched one bucket ahead, and their gradients, of which
 one bucket at a time is under way (`program/step/passes`).
 Meanwhile the device is slower by the part of their time that the machine does not hide
 (`Plan.overlap` of sums, `Plan.gather_overlap` of the rest, which is waited for sooner), and
