@@ -1,10 +1,12 @@
 """Laws 7 and 8: what is written as JSON reads back equal, and is written again as equal bytes."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.ir.atomic_io import printable
 from shardwright.ir.graph import (
     Graph,
     Leaf,
@@ -41,6 +43,7 @@ counts = st.integers(0, 2**40)
 seconds = st.floats(0, 1e9)
 numbers = st.floats(allow_nan=False)
 plain = st.none() | st.booleans() | st.integers() | numbers | text
+shown = text.map(printable)  # what plan files may hold
 symbols = st.builds(Symbol, st.sampled_from(["dtype", "layout", "memory_format", "device"]), names)
 arguments = st.recursive(
     plain | names.map(Ref) | symbols, lambda inner: st.lists(inner, max_size=3).map(tuple)
@@ -87,17 +90,30 @@ def test_graphs_read_back_equal(graph):
     assert again.fingerprint == graph.fingerprint
 
 
-remarks = st.builds(Remark, st.sampled_from(RemarkKind), text, text, some(names), counts)
+remarks = st.builds(Remark, st.sampled_from(RemarkKind), shown, shown, some(names), counts)
 numerics = st.builds(Numerics, *(st.sampled_from(words) for words in CHOICES.values()))
+
+
+places = st.builds(Source, shown, shown, st.integers(0, 9999))
+constants = st.none() | st.booleans() | st.integers() | numbers | shown
+
+
+def _name(one):
+    return one.name
+
+
+def _with_backward(op):
+    """The operator, a part of whose seconds are for gradients."""
+    return st.floats(0, op.seconds).map(lambda part: replace(op, backward_seconds=part))
 
 
 @st.composite
 def timelines(draw):
-    tracks = st.builds(Track, text, st.sampled_from(Stream), text)
+    tracks = st.builds(Track, shown, st.sampled_from(Stream), shown)
     tasks = []
     for number in range(draw(st.integers(1, 3))):
         after = some(st.integers(0, number - 1)) if number else st.just(())
-        task = st.builds(Task, text, tracks, seconds, after, text, text, st.booleans())
+        task = st.builds(Task, shown, tracks, seconds, after, shown, shown, st.booleans())
         tasks.append(draw(task))
     return Timeline(tuple(tasks), tuple(draw(seconds) for _ in tasks))
 
@@ -106,7 +122,6 @@ def timelines(draw):
 def plans(draw):
     mesh = whole_mesh = draw(meshes)
     schedule = draw(st.sampled_from([NONE, *SCHEDULES]))
-    cuts = () if schedule == NONE else draw(some(names))
     if schedule != NONE:
         whole_mesh = Mesh(((AXIS, draw(st.integers(1, 8))), *mesh.axes))
     placement = st.just(REPLICATE) | st.builds(Shard, st.integers(0, 3), st.integers(0, 3))
@@ -115,50 +130,57 @@ def plans(draw):
     )
     tilings = st.tuples(*[st.sampled_from(["-", "m", "b0", "+1"]) for _ in mesh.axes])
     splits = st.tuples(*[st.sampled_from(["whole", "batch", "features (sum)"]) for _ in mesh.axes])
-    collectives = st.sampled_from([("all_reduce dp",), ("slice tp", "all_gather dp")])
+    axis = st.sampled_from(mesh.names)
+    collectives = axis.map(lambda name: (f"slice {name}", f"all_gather {name}"))
+    ops = draw(
+        some(
+            st.builds(
+                PlannedOp,
+                *(shown, shown, places, tilings, splits, layouts, seconds, counts),
+                segment=counts,
+                reads=some(shown),
+            ).flatmap(_with_backward),
+            unique_by=_name,
+        )
+    )
+    cut = st.sampled_from([op.name for op in ops]) if ops and schedule != NONE else st.nothing()
+    cuts = draw(some(cut, unique=True)) if ops and schedule != NONE else ()
     return draw(
         st.builds(
             Plan,
-            fingerprint=text,
-            machine=text,
+            fingerprint=shown,
+            machine=shown,
             mesh=st.just(whole_mesh),
             stages=st.just(len(cuts) + 1),
             schedule=st.just(schedule),
             cuts=st.just(cuts),
             receive_seconds=st.tuples(*[seconds] * len(cuts)),
-            optimizer=text,
+            optimizer=shown,
             step_seconds=seconds,
-            peak_bytes=st.integers(),
+            peak_bytes=counts,
             lower_bound_seconds=seconds,
-            inputs=some(st.builds(InputSpec, text, shapes, text)),
-            constants=some(st.tuples(text, plain)),
+            inputs=some(st.builds(InputSpec, shown, shapes, shown), unique_by=lambda x: x.key),
+            constants=some(st.tuples(shown, constants), unique_by=lambda x: x[0]),
             parameters=some(
-                st.builds(PlannedParameter, text, layouts, counts, seconds, st.booleans())
+                st.builds(PlannedParameter, shown, layouts, counts, seconds, st.booleans()),
+                unique_by=_name,
             ),
-            ops=some(
-                st.builds(
-                    PlannedOp,
-                    *(text, text, sources, tilings, splits, layouts, seconds, counts),
-                    segment=counts,
-                    backward_seconds=seconds,
-                    reads=some(text),
-                )
-            ),
+            ops=st.just(ops),
             transfers=some(
                 st.builds(
                     Transfer,
-                    *(text, text, st.sampled_from(Phase), collectives, counts, seconds),
+                    *(shown, shown, st.sampled_from(Phase), collectives, counts, seconds),
                     times=st.integers(1, 64),
                 )
             ),
-            name=text,
+            name=shown,
             micro_batches=st.integers(1, 64),
             overlap=st.floats(0, 1),
-            notes=some(text),
+            notes=some(shown),
             remarks=some(remarks),
             numerics=numerics,
             timeline=st.none() | timelines(),
-            rivals=some(st.builds(Rival, text, st.integers(1, 64), seconds, counts)),
+            rivals=some(st.builds(Rival, shown, st.integers(1, 64), seconds, counts)),
         )
     )
 
