@@ -24,6 +24,7 @@ def test_every_option_that_is_written_to_is_checked():
     assert {(command.name, option.opts[-1]) for command, option in OUTPUTS} == {
         *((name, "--output") for name in ("plan", "frontier", "report", "simulate")),
         *((name, "--output") for name in ("export", "recost", "profile")),
+        *((name, "--output") for name in ("price", "strategies", "audit")),
         *(("run", name) for name in ("--export", "--trace", "--checkpoint", "--tensorboard")),
     }
     # Others that are paths are read.
