@@ -35,7 +35,7 @@ def test_every_option_that_is_written_to_is_checked():
         if type(option.type) is click.Path
     }
     assert {name for _, name in read} == {
-        *("plan", "plans", "first", "second", "measured", "trace", "weights"),
+        *("plan", "plans", "first", "second", "measured", "trace", "weights", "config"),
     }
 
 
