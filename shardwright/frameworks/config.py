@@ -44,8 +44,9 @@ class Batch:
     @property
     def tokens(self) -> int | None:
         """Tokens of a step; None where the file does not say."""
-        known = self.samples is not None and self.sequence is not None
-        return self.samples * self.sequence if known else None  # type: ignore[operator]
+        if self.samples is None or self.sequence is None:
+            return None
+        return self.samples * self.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
