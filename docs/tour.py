@@ -22,10 +22,10 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.rank_program import lower
-from shardwright.program.step.lowering import lower_step
-from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.optimize import optimized
-from shardwright.program.step.pipeline import lower_pipeline
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.rule import Split

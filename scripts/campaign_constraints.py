@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import shardwright as sw
-from shardwright.ir.constraints import ConstraintError
+from shardwright.ir.options.constraints import ConstraintError
 from shardwright.planner.meshes import meshes_of
 from tests.harness.random_constraints import ROUNDING, Subject
 from tests.zoo import ZOO

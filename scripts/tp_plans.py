@@ -126,7 +126,7 @@ def read(text: str) -> dict[str, Section]:
 def section(family: str) -> Section:
     """What the search and the cost model say of one family."""
     import shardwright as sw
-    from shardwright.ir.constraints import ConstraintError
+    from shardwright.ir.options.constraints import ConstraintError
 
     title, sizes = FAMILIES[family]
     model, graph = capture(family, sizes)

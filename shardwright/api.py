@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.ir.constraints import Constraint
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.numerics import Numerics
-from shardwright.ir.optimizers import known_optimizer
-from shardwright.ir.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.options.constraints import Constraint
+from shardwright.ir.options.numerics import Numerics
+from shardwright.ir.options.optimizers import known_optimizer
+from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files import machine_of
 from shardwright.machine.model import Machine

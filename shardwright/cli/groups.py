@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from shardwright.cli import options
-from shardwright.ir.numerics import CHOICES
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.numerics import CHOICES
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.train.targets.target_text import Target, parse_target
 
 Command = Callable[..., Any]

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.frontier import UNLIMITED, parse_bytes
-from shardwright.ir.numerics import CHOICES
-from shardwright.ir.optimizers import OptimizerError, known_optimizer
-from shardwright.ir.plan_options import METHODS
+from shardwright.ir.options.constraints import parse_constraints
+from shardwright.ir.options.numerics import CHOICES
+from shardwright.ir.options.optimizers import OptimizerError, known_optimizer
+from shardwright.ir.options.plan_options import METHODS
 from shardwright.machine.figures import parse_figures
 from shardwright.machine.model import MachineError
 

@@ -17,11 +17,11 @@ from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.timings import choose_with_timings
-from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.options.constraints import ConstraintError
+from shardwright.ir.options.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.ir.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.files import load_machine, with_figures
 from shardwright.machine.measurement import Measured

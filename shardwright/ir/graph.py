@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.ir.layout import Bytes
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 
 ITEM_BYTES = {
     "float64": 8,

@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
 from shardwright.ir.timeline import Timeline
 

@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
 from shardwright.ir.memory import PARTS, Memory, Share
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
     FORMAT,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.permitted import meshes_by_groups, requested_stages

@@ -12,11 +12,11 @@ from functools import cached_property, partial
 from itertools import combinations
 from typing import NamedTuple
 
-from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
+from shardwright.ir.options.constraints import Constraint, ConstraintError
+from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of

@@ -11,7 +11,7 @@ from typing import TypeVar, final
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
-from shardwright.ir.plan_options import ALL
+from shardwright.ir.options.plan_options import ALL
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import (
     MicroBatchError,

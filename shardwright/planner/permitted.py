@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardwright.ir.constraints import (
+from shardwright.ir.layout import REPLICATE, Layout, Mesh
+from shardwright.ir.options.constraints import (
     EVERY_AXIS,
     Along,
     Cap,
@@ -18,7 +19,6 @@ from shardwright.ir.constraints import (
     OnMesh,
     Pin,
 )
-from shardwright.ir.layout import REPLICATE, Layout, Mesh
 from shardwright.ir.pipeline import AXIS as PIPELINE
 from shardwright.planner.meshes import AXES, meshes_of
 from shardwright.planner.space.constrain import Marks, exists, hits

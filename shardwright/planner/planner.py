@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.constraints import Constraint, ConstraintError
+from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import OptionsError, PlanOptions
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine

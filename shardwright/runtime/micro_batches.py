@@ -19,7 +19,7 @@ from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
-from shardwright.runtime.fx import Special
+from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 

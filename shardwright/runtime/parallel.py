@@ -22,10 +22,10 @@ from shardwright.program.lower.micro_batches import micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.passes import without_regathers
 from shardwright.program.plan_decoder import read_plan
-from shardwright.program.step.lowering import lower_step
-from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import optimized
-from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
@@ -33,8 +33,8 @@ from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.device import default_device
 from shardwright.runtime.executor.whole_batch import WholeBatch
-from shardwright.runtime.fx import to_module
-from shardwright.runtime.instruction_modules import module_maker
+from shardwright.runtime.graph_modules.fx import to_module
+from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.parameter_store import ParameterStore, place_in

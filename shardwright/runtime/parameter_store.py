@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
-from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import flat
@@ -28,8 +28,8 @@ class ParameterStore:
     """Registers with `module` what graphs need, and hands it to their programs.
 
     Parameters keep their names and shapes; they are DTensors, sharded along dimensions of the
-    model, or plain tensors without a device mesh. Those of `ir/mixed_precision.py` are wider than
-    in the graph.
+    model, or plain tensors without a device mesh. Those of `ir/options/mixed_precision.py` are
+    wider than in the graph.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
-from shardwright.runtime.compiled import compiled
 from shardwright.runtime.executor.whole_batch import WholeBatch
+from shardwright.runtime.graph_modules.compiled import compiled
 from shardwright.runtime.modes import Modes
 from shardwright.tracing.graph_builder import DROPOUT
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, split_call
 from shardwright.tracing.checkpointing import checkpointing_disabled
 from shardwright.tracing.export.export import FlatCall, export

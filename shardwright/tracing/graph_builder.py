@@ -24,7 +24,7 @@ from shardwright.ir.graph import (
     Tensor,
     verify,
 )
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional

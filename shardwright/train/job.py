@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.train.data.batch import Batch, Call, JobError, call_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Shard
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.program.decisions import Decisions, everything_whole

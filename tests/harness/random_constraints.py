@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
-from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.options.constraints import parse_constraints
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.analysis import analyze

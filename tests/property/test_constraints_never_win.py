@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 import shardwright as sw
-from shardwright.ir.constraints import ConstraintError
+from shardwright.ir.options.constraints import ConstraintError
 from shardwright.planner.meshes import meshes_of
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.random_constraints import ROUNDING, Subject, below_bound

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.api import search_with as search
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.timeline import Stream
 from shardwright.machine.presets import preset
 from shardwright.simulate.time.step import timeline

@@ -20,7 +20,7 @@ from shardwright.ir.graph import (
     to_json,
 )
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
-from shardwright.ir.numerics import CHOICES, Numerics
+from shardwright.ir.options.numerics import CHOICES, Numerics
 from shardwright.ir.pipeline import AXIS, NONE
 from shardwright.ir.plan import (
     InputSpec,

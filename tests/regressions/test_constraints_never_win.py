@@ -10,8 +10,8 @@ be redistributed. And readers that were left the same choices shared what they r
 import pytest
 
 import shardwright as sw
-from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.constraints import parse_constraints
 from shardwright.machine.presets import preset
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space_factory import SpaceFactory

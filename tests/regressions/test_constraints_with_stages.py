@@ -14,8 +14,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.api import search_with as search
-from shardwright.ir.constraints import ConstraintError
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.constraints import ConstraintError
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from tests.harness.layered_graphs import residual_layers
 

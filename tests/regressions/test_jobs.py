@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.optimizers import OptimizerError
+from shardwright.ir.options.optimizers import OptimizerError
 from shardwright.tracing.call import CaptureError
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job

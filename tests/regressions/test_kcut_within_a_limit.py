@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from tests.harness.layered_graphs import residual_layers
 

@@ -17,7 +17,7 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.layout import Bytes
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.report.choice import none_fits
 from shardwright.report.text.explain import explain

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
+from shardwright.ir.options.constraints import ConstraintError
+from shardwright.ir.options.plan_options import OptionsError
 from shardwright.ir.plan import PlanError
-from shardwright.ir.plan_options import OptionsError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import MachineError
 from shardwright.planner.arguments import GraphError

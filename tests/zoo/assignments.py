@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.api import search_with as search
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.plan_decoder import read_plan

@@ -16,8 +16,8 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end

@@ -14,8 +14,8 @@ from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end

@@ -13,8 +13,8 @@ from shardwright.cli.console import print_json, working
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.memory import as_json as memory_content
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json

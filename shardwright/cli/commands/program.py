@@ -18,9 +18,9 @@ from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, check_rank
 from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_content
-from shardwright.program.step.rank_steps import PASSES_BY_NAME, check_rank
 from shardwright.report.program_text import program_diff, program_summary, program_text
 from shardwright.report.text.explain import WIDTH
 
@@ -108,7 +108,7 @@ def command(
 def _lowering(captured: planning.Captured, passes: str) -> Callable[[Plan, int], StepProgram]:
     """The function that lowers a plan of the captured graph for a rank."""
     from shardwright.program.plan_decoder import read_plan
-    from shardwright.program.step.rank_steps import step_program
+    from shardwright.program.step.lower.rank_steps import step_program
     from shardwright.rules.analysis import analyze
 
     graph, chosen = captured.graph, PASSES_BY_NAME[passes]

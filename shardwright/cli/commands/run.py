@@ -21,9 +21,9 @@ from shardwright.cli.outcome import content as run_content
 from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.run_options import SAVING, RunOptions, run_options
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
-from shardwright.ir.numerics import CHOICES
+from shardwright.ir.options.numerics import CHOICES
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH

@@ -12,8 +12,8 @@ from shardwright.cli.console import print_frontier, print_json, working
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier, InfeasibleError
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on

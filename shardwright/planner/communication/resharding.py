@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.mixed_precision import stored_item_bytes
+from shardwright.ir.options.mixed_precision import stored_item_bytes
 from shardwright.planner.communication.bucketing import Bucketing, Saved, Sizes
 from shardwright.planner.tables.layout_codes import (
     WHOLE,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.ir.mixed_precision import stored_bytes
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.machine.model import Machine
 from shardwright.planner.kcut.cutter import Cuts, Cutter
 from shardwright.planner.plans.memory_refinement import MemoryRefinement

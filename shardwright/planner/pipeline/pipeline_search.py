@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from shardwright.ir.constraints import Constraint, ConstraintError
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.schedules.registry import SCHEDULES, continuous, schedule_named
 from shardwright.planner.mesh_loop import NOTHING, Gain, MeshLoop
 from shardwright.planner.permitted import allowed_meshes

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B

@@ -14,7 +14,7 @@ from typing import final
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
 from shardwright.ir.op_memory import OpTracer
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions

@@ -21,8 +21,8 @@ from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lowering import lower_step
-from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.simulate.time.program_prices import prices_of

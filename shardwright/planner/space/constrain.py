@@ -14,7 +14,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import final
 
-from shardwright.ir.constraints import (
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.layout import Mesh, Placement, Shard
+from shardwright.ir.options.constraints import (
     EVERY_AXIS,
     Along,
     Constraint,
@@ -23,8 +25,6 @@ from shardwright.ir.constraints import (
     Pin,
     matches,
 )
-from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.ir.layout import Mesh, Placement, Shard
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.prices import Routes
 from shardwright.planner.space.clusters import constant_values

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.mixed_precision import stored_bytes
+from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links

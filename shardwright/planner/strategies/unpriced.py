@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy

@@ -16,8 +16,8 @@ import numpy as np
 from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.mixed_precision import stored_bytes
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.mixed_precision import stored_bytes
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_share, routed_bytes
 
 

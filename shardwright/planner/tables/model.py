@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Phase, Transfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll, exchanged, exchanges

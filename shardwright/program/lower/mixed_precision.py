@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.graph import Graph, Op, Ref, Source, Symbol
-from shardwright.ir.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
 from shardwright.program.instructions import (
     Compute,
     Instruction,

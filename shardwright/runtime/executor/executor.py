@@ -38,7 +38,7 @@ from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
 from shardwright.runtime.executor.variants import chosen_by
-from shardwright.runtime.fx import Special, region_module
+from shardwright.runtime.graph_modules.fx import Special, region_module
 
 Values = dict[str, torch.Tensor | None]
 

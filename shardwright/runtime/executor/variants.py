@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from shardwright.program.instructions import Instruction, writes
-from shardwright.runtime.fx import Special
-from shardwright.runtime.indexed_offsets import Varied, module_of
+from shardwright.runtime.graph_modules.fx import Special
+from shardwright.runtime.graph_modules.indexed_offsets import Varied, module_of
 
 
 def chosen_by(

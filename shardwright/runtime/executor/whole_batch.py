@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import (
     Backward,
@@ -37,7 +37,7 @@ from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.runtime.executor.executor import Regions, Run, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
-from shardwright.runtime.fx import Special
+from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import Placed, local
 
 Dtypes = tuple[torch.dtype, ...]

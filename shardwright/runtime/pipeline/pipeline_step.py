@@ -14,12 +14,12 @@ from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.lower.pipeline import lower_pipeline, stage_prefix
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.passes.free import free
-from shardwright.program.step.pipeline import lower_pipeline, stage_prefix
 from shardwright.runtime.batch import InputPart, local_inputs, stage_inputs
 from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
-from shardwright.runtime.fx import Special
+from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameter_store import ParameterStore
 from shardwright.runtime.parameters.dtensor_spec import local
 from shardwright.tracing.arguments import CallForm

@@ -14,9 +14,9 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
-from shardwright.program.step.pipeline import pipeline_channels, pipeline_mesh
+from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
-from shardwright.runtime.instruction_modules import module_maker
+from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed, local
 from shardwright.runtime.parameters.state_dicts import check_on_load

@@ -27,8 +27,8 @@ from shardwright.program.passes import stage_program
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.async_pipeline.weight_swap_hooks import Swap
 from shardwright.runtime.batch import local_inputs, stage_inputs
-from shardwright.runtime.fx import to_module
-from shardwright.runtime.instruction_modules import module_maker
+from shardwright.runtime.graph_modules.fx import to_module
+from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import Placed, local
 from shardwright.runtime.parameters.state_dicts import check_on_load

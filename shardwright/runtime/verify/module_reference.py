@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from shardwright.runtime.opaque_module import OpaqueModule
+from shardwright.runtime.graph_modules.opaque_module import OpaqueModule
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import seed_of, seeded
 from shardwright.tracing.call import select_outputs

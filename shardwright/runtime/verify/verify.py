@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.compute import reached_at
 from shardwright.simulate.costs.workload import Floats, Ints

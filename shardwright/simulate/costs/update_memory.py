@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.ir.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec
 
 
 def update_bytes(optimizer: str, tiles: Sequence[int], *, together: bool = False) -> int:

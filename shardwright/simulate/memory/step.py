@@ -10,18 +10,18 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
 from shardwright.ir.memory import Memory, Share
-from shardwright.ir.mixed_precision import MASTER, master_weights
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Dropout, Instruction, Uniform
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lowering import lower_step
-from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import STEP_PASSES, optimized
-from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import batch_size, micro_batches
 from shardwright.simulate.memory.allocator import Allocator, Use

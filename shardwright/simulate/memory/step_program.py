@@ -31,7 +31,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
-from shardwright.program.step.regions import of_the_graph
+from shardwright.program.step.lower.regions import of_the_graph
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved_locally

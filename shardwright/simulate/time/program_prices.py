@@ -22,7 +22,7 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
 from shardwright.program.step.instructions import Part, Transfer, after_moves
-from shardwright.program.step.purposes import Purpose
+from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, step_price
 from shardwright.simulate.costs.copies import packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds

@@ -28,7 +28,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.simulate.time.steady_state import Played, played
 from shardwright.simulate.time.timeline import schedule
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Graph, Op, Ref
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
 from shardwright.rules.user_rules import user_rule

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardwright.ir.numerics import EXACT, Numerics
+from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, select_outputs, unflatten
 from shardwright.tracing.decompose import decompose
 from shardwright.tracing.decompose.buffers import (

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.tracing.call import CaptureError
 
 _TAKEN = (torch.float32, torch.float16, torch.bfloat16)

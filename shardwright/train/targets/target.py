@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shardwright.ir.optimizers import known_optimizer
+from shardwright.ir.options.optimizers import known_optimizer
 from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 import shardwright
 from shardwright.cli import main
-from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.constraints import ConstraintError
+from shardwright.ir.options.numerics import Numerics
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.micro_batch_counts import if_tight
 from tests.harness import plans

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.constraints import ConstraintError
 from shardwright.ir.frontier import MemoryLimitError
+from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.files import with_figures
 from shardwright.machine.model import MachineError

@@ -6,7 +6,7 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.micro_batch_counts import MicroBatchCounts, if_tight

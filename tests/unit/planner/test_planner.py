@@ -7,7 +7,7 @@ from shardwright.api import search_with as search
 from shardwright.ir.buckets import BUCKET_BYTES
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.tables.layout_codes import encode

@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.simulate.time.comm_buckets import flights_of, in_buckets
 from shardwright.simulate.time.step import timeline

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardwright.ir.graph import to_json
 from shardwright.ir.op_memory import call_key
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.planner import search
 from shardwright.tracing.op_memory.footprints import Footprints
@@ -24,7 +24,7 @@ import pickle, sys
 from pathlib import Path
 from shardwright.ir.graph import from_json
 from shardwright.ir.op_memory import call_key
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.planner import search

@@ -13,7 +13,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
 )
-from shardwright.program.step.purposes import readers_of
+from shardwright.program.step.lower.purposes import readers_of
 
 
 def accumulate(program: StepProgram) -> StepProgram:

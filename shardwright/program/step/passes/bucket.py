@@ -32,7 +32,7 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 
 Kind = tuple[Collective, str, str, bool]
 _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)

@@ -19,7 +19,7 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 
 _LATE = (Purpose.GRADIENT, Purpose.RESULT)
 

@@ -26,7 +26,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
-from shardwright.program.step.regions import RegionTable, Used, with_prefix
+from shardwright.program.step.lower.regions import RegionTable, Used, with_prefix
 
 Sink = tuple[object, ...]  # what a gradient is added to
 

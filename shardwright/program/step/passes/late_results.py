@@ -16,7 +16,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
-from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 
 
 def late_results(program: StepProgram) -> StepProgram:

@@ -18,7 +18,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
-from shardwright.program.step.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 
 
 def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:

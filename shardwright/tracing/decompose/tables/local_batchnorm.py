@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.tracing.decompose.tables import batchnorm
 
 aten: Any = torch.ops.aten

@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.api import search_with as search
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset

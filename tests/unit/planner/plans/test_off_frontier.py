@@ -9,8 +9,8 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.mesh_loop import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans

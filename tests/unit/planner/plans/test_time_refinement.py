@@ -6,13 +6,13 @@ import pytest
 
 from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.recost import recosted
 from shardwright.program.plan_decoder import read_plan
-from shardwright.program.step.rank_steps import step_program
+from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.step import timeline

@@ -6,11 +6,11 @@ from fnmatch import fnmatch
 import pytest
 
 from shardwright.api import search_with as search
-from shardwright.ir.constraints import ConstraintError, parse_constraints
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind, Source
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import PlanOptions
+from shardwright.ir.options.constraints import ConstraintError, parse_constraints
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.permitted import allowed_meshes
 from shardwright.planner.space.constrain import Marks

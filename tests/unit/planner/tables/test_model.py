@@ -8,7 +8,7 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
-from shardwright.ir.optimizers import OptimizerError
+from shardwright.ir.options.optimizers import OptimizerError
 from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode

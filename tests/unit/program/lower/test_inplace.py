@@ -8,13 +8,13 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.numerics import Numerics
+from shardwright.ir.options.numerics import Numerics
 from shardwright.program.decisions import everything_whole
 from shardwright.program.instructions import Compute
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.rank_program import lower, verify
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.fx import to_module
+from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
 

@@ -20,11 +20,11 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lowering import Step, lower_step
+from shardwright.program.step.lower.lowering import Step, lower_step
+from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
 from shardwright.program.step.passes.prefetch import prefetch
-from shardwright.program.step.purposes import Purpose, purposes
 from shardwright.program.step.verify import verify
 from tests.unit.program.lower.test_micro_batches import lowered
 from tests.unit.program.lower.test_rank_program import GRAPH, STRATEGIES

@@ -6,16 +6,16 @@ import pytest
 
 from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Phase
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.presets import preset
 from shardwright.machine.topology import contention_of, crossed_levels, links
 from shardwright.program.instructions import Move
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Part, Transfer
-from shardwright.program.step.purposes import Purpose
-from shardwright.program.step.rank_steps import PASSES_BY_NAME, step_program
+from shardwright.program.step.lower.purposes import Purpose
+from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, step_program
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.copies import packing_seconds

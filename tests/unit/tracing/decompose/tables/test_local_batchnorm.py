@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.ir.numerics import NumericsError
+from shardwright.ir.options.numerics import NumericsError
 from shardwright.ir.plan import Phase
 from shardwright.report.text.explain import explain
 from shardwright.tracing.decompose.tables.local_batchnorm import local_batch_norm

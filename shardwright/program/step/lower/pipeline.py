@@ -38,11 +38,11 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lowering import MicroBatchWriter, Step, StepWriter
-from shardwright.program.step.messages import Message, steps
-from shardwright.program.step.messages import Step as PassStep
-from shardwright.program.step.regions import RegionTable
-from shardwright.program.step.stretches import Rewrite, loads
+from shardwright.program.step.lower.lowering import MicroBatchWriter, Step, StepWriter
+from shardwright.program.step.lower.messages import Message, steps
+from shardwright.program.step.lower.messages import Step as PassStep
+from shardwright.program.step.lower.regions import RegionTable
+from shardwright.program.step.lower.stretches import Rewrite, loads
 
 _PARTS = {
     Kind.BACKWARD: Gradients.ALL,

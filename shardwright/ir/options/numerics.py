@@ -43,7 +43,7 @@ class Numerics:
     * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
       each device's own part of it, without reducing anything;
     * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
-      casts of the parameters, which stay float32 (`ir/mixed_precision.py`).
+      casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`).
 
     Raises `NumericsError` for a word that is not known.
     """

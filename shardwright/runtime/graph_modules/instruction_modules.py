@@ -25,8 +25,8 @@ from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.comm.p2p_group import Group
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
-from shardwright.runtime.fx import Special
-from shardwright.runtime.opaque_module import OpaqueModule, OwnFunction
+from shardwright.runtime.graph_modules.fx import Special
+from shardwright.runtime.graph_modules.opaque_module import OpaqueModule, OwnFunction
 from shardwright.runtime.parameters.reshard_after_forward import (
     Keep,
     ReshardAfterForward,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.ir.constraints import parse_constraints
 from shardwright.ir.layout import Mesh
-from shardwright.ir.plan_options import DEFAULTS, OptionsError, PlanOptions
+from shardwright.ir.options.constraints import parse_constraints
+from shardwright.ir.options.plan_options import DEFAULTS, OptionsError, PlanOptions
 
 
 def test_texts_and_lists_are_read():

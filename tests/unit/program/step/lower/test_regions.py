@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.ir.graph import Op, Ref, Source
 from shardwright.program.instructions import Compute
-from shardwright.program.step.regions import RegionTable
+from shardwright.program.step.lower.regions import RegionTable
 
 
 def region(table, name, argument):

@@ -1,6 +1,7 @@
 import pytest
 
-from shardwright.ir.constraints import (
+from shardwright.ir.layout import Mesh, Replicate, Shard
+from shardwright.ir.options.constraints import (
     Along,
     Cap,
     ConstraintError,
@@ -10,7 +11,6 @@ from shardwright.ir.constraints import (
     matches,
     parse_constraints,
 )
-from shardwright.ir.layout import Mesh, Replicate, Shard
 
 
 def parsed(text):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shardwright.ir.graph import Graph
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.rank_program import lower
-from shardwright.program.step.lowering import Step
-from shardwright.program.step.micro_batches import prepared
-from shardwright.program.step.stretches import Rewrite
+from shardwright.program.step.lower.lowering import Step
+from shardwright.program.step.lower.micro_batches import prepared
+from shardwright.program.step.lower.stretches import Rewrite
 from shardwright.rules.analysis import Analysis
 
 

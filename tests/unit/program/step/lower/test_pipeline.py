@@ -32,13 +32,13 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.messages import steps
+from shardwright.program.step.lower.messages import steps
+from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
 from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.receive_early import receive_early
-from shardwright.program.step.pipeline import lower_pipeline
-from shardwright.program.step.purposes import Purpose, purposes
 from shardwright.program.step.verify import verify
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro_batches import micro_batches

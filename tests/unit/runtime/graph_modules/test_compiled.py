@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from shardwright.runtime import compiled as subject
+from shardwright.runtime.graph_modules import compiled as subject
 from shardwright.runtime.parameters.reshard_after_forward import ReshardAfterForward
 
 

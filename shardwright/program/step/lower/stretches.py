@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
 from shardwright.program.instructions import (
     CALLS,
     Compute,

@@ -7,14 +7,14 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.plan import PlanError
-from shardwright.ir.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Forward, Transfer
+from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, step_program
 from shardwright.program.step.order import check_order
-from shardwright.program.step.rank_steps import PASSES_BY_NAME, step_program
 from shardwright.rules.analysis import analyze
 from tests.harness.layered_graphs import residual_layers
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.ir.optimizers import (
+from shardwright.ir.options.optimizers import (
     OPTIMIZERS,
     OptimizerError,
     known_optimizer,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.instructions import (
     Move,
     Program,
@@ -42,8 +42,8 @@ from shardwright.program.step.instructions import (
     after_moves,
     after_transfer,
 )
-from shardwright.program.step.regions import RegionTable
-from shardwright.program.step.stretches import (
+from shardwright.program.step.lower.regions import RegionTable
+from shardwright.program.step.lower.stretches import (
     Item,
     Redistribution,
     Stretch,

@@ -11,10 +11,10 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lowering import Step, lower_step
-from shardwright.program.step.micro_batches import micro_batched_step
+from shardwright.program.step.lower.lowering import Step, lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import STEP_PASSES, Pass, optimized
-from shardwright.program.step.whole_batch import whole_step
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches
 

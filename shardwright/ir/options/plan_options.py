@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from shardwright.ir.constraints import Constraint, ConstraintError, parse_constraints
 from shardwright.ir.frontier import parse_limit
 from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.optimizers import known_optimizer
+from shardwright.ir.options.constraints import Constraint, ConstraintError, parse_constraints
+from shardwright.ir.options.optimizers import known_optimizer
 from shardwright.ir.schedules.schedule import PipelineError
 
 METHODS = ("joint", "kcut")
@@ -29,7 +29,7 @@ class OptionsError(ValueError):
 class PlanOptions:
     """What is asked of a search beside its graph and machine; `of` checks what users give.
 
-    * `optimizer`: a name of `ir/optimizers.py`;
+    * `optimizer`: a name of `ir/options/optimizers.py`;
     * `method`: "joint", all mesh axes at once, or "kcut", SoyBean's one after the other;
     * `exact`: the exact frontier of the additive costs instead of its supported points;
     * `recompute`: whether segments may run again in the backward pass;

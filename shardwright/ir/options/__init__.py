@@ -1,0 +1,1 @@
+"""User options of a plan: numerics, precision, optimizer, constraints, options of the search."""

@@ -1,0 +1,1 @@
+"""Lowering of a plan to the naive step program of each rank."""

@@ -1,0 +1,1 @@
+"""fx graph modules of lists of operators, and modules that are kept whole."""
