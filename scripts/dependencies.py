@@ -23,15 +23,16 @@ def pins(text: str) -> dict[str, str]:
 def licence(package: str) -> str:
     """The licence in a package's metadata: SPDX expression, else classifiers, else a short text."""
     about = metadata.metadata(package)
-    if expression := about.get("License-Expression"):
-        return str(expression)
-    stated = [c for c in about.get_all("Classifier") or [] if c.startswith("License :: ")]
-    if stated:
-        return ", ".join(sorted(c.rsplit(" :: ", 1)[-1] for c in stated))
-    text = str(about.get("License") or "")
-    if not text or "\n" in text:
-        raise SystemExit(f"{package} names no licence in its metadata")
-    return text
+
+    def stated(key: str) -> list[str]:
+        return about.get_all(key) or []
+
+    kinds = [c.rsplit(" :: ", 1)[-1] for c in stated("Classifier") if c.startswith("License :: ")]
+    texts = [text for text in stated("License") if "\n" not in text]
+    for found in (stated("License-Expression"), kinds, texts):
+        if found:
+            return ", ".join(sorted(found))
+    raise SystemExit(f"{package} names no licence in its metadata")
 
 
 def table() -> str:
