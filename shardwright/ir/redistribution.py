@@ -125,7 +125,7 @@ class ByCollective(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlacementChange:
     """One change of placement along the mesh axis at index `axis`."""
 
     axis: int
@@ -138,7 +138,7 @@ class Step:
 
 
 @cache
-def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
+def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
     """Steps that turn a tensor laid out as `src` into `dst`; empty when they are equal.
 
     Where two axes shard the same atom the outer one cuts first, so its
@@ -154,7 +154,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
     if src.mesh != dst.mesh:
         raise ValueError(f"cannot redistribute from mesh {src.mesh} to mesh {dst.mesh}")
     now, want = list(src.placements), list(dst.placements)
-    steps: list[Step] = []
+    steps: list[PlacementChange] = []
     while now != want:
         pending = [axis for axis in range(len(now)) if now[axis] != want[axis]]
         free = [axis for axis in pending if not _blockers(now, want, axis)]
@@ -165,7 +165,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
             involved = {*pending, *(b for a in pending for b in _blockers(now, want, a))}
             axis = max(a for a in involved if isinstance(now[a], Shard))
             target = REPLICATE
-        steps.append(Step(axis, now[axis], target))
+        steps.append(PlacementChange(axis, now[axis], target))
         now[axis] = target
     return tuple(steps)
 

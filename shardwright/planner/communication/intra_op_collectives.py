@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.ir.redistribution import Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
@@ -83,10 +83,10 @@ class IntraOpCollectives:
 
     def transfers(
         self, op: Op, work: Workload, options: Options, k: int, again: bool, times: int
-    ) -> list[Transfer]:
+    ) -> list[PlannedTransfer]:
         """The transfers of option `k`, `times` a step, as plans list them."""
         rule, name = self._analysis.rules[op.name], op.outputs[0]
-        found: list[Transfer] = []
+        found: list[PlannedTransfer] = []
         phases = (Phase.FORWARD, Phase.RECOMPUTE) if again else (Phase.FORWARD,)
         for dims, codes in zip(rule.internal_reductions, options.internal_reductions, strict=True):
             before = int(codes[k])
@@ -98,7 +98,9 @@ class IntraOpCollectives:
             collectives = (f"{part.what} {part.axis}",)
             seconds = Seconds(part.seconds * times)
             size = Bytes(part.bytes)
-            found.append(Transfer(name, op.name, part.phase, collectives, size, seconds, times))
+            found.append(
+                PlannedTransfer(name, op.name, part.phase, collectives, size, seconds, times)
+            )
         return found
 
     def _item_bytes(self, op: Op) -> int:

@@ -79,13 +79,13 @@ class Offer:
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
 
     @cached_property
-    def running(self) -> Running:
+    def running(self) -> RunningCosts:
         """The running costs of the points."""
         return self.running_of(self.points)
 
-    def running_of(self, assignments: Ints) -> Running:
+    def running_of(self, assignments: Ints) -> RunningCosts:
         """The running costs of whole assignments, (P, nodes)."""
-        return Running(self.writer, self.prices, self.owners, assignments)
+        return RunningCosts(self.writer, self.prices, self.owners, assignments)
 
 
 def most_updates(writer: PlanBuilder) -> float:
@@ -101,7 +101,7 @@ def most_updates(writer: PlanBuilder) -> float:
 
 
 @final
-class Running:
+class RunningCosts:
     """Costs of whole assignments, (P, nodes), as running sums over operators.
 
     Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
@@ -140,7 +140,7 @@ class StageCosts:
     (P, C); `link` joins the groups.
     """
 
-    def __init__(self, running: Running, cuts: StageCuts, positions: Ints, link: Link) -> None:
+    def __init__(self, running: RunningCosts, cuts: StageCuts, positions: Ints, link: Link) -> None:
         self.running, self.cuts = running, cuts
         self.writer, self.feasible = running.writer, running.feasible
         self.positions = np.broadcast_to(positions, (len(running.points), positions.shape[-1]))

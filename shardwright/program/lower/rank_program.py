@@ -54,7 +54,7 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
     mesh, tilings = decisions.mesh, decisions.tilings
     layouts_by_op = placings_of(graph, analysis, mesh, tilings)
     given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
-    return write(graph, analysis, Placed(mesh, layouts_by_op, given), decisions, rank)
+    return write(graph, analysis, ProgramLayouts(mesh, layouts_by_op, given), decisions, rank)
 
 
 def placings_of(
@@ -79,7 +79,7 @@ def _dual(_: str, layout: Layout) -> Layout:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ProgramLayouts:
     """Where everything lies that a program of `mesh` computes.
 
     Operators lie as `layouts_by_op` and leaves as `given` say. Results end as
@@ -97,7 +97,7 @@ class Placed:
 
 
 def write(
-    graph: Graph, analysis: Analysis, placed: Placed, decisions: Decisions, rank: int
+    graph: Graph, analysis: Analysis, placed: ProgramLayouts, decisions: Decisions, rank: int
 ) -> Program:
     """The program of `rank` of the mesh on which everything is `placed`.
 
@@ -170,7 +170,7 @@ class _Writer:
         self,
         graph: Graph,
         analysis: Analysis,
-        placed: Placed,
+        placed: ProgramLayouts,
         rank: int,
         regathered: frozenset[str],
     ) -> None:

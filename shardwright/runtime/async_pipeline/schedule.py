@@ -25,7 +25,7 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StagePasses:
     """What a stage does when mini-batch `forward` arrives: its forward pass, then a backward pass.
 
     None where there is nothing: no backward pass yet while the pipeline fills,
@@ -58,19 +58,19 @@ def pipeoptim_horizon(stage: int, stages: int) -> Horizon:
     return Horizon(lag(stage, stages), 0)
 
 
-def call_at(minibatch: int, stage: int, stages: int, start: int) -> Call:
+def call_at(minibatch: int, stage: int, stages: int, start: int) -> StagePasses:
     """What a stage does when `minibatch` arrives, the `start`th being the first in the pipeline."""
     behind = minibatch - lag(stage, stages)
-    return Call(minibatch, behind if behind >= start else None)
+    return StagePasses(minibatch, behind if behind >= start else None)
 
 
-def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
+def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
     """What is left to do when no mini-batch follows `stop - 1`: the drain."""
     for m in range(max(start, stop - lag(stage, stages)), stop):
-        yield Call(None, m)
+        yield StagePasses(None, m)
 
 
-def calls(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
+def calls(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
     """Everything a stage does for mini-batches `start` to `stop`, from empty to empty pipeline."""
     for m in range(start, stop):
         yield call_at(m, stage, stages, start)

@@ -90,7 +90,7 @@ class Halves:
             part.copy_(buffer)
 
 
-class Swap(torch.autograd.Function):
+class ZigzagSwap(torch.autograd.Function):
     """Tiles become halves; on their way back, and the other way round, so do gradients."""
 
     @staticmethod
@@ -100,5 +100,5 @@ class Swap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = Swap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
+        found = ZigzagSwap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
         return None, None, *found

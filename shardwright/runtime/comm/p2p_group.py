@@ -24,7 +24,7 @@ class P2PGroup(Protocol):
 
 
 @final
-class Group:
+class AxisGroup:
     """The devices along one axis of a device mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

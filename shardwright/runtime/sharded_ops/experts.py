@@ -149,7 +149,7 @@ class HeldExperts(nn.Module):
 
 
 @final
-class Group:
+class GroupPeers:
     """Peers that are ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -196,7 +196,7 @@ def _all_to_all(
 
 def held_experts(how: Routing, axes: Mapping[str, DeviceMesh], device: torch.device) -> HeldExperts:
     """The module of a mixture on this rank of a device mesh, given axis by axis."""
-    return HeldExperts(how, [Group(axes[axis].get_group()) for axis, _ in how.hops], device)
+    return HeldExperts(how, [GroupPeers(axes[axis].get_group()) for axis, _ in how.hops], device)
 
 
 def skews(modules: Sequence[nn.Module]) -> list[Skew]:

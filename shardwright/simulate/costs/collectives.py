@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
-from shardwright.ir.redistribution import ByCollective, Collective, Step, steps_between
+from shardwright.ir.redistribution import ByCollective, Collective, PlacementChange, steps_between
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.simulate.costs.layouts import local_bytes
@@ -130,7 +130,7 @@ def _memory_bytes_per_s(machine: Machine) -> float:
 
 def priced_steps(
     atoms: Atoms, item_bytes: int, src: Layout, dst: Layout, machine: Machine
-) -> Iterator[tuple[Step, Bytes, Seconds]]:
+) -> Iterator[tuple[PlacementChange, Bytes, Seconds]]:
     """The steps from `src` to `dst`, each with the bytes of its larger tile and its seconds."""
     along = links(machine, src.mesh)
     now = src

@@ -27,7 +27,7 @@ _DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UnsizedCall:
     """A call without its sizes: of each tensor the factors of every dim, dtype, and gradient."""
 
     target: str
@@ -65,7 +65,7 @@ class Form:
         return [known.get(factor, size) for factor, size in enumerate(default)]
 
 
-def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
+def form_of(op: Op, rule: Rule, graph: Graph) -> UnsizedCall | None:
     """The form of `op`; None of one that cannot be called by itself, or draws random numbers."""
     if not op.operands or any(word in op.kind for word in _DRAWING):
         return None
@@ -81,12 +81,12 @@ def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
     places = iter(range(len(tensors)))
     args = tuple(_numbered(arg, places) for arg in op.args)
     kwargs = tuple((key, _numbered(value, places)) for key, value in op.kwargs)
-    return Form(op.target, args, kwargs, tensors)
+    return UnsizedCall(op.target, args, kwargs, tensors)
 
 
 def timed(
     formula: Callable[[Ints], Floats],
-    form: Form,
+    form: UnsizedCall,
     sizes: Ints,
     timings: tuple[Timing, ...],
     same: Callable[[Ints], Bools],
@@ -152,7 +152,7 @@ class _Others:
 
 def _others(
     formula: Callable[[Ints], Floats],
-    form: Form,
+    form: UnsizedCall,
     sizes: Ints,
     timings: tuple[Timing, ...],
     same: Callable[[Ints], Bools],

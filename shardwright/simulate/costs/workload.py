@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.rules.rule import SPREAD, Dims, Rule
-from shardwright.simulate.costs.op_calls import Form, form_of
+from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -88,7 +88,7 @@ class Workload:
     rows: tuple[int, ...] = ()  # factors of what experts are given, a row for each that was chosen
     skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
-    form: Form | None = None  # of operators that the device has timings of
+    form: UnsizedCall | None = None  # of operators that the device has timings of
     added: tuple[int, ...] = ()
     again: bool = False  # what makes the operator slow is computed in its backward pass, too
     internal_reductions: tuple[

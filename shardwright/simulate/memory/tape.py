@@ -29,7 +29,7 @@ from shardwright.simulate.memory.values import RankModel, View
 
 
 @dataclass
-class Node:
+class GradientNode:
     """A node of the autograd graph: it turns gradients of `results` into others.
 
     What it makes belongs to `module`.
@@ -60,7 +60,7 @@ class Tape(ABC):
         self.ends: set[str] = set()  # inputs whose gradients are added to totals
         self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
         self.kept: dict[str, View] = {}  # those totals
-        self.nodes: list[Node] = []
+        self.nodes: list[GradientNode] = []
         self.serial = graph.op
         self.saving = True
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
@@ -141,7 +141,7 @@ class Tape(ABC):
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
-            self.nodes.append(Node(label, self.heap.module, results, run))
+            self.nodes.append(GradientNode(label, self.heap.module, results, run))
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""

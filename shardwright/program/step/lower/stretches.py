@@ -14,7 +14,7 @@ from shardwright.program.instructions import (
     Instruction,
     Load,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     reads,
     writes,
@@ -38,14 +38,14 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Redistribution:
+class RunRedistribution:
     """A redistribution that communicates, forward or backward, or whose result is dropped."""
 
     instruction: Redistribute
     segment: int
 
 
-Item = Stretch | Redistribution
+Item = Stretch | RunRedistribution
 
 
 Rewrite = Callable[[Program, Graph], Program]
@@ -68,7 +68,7 @@ def items(
     for piece, segment in reversed(cut):
         if isinstance(piece, Redistribute):
             read_later.add(piece.value)
-            found.append(Redistribution(piece, segment))
+            found.append(RunRedistribution(piece, segment))
             continue
         made = [name for one in piece for name in writes(one)]
         inside = set(made)
@@ -143,7 +143,7 @@ def _flat(
     instructions: Sequence[Instruction], segment: int = 0
 ) -> Iterator[tuple[Instruction, int]]:
     for one in instructions:
-        if isinstance(one, Recompute):
+        if isinstance(one, RecomputedSegment):
             yield from _flat(one.instructions, one.number)
         else:
             yield one, segment
@@ -152,7 +152,7 @@ def _flat(
 def _cut(
     program: Program, reduced: Collection[str]
 ) -> list[tuple[list[Instruction] | Redistribute, int]]:
-    """What `Redistribution` is for, and the stretches in between."""
+    """What `RunRedistribution` is for, and the stretches in between."""
     loaded = {name: load.leaf for name, load in loads(program).items()}
     unread = {name for name, leaf in loaded.items() if leaf in reduced}
     dropped = dropped_copies(program)
