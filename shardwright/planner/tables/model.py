@@ -394,15 +394,6 @@ class CostModel:
         """The layout of `value` with this code."""
         return decode(code, self.analysis.atoms[value], self.mesh)
 
-    def transient_bytes(self, chosen: Mapping[str, int]) -> Bytes:
-        """Bytes of the largest workspace among all operators.
-
-        It is a maximum and therefore not part of the tables: add it to the sum of a finished
-        assignment. `chosen` has the index of each operator's option.
-        """
-        sizes = (int(self.workspace(op)[chosen[op.name]]) for op in self.graph.ops)
-        return Bytes(max(sizes, default=0))
-
     def fixed_bytes(self) -> Bytes:
         """Bytes of inputs, buffers and constants, which every rank holds under every plan."""
         return fixed_bytes(self.graph)

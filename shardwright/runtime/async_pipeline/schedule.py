@@ -7,7 +7,7 @@ from 0, a mini-batch m every two ticks:
     backward of m on stage k: tick 2m + 2N - 1 - k, then an update of its weights
 
 So a stage starts with N - k forward passes and then alternates one backward and
-one forward pass: `calls` is that order, mini-batch by mini-batch.
+one forward pass: `call_at` and, at the end, `remaining` give that order, mini-batch by mini-batch.
 """
 
 from __future__ import annotations
@@ -68,20 +68,3 @@ def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[StageP
     """What is left to do when no mini-batch follows `stop - 1`: the drain."""
     for m in range(max(start, stop - lag(stage, stages)), stop):
         yield StagePasses(None, m)
-
-
-def calls(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
-    """Everything a stage does for mini-batches `start` to `stop`, from empty to empty pipeline."""
-    for m in range(start, stop):
-        yield call_at(m, stage, stages, start)
-    yield from remaining(stage, stages, start, stop)
-
-
-def forward_tick(minibatch: int, stage: int) -> int:
-    """When a stage runs the forward pass of a mini-batch; one tick is one pass."""
-    return 2 * minibatch + stage
-
-
-def backward_tick(minibatch: int, stage: int, stages: int) -> int:
-    """When a stage runs the backward pass of a mini-batch and updates its weights."""
-    return 2 * minibatch + 2 * stages - 1 - stage

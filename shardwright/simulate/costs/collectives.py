@@ -19,7 +19,7 @@ from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
 from shardwright.ir.redistribution import ByCollective, Collective, PlacementChange, steps_between
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
-from shardwright.simulate.costs.layouts import local_bytes
+from shardwright.simulate.costs.tile_sizes import local_bytes
 
 
 class StepPrice(NamedTuple):
@@ -144,11 +144,3 @@ def priced_steps(
         seconds = collective_seconds(step.collective, link, before, after, machine)
         yield step, max(before, after), seconds
         before = after
-
-
-def redistribution_seconds(
-    atoms: Atoms, item_bytes: int, src: Layout, dst: Layout, machine: Machine
-) -> Seconds:
-    """Seconds of the whole way from `src` to `dst`; nothing when they are equal."""
-    steps = priced_steps(atoms, item_bytes, src, dst, machine)
-    return Seconds(sum(seconds for _, _, seconds in steps))

@@ -10,8 +10,8 @@ from shardwright.machine.topology import links
 from shardwright.simulate.costs.collectives import (
     collective_seconds,
     priced_steps,
-    redistribution_seconds,
 )
+from tests.harness.cost_queries import redistribution_seconds
 from tests.harness.small_graphs import toy_machine
 
 # Four devices, links of 16 B/s and 1 s a hop, 2 s to start a collective.

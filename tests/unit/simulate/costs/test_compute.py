@@ -11,8 +11,8 @@ from shardwright.machine.calls import Timing
 from shardwright.machine.model import Efficiency
 from shardwright.rules.rule import Split
 from shardwright.simulate.costs import compute
-from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import UnsizedCall
+from shardwright.simulate.costs.tile_sizes import local_sizes
 from shardwright.simulate.costs.workload import OperatorClass, workload
 from tests.harness.small_graphs import build, linear_layer, op, rule, toy_machine
 
