@@ -76,7 +76,7 @@ class Modes:
         """Let sub-modules of `owner` that hold parameters be switched, too."""
         theirs = dict(self.structure.named_modules())
         named = owner.named_modules()
-        self.pairs = [(held, theirs[name]) for name, held in named if name and name in theirs]
+        self.pairs = [(ours, theirs[name]) for name, ours in named if name and name in theirs]
         self._show(owner)
 
     def switch(self, owner: nn.Module, mode: bool) -> None:
@@ -88,10 +88,10 @@ class Modes:
     def running(self, owner: nn.Module) -> ModeModule:
         """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
         switched = [
-            (held, theirs) for held, theirs in self.pairs if held.training != theirs.training
+            (ours, theirs) for ours, theirs in self.pairs if ours.training != theirs.training
         ]
-        for held, theirs in switched:  # outer ones first, which take the inner ones along
-            theirs.train(held.training)
+        for ours, theirs in switched:  # outer ones first, which take the inner ones along
+            theirs.train(ours.training)
         if switched:
             self.now = self.flags()
         if self.now not in self.known:
@@ -103,8 +103,8 @@ class Modes:
 
     def _show(self, owner: nn.Module) -> None:
         owner.training = self.structure.training
-        for held, theirs in self.pairs:
-            held.training = theirs.training
+        for ours, theirs in self.pairs:
+            ours.training = theirs.training
 
     def _found(self, owner: nn.Module, model: nn.Module) -> ModeModule:
         mode = "training" if model.training else "evaluation"

@@ -245,9 +245,9 @@ class _Writer:
         elif shared := joint_split(op_layouts.tiling):
             ends = zip(op.operands[:2], op_layouts.operands[:2], strict=True)
             axis, choice = shared
-            held = [self.runs(name, layout, axis) for name, layout in ends]
+            key_runs = [self.runs(name, layout, axis) for name, layout in ends]
             at = self.placed.mesh.names[axis], self.coordinate[axis]
-            self.write(shared_attention(local, choice, *at, *held))
+            self.write(shared_attention(local, choice, *at, *key_runs))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
         elif placed := placed_call(local, op_layouts, self.placed.mesh, positions, tuple(shapes)):
@@ -286,8 +286,8 @@ class _Writer:
         whole = Layout.replicated(self.placed.mesh)
         if value in self.placed.sent and value in self.parameters:
             # Its gradient from the next stage is whole, those of its readers here may be parts.
-            lies = self.layouts[value]
-            return self.read(value, lies, gradient_layout(lies))
+            stored = self.layouts[value]
+            return self.read(value, stored, gradient_layout(stored))
         if value in self.placed.sent:
             return self.names[value]
         return self.read(value, self.placed.result or whole, whole)

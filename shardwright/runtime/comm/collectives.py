@@ -75,11 +75,11 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     """This rank's tile along `move.dst`, of tiles along `move.src`."""
     come = _lengths(move.whole[move.src], group.size())
     leave = _lengths(move.whole[move.dst], group.size())
-    pieces = x.split(leave, move.dst)
-    sent = [piece.numel() for piece in pieces]
+    tiles = x.split(leave, move.dst)
+    sent = [tile.numel() for tile in tiles]
     given = x.new_empty(x.numel())
-    for room, piece in zip(given.split(sent), pieces, strict=True):
-        room.view(piece.shape).copy_(piece)
+    for room, tile in zip(given.split(sent), tiles, strict=True):
+        room.view(tile.shape).copy_(tile)
     shapes = [_with(_with(move.whole, move.dst, leave[rank]), move.src, n) for n in come]
     sizes = [prod(shape) for shape in shapes]
     found = x.new_empty(sum(sizes))

@@ -198,8 +198,8 @@ class Collectives:
 
         def scattered() -> list[torch.Tensor]:
             shapes = [tile.shape(self.rank) for tile in tiles]
-            pieces = own.split(rooms)
-            return [x[: prod(shape)].view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+            chunks = own.split(rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
 
         return self._arriving(work, scattered)
 
@@ -209,11 +209,11 @@ class Collectives:
         leave = TileSplit(move.whole, move.dst, self.ranks)
         come = TileSplit(_with(move.whole, move.dst, move.length), move.src, self.ranks)
         lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
-        pieces = x.split(lengths, move.dst)
-        sent = [piece.numel() for piece in pieces]
+        chunks = x.split(lengths, move.dst)
+        sent = [chunk.numel() for chunk in chunks]
         message = x.new_empty(x.numel())
-        for room, piece in zip(message.split(sent), pieces, strict=True):
-            room.view(piece.shape).copy_(piece)
+        for room, chunk in zip(message.split(sent), chunks, strict=True):
+            room.view(chunk.shape).copy_(chunk)
         shapes = [come.shape(rank) for rank in range(self.ranks)]
         sizes = [prod(shape) for shape in shapes]
         found = x.new_empty(sum(sizes))

@@ -35,7 +35,7 @@ from shardwright.runtime.parameters.reshard_after_forward import (
 )
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from shardwright.runtime.sharded_ops.experts import held_experts
+from shardwright.runtime.sharded_ops.experts import local_experts
 from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.graph_builder import Captured
 
@@ -97,5 +97,5 @@ def _operator(
     if instruction.op.target == FUNCTION:
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
     if instruction.routing is not None:
-        return held_experts(instruction.routing, axes, device)
+        return local_experts(instruction.routing, axes, device)
     return operator_of(instruction.op.target)

@@ -125,7 +125,7 @@ class PipelineModule(TrainModule):
         loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in gradients.items():
-            parameter = self._sw_holds.held(name)
+            parameter = self._sw_holds.tensor(name)
             assert isinstance(parameter, DTensor)
             whole = DTensorSpec(parameter).whole(gradient.view(local(parameter).shape))
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
@@ -156,7 +156,7 @@ class PipelineModule(TrainModule):
         if self.training or not self._sw_standing_alone:
             with torch.no_grad():
                 for buffer, value in program.updates:
-                    holds.held(buffer).copy_(found[value])
+                    holds.tensor(buffer).copy_(found[value])
         if self.training or self._sw_draws:
             self._sw_advance()
         (output,) = program.outputs

@@ -193,9 +193,9 @@ def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...
     """Of a cross entropy the classes: what its devices bring together has none of them."""
     if not rule.internal_reductions:
         return ()
-    brought = {name for dims in rule.internal_reductions for names in dims for name in names}
+    reduced = {name for dims in rule.internal_reductions for names in dims for name in names}
     given = [name for names in rule.operands[0] for name in names]
-    return tuple(index[name] for name in given if name not in brought)
+    return tuple(index[name] for name in given if name not in reduced)
 
 
 def _added(name: str, graph: Graph) -> int:

@@ -31,7 +31,7 @@ from shardwright.simulate.memory.instructions import (
     local_shapes,
     stated,
 )
-from shardwright.simulate.memory.mixture import held_experts
+from shardwright.simulate.memory.mixture import local_experts
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.memory.workspaces import inside
@@ -51,7 +51,7 @@ class MemorySimulator(Tape):
                 if is_fused(self, instruction.op):
                     attention(self, instruction.op)
                 elif instruction.routing is not None:
-                    held_experts(self, instruction)
+                    local_experts(self, instruction)
                 else:
                     self.compute(instruction)
             case Redistribute():

@@ -146,7 +146,7 @@ class Tape(ABC):
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
         source = self.views[one.value]
-        found = self.brought(one, source)
+        found = self.redistributed(one, source)
         found.grad = one.differentiable and source.grad
         self.views[one.result] = found
         if not found.grad:
@@ -164,7 +164,7 @@ class Tape(ABC):
 
         self.node(f"gradient of {one.value}", (one.result,), back)
 
-    def brought(self, one: Redistribute, source: View) -> View:
+    def redistributed(self, one: Redistribute, source: View) -> View:
         """The value in its new layout, with an owner."""
         cast = self.cast(source, one.cast[0] if one.cast else "")
         found = self.moved(cast, one.forward, one.atoms_before, one.after)
