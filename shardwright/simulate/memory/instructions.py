@@ -29,43 +29,43 @@ _BITS = 4  # bytes of a random number
 
 def draw(tape: Tape, one: Dropout | Uniform) -> None:
     """Random bits of a tile, and what is made of them."""
-    heap, op = tape.heap, one.op
+    allocator, op = tape.allocator, one.op
     elements = prod(length for dim in one.positions for _, length, _ in dim)
-    heap.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
+    allocator.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
     result = op.outputs[0]
     if isinstance(one, Uniform):
         dtype = tape.graph.tensor[result].dtype
         shape = tuple(prod(length for _, length, _ in dim) for dim in one.positions)
-        heap.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
-        new = heap.new(elements * ITEM_BYTES[dtype])
+        allocator.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
+        new = allocator.new(elements * ITEM_BYTES[dtype])
         tape.views[result] = View(new, shape, contiguous_strides(shape), dtype)
         return
     x = tape.views[op.operands[0]]
-    mask = heap.new(elements)
-    heap.briefly(2 * x.bytes)  # scaled, and chosen
-    made = View(heap.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
+    mask = allocator.new(elements)
+    allocator.briefly(2 * x.bytes)  # scaled, and chosen
+    made = View(allocator.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
     tape.views[result] = made
     if x.grad and tape.saving:
-        heap.save(mask)
+        allocator.save(mask)
 
         def back() -> None:
             gradient = tape.taken(result)
             if gradient is not None:
-                heap.briefly(2 * gradient.bytes)
-                chosen = heap.new(gradient.bytes)
-                heap.drop(gradient.block)
-                scaled = heap.new(gradient.bytes)
-                heap.drop(chosen)
+                allocator.briefly(2 * gradient.bytes)
+                chosen = allocator.new(gradient.bytes)
+                allocator.drop(gradient.block)
+                scaled = allocator.new(gradient.bytes)
+                allocator.drop(chosen)
                 tape.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
-            heap.unsave(mask)
+            allocator.unsave(mask)
 
         tape.node(tape.label(op), (result,), back)
-    heap.drop(mask)
+    allocator.drop(mask)
 
 
 def attention(tape: Tape, op: Op) -> None:
     """The fused kernel: it keeps its operands, its result and a number for each query."""
-    heap = tape.heap
+    allocator = tape.allocator
     names = tuple(dict.fromkeys(op.operands))
     query, value = (tape.views[op.operands[i]] for i in (0, 2))
     trained = [name for name in names if tape.views[name].grad]
@@ -76,22 +76,24 @@ def attention(tape: Tape, op: Op) -> None:
     for name in op.operands[3:]:
         mask = tape.views[name]
         if mask.dtype == "bool":
-            masks.append(heap.new(prod(mask.shape) * ITEM_BYTES[query.dtype]))
+            masks.append(allocator.new(prod(mask.shape) * ITEM_BYTES[query.dtype]))
         else:
-            masks.append(heap.own(mask.block))
-    rows = heap.new(prod(shape[:-1]) * 4)
-    made = View(heap.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
+            masks.append(allocator.own(mask.block))
+    rows = allocator.new(prod(shape[:-1]) * 4)
+    made = View(allocator.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
     tape.views[result] = made
     # Tiles of scores: of one thread forward, twice as many backward.
     length, keys = shape[-2], tape.views[op.operands[1]].shape[-2]
     tile = min(keys, 512) * (256 if length >= 768 else 64 if length >= 192 else 32)
-    heap.briefly(4 * tile)
+    allocator.briefly(4 * tile)
     saved = []
     if trained and tape.saving:
         own = (made.block, rows, *masks)
-        saved = [heap.save(block) for block in (*(tape.views[n].block for n in names[:3]), *own)]
+        saved = [
+            allocator.save(block) for block in (*(tape.views[n].block for n in names[:3]), *own)
+        ]
     for block in (rows, *masks):
-        heap.drop(block)
+        allocator.drop(block)
     if not saved:
         return
     forms = {name: tape.views[name] for name in trained}
@@ -101,13 +103,13 @@ def attention(tape: Tape, op: Op) -> None:
         given = []
         if came is not None:
             for name, view in forms.items():
-                block = heap.new(view.bytes)
+                block = allocator.new(view.bytes)
                 strides = _by_heads(view.shape)
                 given.append((name, View(block, view.shape, strides, view.dtype)))
-            heap.briefly(8 * tile)
-            heap.drop(came.block)
+            allocator.briefly(8 * tile)
+            allocator.drop(came.block)
         for block in saved:
-            heap.unsave(block)
+            allocator.unsave(block)
         for name, gradient in given:
             tape.give(name, gradient)
 
@@ -165,7 +167,7 @@ def stated(
 
     What it saves is `known`, or else what the graph says.
     """
-    heap, graph = tape.heap, tape.graph
+    allocator, graph = tape.allocator, tape.graph
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
     inside = tape.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
@@ -176,11 +178,11 @@ def stated(
         prod(shape) * ITEM_BYTES[graph.tensor[name].dtype]
         for name, shape in zip(op.outputs, shapes, strict=True)
     ]
-    heap.briefly(sum(sizes) + inside)
+    allocator.briefly(sum(sizes) + inside)
     for name, shape, size in zip(op.outputs, shapes, sizes, strict=True):
         tensor = graph.tensor[name]
         grad = bool(trained) and tensor.requires_grad
-        view = View(heap.new(size), shape, contiguous_strides(shape), tensor.dtype, grad)
+        view = View(allocator.new(size), shape, contiguous_strides(shape), tensor.dtype, grad)
         tape.views[name] = view
     if not trained or not tape.saving:
         return
@@ -192,7 +194,7 @@ def stated(
     kept = kept if known is None else known.operands
     for name in dict.fromkeys(kept):
         if id(tape.views[name].block) not in tape.given_again:
-            saved.append(heap.save(tape.views[name].block))
+            saved.append(allocator.save(tape.views[name].block))
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
     extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
     if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
@@ -203,24 +205,24 @@ def stated(
     if known is not None:
         extra = known.own
     if extra:
-        own = heap.new(extra)
-        saved.append(heap.save(own))
-        heap.drop(own)
+        own = allocator.new(extra)
+        saved.append(allocator.save(own))
+        allocator.drop(own)
 
     def back() -> None:
         came = [tape.taken(name) for name in op.outputs]
         made: list[tuple[str, View]] = []
         if any(gradient is not None for gradient in came):
-            heap.briefly(known.backward if known else 0)
+            allocator.briefly(known.backward if known else 0)
             made = [
-                (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
+                (name, View(allocator.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
                 for name, v in forms.items()
             ]
             for gradient in came:
                 if gradient is not None:
-                    heap.drop(gradient.block)
+                    allocator.drop(gradient.block)
         for block in saved:
-            heap.unsave(block)
+            allocator.unsave(block)
         for name, view in made:
             tape.give(name, view)
 

@@ -38,7 +38,7 @@ def local_experts(tape: Tape, one: Compute) -> None:
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
     each = tape.views[op.operands[1]].shape[1]
     moving = (tokens + here) * each * row * bool(how.hops)  # what leaves, and what comes
-    tape.heap.briefly(max(seen.peak, sum(made) + moving))
+    tape.allocator.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
     stated(tape, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
 
