@@ -26,6 +26,7 @@ from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, joint_split
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
 from shardwright.simulate.costs.workload import Workload
 
@@ -141,12 +142,10 @@ class IntraOpCollectives:
 
     def _swap(self, link: Link, moved: int) -> float:
         """Seconds to send tiles to the devices that compute with them, and back."""
-        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
-        per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
-        return float(2 * hop + moved * per_byte)
+        return step_price(Exchange.SWAP, link, self._machine).seconds(moved, moved)
 
     def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
         """Seconds to send blocks of these bytes to the next device, less the part that overlaps."""
-        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
-        sent = len(sizes) * hop + sum(sizes) / link.bytes_per_s
+        price = step_price(Exchange.RING, link, self._machine)
+        sent = sum(price.seconds(size, size) for size in sizes)
         return float(sent - self._machine.soon_overlap * min(sent, step))

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.redistribution import Exchange
 from shardwright.machine.topology import Link
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
@@ -150,10 +152,8 @@ class StageCosts:
         self.state = self._at(running.state)  # bytes
         self.kept = self._at(running.kept)
         self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
-        per_hop = link.lap_seconds / max(1, link.ranks - 1)
-        machine = self.writer.space.model.machine
-        call = machine.collective_launch_seconds + per_hop
-        inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
+        price = step_price(Exchange.MESSAGE, link, self.writer.space.model.machine)
+        inner = (self.crossing > 0) * price.fixed + self.crossing * price.per_before
         self.crossing_seconds = inner * 2  # of values, and of their gradients
 
     def seconds(self) -> Floats:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.ir.redistribution import LOCAL, MOVING, ByCollective, Collective
+from shardwright.ir.redistribution import LOCAL, MOVING, ByKind, Collective
 from shardwright.program.instructions import Move
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.backend.registry import backend_of
@@ -90,7 +90,7 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     return torch.cat(tuple(tiles), move.src)
 
 
-_MOVING = ByCollective[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
+_MOVING = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
     "that ranks run",
     {
         Collective.ALL_REDUCE: _summed,
@@ -121,7 +121,7 @@ def _embedded(x: torch.Tensor, move: Move) -> torch.Tensor:
     return whole
 
 
-_LOCAL = ByCollective[Callable[[torch.Tensor, Move], torch.Tensor]](
+_LOCAL = ByKind[Callable[[torch.Tensor, Move], torch.Tensor]](
     "that a rank runs alone",
     {Collective.SLICE: _sliced, Collective.MASK: _masked, Collective.EMBED: _embedded},
     LOCAL,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from operator import add
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
-from shardwright.ir.redistribution import ByCollective, Collective
+from shardwright.ir.redistribution import ByKind, Collective, Exchange
 from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.program.instructions import Move, Shape
 from shardwright.simulate.memory.allocator import Allocator, Use
@@ -102,7 +103,7 @@ def _all_to_all(
     return _exchanged(allocator, x, shape, prod(x.shape) + joined)
 
 
-_STEPS = ByCollective[Callable[[Allocator, View, Move, int, BackendSpec], View]](
+_STEPS = ByKind[Callable[[Allocator, View, Move, int, BackendSpec], View]](
     "whose memory is known",
     {
         Collective.SLICE: _slice,
@@ -113,7 +114,24 @@ _STEPS = ByCollective[Callable[[Allocator, View, Move, int, BackendSpec], View]]
         Collective.ALL_REDUCE: _all_reduce,
         Collective.ALL_GATHER: _all_gather,
     },
+    Collective,
 )
+
+# Bytes in flight from what a rank sends and receives, beside operands and results.
+_IN_FLIGHT = ByKind[Callable[[int, int], int]](
+    "inside of one operator whose memory is known",
+    {
+        Exchange.SWAP: max,
+        Exchange.RING: add,  # the block that is computed with is sent, the next one arrives
+        Exchange.ROWS: add,
+    },
+    (Exchange.SWAP, Exchange.RING, Exchange.ROWS),
+)
+
+
+def exchange_bytes(kind: Exchange, sent: int, received: int) -> int:
+    """Bytes in flight of an exchange inside of an operator, beside its operands and results."""
+    return _IN_FLIGHT[kind](sent, received)
 
 
 def _cut(x: View, move: Move) -> Shape:

@@ -10,6 +10,7 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.ir.op_memory import contiguous_strides
+from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import (
     Attention,
     Dropout,
@@ -21,6 +22,7 @@ from shardwright.program.instructions import (
     Uniform,
 )
 from shardwright.simulate.memory.allocator import Block
+from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 
@@ -236,8 +238,8 @@ def shared_bytes(tape: Tape, one: SharedAttention) -> int:
     """
     query, key, value = (tape.views[name] for name in one.op.operands[:3])
     wide = max(4, ITEM_BYTES[query.dtype])
-    found = query.bytes * one.halves
+    found = exchange_bytes(Exchange.SWAP, query.bytes, query.bytes) if one.halves else 0
     if one.keys:
         block = key.bytes + value.bytes
-        found += 2 * block + prod(query.shape) * wide
+        found += exchange_bytes(Exchange.RING, block, block) + prod(query.shape) * wide
     return found

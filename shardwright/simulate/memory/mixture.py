@@ -10,7 +10,9 @@ from math import ceil, prod
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import Seen
+from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import Compute
+from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape
 
@@ -37,7 +39,9 @@ def local_experts(tape: Tape, one: Compute) -> None:
     made = [size for n, size in enumerate(seen.made, len(names)) if n in seen.saved]
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
     each = tape.views[op.operands[1]].shape[1]
-    moving = (tokens + here) * each * row * bool(how.hops)  # what leaves, and what comes
+    moving = exchange_bytes(Exchange.ROWS, tokens * each * row, here * each * row)
+    if not how.hops:
+        moving = 0
     tape.allocator.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
     stated(tape, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
