@@ -43,7 +43,7 @@ from shardwright.rules.rule import Tiling
 
 @dataclass(frozen=True)
 class MicroPrograms:
-    """What one rank runs in a step: `programs` one after the other, then `reductions`.
+    """The programs of one rank in a step: `programs` one after the other, then `reductions`.
 
     A reduction brings the sum of a parameter's gradients (`value`, in the
     shape that the parameter is stored in) to where the parameter lies.
@@ -75,7 +75,7 @@ def lower_micro(
 def placings_of(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
 ) -> dict[str, OpLayouts]:
-    """How every operator lies on the mesh of `decisions` and the axis of micro-batches."""
+    """Layouts of every operator on the mesh of `decisions` and the axis of micro-batches."""
     tilings = micro.tilings(decisions.tilings)
     return {
         op.name: micro.op_layouts(analysis.rules[op.name], tilings[op.name], decisions.mesh)
@@ -141,7 +141,7 @@ def micro_inputs(
 def _accumulated(
     graph: Graph, layouts_by_op: Mapping[str, OpLayouts], name: str, stored: Layout
 ) -> Layout:
-    """How the terms of a parameter's gradient lie while they are added up.
+    """The layout of a parameter's gradient while its terms are added up.
 
     As the parameter does, but not yet summed over the axes along which it is
     stored whole and some reader leaves a part of its gradient.

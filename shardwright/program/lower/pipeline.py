@@ -56,7 +56,7 @@ class StagedGraph:
 
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
-        """Where every value lies that an operator makes, and every leaf that crosses."""
+        """Layouts of every value that an operator makes, and of every leaf that crosses."""
         wide = self.micro.mesh(self.decisions.mesh)
         found = {leaf.name: Layout.replicated(wide) for leaf in self.graph.leaves}
         for name, layout in self.decisions.storage.items():
@@ -66,7 +66,7 @@ class StagedGraph:
         return found
 
     def programs(self, stage: int, rank: int) -> MicroPrograms:
-        """What `rank` of a group runs of `stage`."""
+        """The programs of `rank` of a group for `stage`."""
         part = self.parts[stage]
         received = {name: self.layouts[name] for name in part.received}
         return lower_part(
@@ -81,7 +81,7 @@ class StagedGraph:
         )
 
     def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:
-        """What `rank` sends from `stage` to the next in micro-batch `number`."""
+        """The values that `rank` sends from `stage` to the next in micro-batch `number`."""
         at = (number, *self.decisions.mesh.coordinate(rank))
         return tuple(self._crossing(name, at) for name in self.parts[stage].sent)
 

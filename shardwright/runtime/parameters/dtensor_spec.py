@@ -17,7 +17,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 @final
 class DTensorSpec:
-    """Where `like` lies, without the tensor."""
+    """Mesh, placements, shape and dtype of the DTensor `like`, without its data."""
 
     def __init__(self, like: DTensor) -> None:
         self.mesh, self.placements = like.device_mesh, like.placements

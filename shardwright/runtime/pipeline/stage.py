@@ -164,7 +164,7 @@ class StageModule(LastingModule):
 
     @property
     def swap(self) -> WeightSwap:
-        """Which weights its passes run with."""
+        """The weight versions that its passes run with."""
         return self._sw_swap
 
     def trained(self) -> list[nn.Parameter]:
@@ -193,7 +193,7 @@ class StageModule(LastingModule):
         received: Sequence[torch.Tensor],
         batch: Mapping[str, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """What the stage hands on, or returns, with `weights` in place of its trained parameters.
+        """The stage's outputs, with `weights` in place of its trained parameters.
 
         In training mode buffers are updated, and random numbers go on to the next step's.
         """
@@ -212,13 +212,13 @@ class StageModule(LastingModule):
         return tuple(outputs)
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
-        """What this device reads of a global batch, on it; `BatchError` if something is missing."""
+        """This device's part of a global batch; raises `BatchError` if an input is missing."""
         found = local_inputs(self._sw_form, *arguments(batch), self._sw_inputs)
         return {key: value.to(self._sw_device) for key, value in found.items()}
 
     @property
     def minibatches(self) -> int:
-        """How many went forward here in training, before the last resume too."""
+        """The number of mini-batches that were trained here, also before the last resume."""
         return int(self._sw_random[1])
 
     def get_extra_state(self) -> dict[str, int]:

@@ -46,7 +46,7 @@ def _owner(leaf: Leaf) -> str:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What memory needs to know of the optimizer and of the rank.
+    """Facts of the optimizer and of the rank that memory depends on.
 
     `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
     bytes that it takes beside to update tiles of so many bytes.
@@ -65,7 +65,7 @@ def step_memory(
     trainer: Trainer,
     book: OpTracer,
 ) -> Memory:
-    """What `rank` holds when it holds most, in a step after the first."""
+    """The peak memory of `rank` in a step after the first."""
     step = _Step(graph, analysis, decisions, rank, trainer, book)
     return step.memory()
 
@@ -233,7 +233,7 @@ class _Step:
         return [first.setdefault(form, n) for n, form in enumerate(forms)]
 
     def forget(self, given: Mapping[str, View]) -> None:
-        """What was made for the call alone is given back when it ends."""
+        """Frees what was made for the call alone when it ends."""
         for view in given.values():
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)

@@ -29,7 +29,7 @@ _LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
 
 
 def timeline(plan: Plan) -> Timeline:
-    """When everything of the step runs on a rank of `plan`.
+    """The timeline of a step on a rank of `plan`.
 
     Of a step in micro-batches that is simulated from its step program (`step_program.py`) and kept
     in the plan; raises `PlanError` for one where it is not.
