@@ -11,9 +11,9 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
     RemarkKind,
-    Transfer,
 )
 
 MS, MIB = 1e-3, 2**20
@@ -47,7 +47,7 @@ def parameter(name, lies, mib=4, ms=0.5, mesh=MESH):
 
 def moved(value, consumer, direction, collectives, mib, ms):
     collectives = tuple(collectives.split(", "))
-    return Transfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
+    return PlannedTransfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
 
 
 def block(i, odd=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from shardwright.ir.plan import Plan, Transfer
+from shardwright.ir.plan import Plan, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.memory import BucketSizes
 from shardwright.planner.tables.objective import Objective
@@ -29,14 +29,14 @@ def with_partial_bucket_latency(plan: Plan, measure: Objective, sizes: BucketSiz
     return with_more(plan, more)
 
 
-def _filled(message: Sequence[Transfer], limit: int) -> float:
+def _filled(message: Sequence[PlannedTransfer], limit: int) -> float:
     """The part of a message's launch that its transfers pay in tables, at most 1."""
     return min(1.0, sum(min(1.0, t.bytes / limit) for t in message))
 
 
 def _messages(
     plan: Plan, sizes: BucketSizes, alone_bytes: int | None
-) -> Iterator[tuple[Sequence[Transfer], int]]:
+) -> Iterator[tuple[Sequence[PlannedTransfer], int]]:
     """The transfers of each message, and the bytes of a full bucket."""
     for bucket in sums_of(plan):
         yield bucket.sums, sizes.sums
@@ -46,12 +46,12 @@ def _messages(
                 yield message, sizes.gathers
 
 
-def _shared(way: Sequence[Transfer], alone_bytes: int | None) -> list[Transfer]:
+def _shared(way: Sequence[PlannedTransfer], alone_bytes: int | None) -> list[PlannedTransfer]:
     """The transfers of a bucket without a message of their own (`ir/buckets.py`)."""
     return [t for t in way if alone_bytes is None or t.bytes < alone_bytes]
 
 
-def _launch(plan: Plan, one: Transfer, measure: Objective) -> float:
+def _launch(plan: Plan, one: PlannedTransfer, measure: Objective) -> float:
     """Seconds of the launches of all steps of a transfer."""
     total = 0.0
     for text in one.collectives:

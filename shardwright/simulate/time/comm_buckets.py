@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.buckets import gather_buckets, gradient_buckets
-from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 
 _SUM, _GATHER, _SCATTER = (
     kind.value for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 )
 _PHASES = Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD
-_Phases = defaultdict[Phase, list[Transfer]]  # what travels for one parameter
+_Phases = defaultdict[Phase, list[PlannedTransfer]]  # what travels for one parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Sums:
     """Gradients that are summed together when operator number `at` has gone backward."""
 
     at: int
-    sums: tuple[Transfer, ...]
+    sums: tuple[PlannedTransfer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Flight:
     """
 
     at: int
-    forward: tuple[Transfer, ...]
-    again: tuple[Transfer, ...]
-    backward: tuple[Transfer, ...]
+    forward: tuple[PlannedTransfer, ...]
+    again: tuple[PlannedTransfer, ...]
+    backward: tuple[PlannedTransfer, ...]
 
 
 def sums_of(plan: Plan) -> list[Sums]:
     """The buckets of gradients, in the order of their first readers."""
     known = {op.name: number for number, op in enumerate(plan.ops)}
-    summed: defaultdict[tuple[str, ...], list[Transfer]] = defaultdict(list)
+    summed: defaultdict[tuple[str, ...], list[PlannedTransfer]] = defaultdict(list)
     for t, together in zip(plan.transfers, in_buckets(plan), strict=True):
         if together:
             summed[t.collectives].append(t)

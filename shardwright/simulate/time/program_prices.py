@@ -15,8 +15,7 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.plan import Phase, Plan
-from shardwright.ir.plan import Transfer as Moved
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
@@ -73,7 +72,7 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     }
 
 
-def _is_inner(t: Moved, graph: Graph) -> bool:
+def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
     """Whether it is communicated inside of the operator, and not before it."""
     maker = graph.producer.get(t.value)
     return maker is not None and maker.name == t.consumer

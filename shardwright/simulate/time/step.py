@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.plan import Phase, Plan, PlanError, PlannedOp, Transfer
+from shardwright.ir.plan import Phase, Plan, PlanError, PlannedOp, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.timeline import Stream, Task, Timeline, Track
 from shardwright.simulate.time.comm_buckets import Sums, flights_of, sums_of
@@ -63,18 +63,18 @@ def tasks_of(plan: Plan) -> tuple[Task, ...]:
     return tuple(_Tasks(plan).of_a_step())
 
 
-class Wait(NamedTuple):
+class RankWait(NamedTuple):
     """Ranks wait for each other: what they computed since the wait before, and why they wait.
 
     `first` of what they wait for was sent when they had `slack` seconds of computing left.
     """
 
     computed: Seconds
-    first: Transfer
+    first: PlannedTransfer
     slack: Seconds
 
 
-def waits_of(plan: Plan) -> Iterator[Wait]:
+def waits_of(plan: Plan) -> Iterator[RankWait]:
     """The waits of one step, in their order; the last one comes before all gradients are there."""
     tasks = _Tasks(plan)
     total = last = 0.0
@@ -86,7 +86,7 @@ def waits_of(plan: Plan) -> Iterator[Wait]:
             over = [n for n in sent if task is None or n in task.after]
             if over:  # what was sent last is there last
                 slack = Seconds(total - sent[over[-1]])
-                yield Wait(Seconds(total - last), tasks.carried[over[-1]], slack)
+                yield RankWait(Seconds(total - last), tasks.carried[over[-1]], slack)
                 last = total
             for n in over:
                 del sent[n]
@@ -100,7 +100,9 @@ class _Tasks:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tasks: list[Task] = []
-        self.carried: dict[int, Transfer] = {}  # of each message between ranks the first part
+        self.carried: dict[
+            int, PlannedTransfer
+        ] = {}  # of each message between ranks the first part
         ranks = f"each of {plan.devices} ranks"
         self._here = Track(ranks, Stream.COMPUTE)
         axes = plan.mesh.names if plan.contention < 1 else ("",) * len(plan.mesh.names)
@@ -134,7 +136,7 @@ class _Tasks:
         apart = {id(t) for bucket in sums for t in bucket.sums}
         apart |= {id(t) for f in self._flights for t in (*f.forward, *f.again, *f.backward)}
         known = {op.name for op in plan.ops}
-        self._moved: defaultdict[tuple[str, Phase], list[Transfer]] = defaultdict(list)
+        self._moved: defaultdict[tuple[str, Phase], list[PlannedTransfer]] = defaultdict(list)
         for t in plan.transfers:
             if id(t) not in apart:
                 self._moved[t.consumer if t.consumer in known else "", t.phase].append(t)
@@ -235,7 +237,7 @@ class _Tasks:
                 name = f"scatter gradients of {len(gradients)} parameters"
                 self._scattering = [self._send(name, gradients, _BY_COPIES)]
 
-    def _send(self, name: str, together: Sequence[Transfer], slowed: str) -> int:
+    def _send(self, name: str, together: Sequence[PlannedTransfer], slowed: str) -> int:
         """Something that is on its way while the device goes on, as slow as it makes it."""
         seconds = sum(t.seconds for t in together)
         before = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
@@ -247,7 +249,7 @@ class _Tasks:
         self._add(slowed, phase, lost, what, idle=True)
         return sent
 
-    def _communicate(self, moved: Sequence[Transfer], seconds: Seconds) -> None:
+    def _communicate(self, moved: Sequence[PlannedTransfer], seconds: Seconds) -> None:
         """A redistribution that what comes next waits for."""
         after = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
         for t in moved:

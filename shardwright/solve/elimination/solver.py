@@ -22,7 +22,7 @@ from shardwright.solve.algebra.powers import paths, power
 from shardwright.solve.elimination.merged import Merged, merge
 from shardwright.solve.elimination.pin import minimise_pinned
 from shardwright.solve.elimination.problem import Ints, Problem
-from shardwright.solve.elimination.schedule import Schedule, make_schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule, make_schedule
 from shardwright.solve.folding.bound_pruning import PrunedProblem, pruned_by_bounds
 from shardwright.solve.folding.folded import Folded
 
@@ -123,7 +123,7 @@ class _RunElimination(NamedTuple):
     """The elimination of the inside of one copy of a run."""
 
     copies: int
-    schedule: Schedule
+    schedule: EliminationSchedule
     numbers: tuple[int, ...]  # nodes in the folded problem: entry, exit, shared inputs, inside
     kept: int  # how many of these are not eliminated
     places: Ints  # (copies, the run's nodes) in a whole assignment
@@ -138,7 +138,7 @@ class _FoldedSolver:
         at = {node: i for i, node in enumerate(self.numbers)}
         self.runs: list[_RunElimination] = []
         scopes = []
-        last: Schedule | None = None
+        last: EliminationSchedule | None = None
         for number, run in enumerate(folded.runs):
             template, numbers, kept = folded.template(run)
             schedule = last = make_schedule(template, max_table, kept, after=last)
@@ -186,5 +186,5 @@ class _FoldedSolver:
         return values, choice
 
 
-def _entries(schedule: Schedule) -> int:
+def _entries(schedule: EliminationSchedule) -> int:
     return sum(int(np.prod(table.shape)) for table in schedule.tables)
