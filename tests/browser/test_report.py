@@ -8,7 +8,6 @@ import pytest
 from shardwright.ir.layout import Mesh
 from shardwright.report.chrome import simulated
 from shardwright.report.page import MeasuredRun, Shown, StepBars, page
-from shardwright.simulate.time.step import timeline
 from tests.harness import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"
@@ -23,7 +22,7 @@ def shown():
     with_rivals = plans.frontier().with_rivals(plans.frontier()[0])
     baseline = plans.simple("data parallel", 90, 320, comm_ms=15)
     return [
-        Shown(ODD, first, simulated(timeline(first))),
+        Shown(ODD, first, simulated(plans.timed(first).timeline)),
         Shown("second", second),
         Shown("third", replace(with_rivals, mesh=Mesh.parse("dp=2"))),
         Shown("base", baseline),

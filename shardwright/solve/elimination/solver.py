@@ -3,7 +3,8 @@
 Paper: elimination is TensorOpt's (arXiv 2004.10856), folding TAPAS' (arXiv 2302.00247). The inside
 of one copy of each run is eliminated, which leaves a table from entry to exit; the power of this
 table replaces all copies; the nodes outside are eliminated last.
-Deviation: where a graph is so wide that nodes must be pinned it is not folded.
+Deviation: where a graph is so wide that nodes must be pinned it is not folded, and a few more are
+pinned, because coordinate descent computes all tables once for each of its rounds.
 Complexity: one elimination for each run, log n products for n copies.
 Oracle: the same without runs, and `tests/harness/oracles.py::enumerate_problem`.
 """
@@ -26,6 +27,7 @@ from shardwright.solve.folding.bound_pruning import PrunedProblem, pruned_by_bou
 from shardwright.solve.folding.folded import Folded
 
 _WIDE = 100_000  # entries of the table of one run, beyond which shared inputs are pruned
+_PINNED_TABLE = 60_000  # the same where nodes are pinned, whose rounds compute all tables again
 
 
 class Solver(Protocol):
@@ -103,7 +105,10 @@ class _PrunedSolver:
 class _FlatSolver:
     def __init__(self, problem: Problem, max_table: int) -> None:
         self.problem = problem
-        self.schedule = make_schedule(problem, max_table)
+        schedule = make_schedule(problem, max_table)
+        if schedule.pinned:
+            schedule = make_schedule(problem, min(max_table, _PINNED_TABLE))
+        self.schedule = schedule
         self.pinned = self.schedule.pinned
         self.entries = _entries(self.schedule)
 
