@@ -11,7 +11,7 @@ terms, which are no larger, are added up first and reduced once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import (
@@ -56,6 +56,20 @@ class MicroPrograms:
         return "\n".join(map(str, (*self.programs, *self.reductions)))
 
 
+@dataclass(frozen=True)
+class GraphPart:
+    """A part of a graph that is lowered by itself, such as a pipeline stage.
+
+    Operators lie as `layouts_by_op`, on the mesh with the axis of micro-batches. The part is given
+    the values `received`, in these layouts, and hands on those `sent` as they are made.
+    """
+
+    graph: Graph
+    layouts_by_op: Mapping[str, OpLayouts]
+    received: Mapping[str, Layout] = field(default_factory=dict)
+    sent: Collection[str] = ()
+
+
 def lower_micro(
     graph: Graph,
     analysis: Analysis,
@@ -68,8 +82,8 @@ def lower_micro(
 
     Of the micro-batches with these `numbers`; None is all of them.
     """
-    layouts_by_op = placings_of(graph, analysis, micro, decisions)
-    return lower_part(graph, analysis, micro, decisions, rank, layouts_by_op, numbers=numbers)
+    part = GraphPart(graph, placings_of(graph, analysis, micro, decisions))
+    return lower_part(part, analysis, micro, decisions, rank, numbers)
 
 
 def placings_of(
@@ -84,25 +98,23 @@ def placings_of(
 
 
 def lower_part(
-    graph: Graph,
+    part: GraphPart,
     analysis: Analysis,
     micro: MicroBatches,
     decisions: Decisions,
     rank: int,
-    layouts_by_op: Mapping[str, OpLayouts],
-    received: Mapping[str, Layout] | None = None,
-    sent: Collection[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> MicroPrograms:
-    """The programs of `rank` for a part of the graph that `micro` and `layouts_by_op` are about.
+    """The programs of `rank` for a part of the graph of `micro`.
 
-    The part is given the values `received`, which lie so, and hands on those `sent` as they lie.
+    Of the micro-batches with these `numbers`; None is all of them.
     """
+    graph, layouts_by_op = part.graph, part.layouts_by_op
     mesh, storage = decisions.mesh, decisions.storage
     wide = micro.mesh(mesh)
     given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
     given.update(micro_inputs(graph, analysis, micro, mesh, decisions.tilings))
-    given.update(received or {})
+    given.update(part.received)
     sums = {
         leaf.name: _accumulated(graph, layouts_by_op, leaf.name, storage[leaf.name])
         for leaf in graph.leaves_of(LeafKind.PARAMETER)
@@ -113,7 +125,7 @@ def lower_part(
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
     term = extended(Layout.replicated(mesh), wide, PARTIAL)
-    placed = ProgramLayouts(wide, layouts_by_op, given, term, frozenset(sent), home)
+    placed = ProgramLayouts(wide, layouts_by_op, given, term, frozenset(part.sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
         for number in (range(micro.count) if numbers is None else numbers)

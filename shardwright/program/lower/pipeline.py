@@ -19,7 +19,12 @@ from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Shape
-from shardwright.program.lower.micro_batches import MicroPrograms, lower_part, placings_of
+from shardwright.program.lower.micro_batches import (
+    GraphPart,
+    MicroPrograms,
+    lower_part,
+    placings_of,
+)
 from shardwright.program.lower.stages import Stage, StageError, needs_one_stage, split
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, undivided_batch
@@ -69,19 +74,10 @@ class StagedGraph:
         self, stage: int, rank: int, numbers: Sequence[int] | None = None
     ) -> MicroPrograms:
         """The programs of `rank` of a group for `stage`, for the micro-batches `numbers`."""
-        part = self.parts[stage]
-        received = {name: self.layouts[name] for name in part.received}
-        return lower_part(
-            part.graph,
-            self.analysis,
-            self.micro,
-            self.decisions,
-            rank,
-            self.layouts_by_op,
-            received,
-            part.sent,
-            numbers,
-        )
+        one = self.parts[stage]
+        received = {name: self.layouts[name] for name in one.received}
+        part = GraphPart(one.graph, self.layouts_by_op, received, one.sent)
+        return lower_part(part, self.analysis, self.micro, self.decisions, rank, numbers)
 
     def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:
         """The values that `rank` sends from `stage` to the next in micro-batch `number`."""
