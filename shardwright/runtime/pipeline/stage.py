@@ -29,6 +29,7 @@ from shardwright.runtime.async_pipeline.weight_swap_hooks import WeightSwap
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
@@ -131,12 +132,7 @@ class StageModule(LastingModule):
         self._sw_holds = ParameterStore(
             self, captured, staged.analysis, decisions, device_mesh, device
         )
-        self._sw_holds.take(
-            graph,
-            dict(model.named_parameters(remove_duplicate=False)),
-            dict(model.named_buffers(remove_duplicate=False)),
-            frozenset(model.state_dict()),
-        )
+        self._sw_holds.take(graph, ModuleOptions.of(model, device))
         check_on_load(self, self._sw_holds.elsewhere)
         make = module_maker(
             captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
