@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.published.features import FORWARD, Features
 from benchmarks.published.row import Row
-from benchmarks.published.setups import FLASH_1, machine_of
+from benchmarks.published.setups import FLASH_1, OVERLAP, machine_of
 from shardwright.ir.layout import Mesh
 from shardwright.machine.fitted import FITTED
 from shardwright.machine.gpus import GPUS
@@ -62,33 +62,10 @@ class Steps:
         kernels = [
             (i, *key, count) for i, one in enumerate(features) for key, count in one.kernels.items()
         ]
-            "row",
-            "stage",
-            "phase",
-            "kind",
-            "dtype",
-            "flop",
-            "moved",
-            "rows",
-            "columns",
-            "depth",
-            "count",
-            "times",
-        ]
         transfers = [
             line
             for i, pair in enumerate(zip(rows, features, strict=True))
             for line in _transfers(i, *pair)
-        ]
-            "row",
-            "stage",
-            "parameter",
-            "reduces",
-            "ranks",
-            "bytes_per_s",
-            "lap",
-            "bytes",
-            "times",
         ]
         updates = [
             (i, stage, size * count)
@@ -115,7 +92,7 @@ class Steps:
         moved, once, hideable = self._transfers(figures)
         update, added = self._updates(figures)
         each = kernels + moved / micro_batches[:, None] + added * (micro_batches > 1)[:, None]
-        overlap = np.array([0.8 * (row.zero >= 2) for row in self.rows])[:, None]
+        overlap = np.array([OVERLAP * (row.zero >= 2) for row in self.rows])[:, None]
         step = each * micro_batches[:, None]
         shown = np.maximum(hideable, step + (1 - overlap) * hideable) - step
         each = each + shown / micro_batches[:, None]

@@ -118,10 +118,18 @@ class GroupedAttention(nn.Module):
         q = _rotated(by_head(self.q(x), self.heads), cos, sin)
         k = _rotated(by_head(self.k(x), self.kv_heads), cos, sin)
         v = by_head(self.v(x), self.kv_heads)
-        grouped = self.heads > self.kv_heads
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        k, v = self._repeated(k), self._repeated(v)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         projected: Tensor = self.proj(out.transpose(1, 2).reshape(batch, tokens, hidden))
         return projected
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """A key or value for each query that shares it."""
+        each = self.heads // self.kv_heads
+        if each == 1:
+            return x
+        batch, heads, tokens, width = x.shape
+        return x[:, :, None].expand(batch, heads, each, tokens, width).flatten(1, 2)
 
 
 class LlamaBlock(nn.Module):

@@ -30,7 +30,6 @@ GBIT = 1e9 / 8
 
 _CPU_LINK_REACHED = 0.8  # assumed, of what links are specified to carry
 _CONVOLUTION = 0.5  # assumed
-_OVERLAP = 0.8
 # Assumed: the driver's context, the kernels of cuBLAS and cuDNN with cuBLAS' workspace, and NCCL's
 # buffers. `profile` measures it.
 _CONTEXT = Bytes(GB)
@@ -99,7 +98,6 @@ def _servers(gpu: Gpu, hosts: int, devices: int) -> Machine:
         levels=levels,
         provenance=_SPECIFIED.format(source=gpu.source),
         collective_launch_seconds=_microseconds("collective_launch", gpu),
-        overlap=_OVERLAP,
     )
 
 
