@@ -25,7 +25,6 @@ from shardwright.simulate.costs.kernels import fill_of
 Floats = NDArray[np.float64]
 Figures = Mapping[str, float]  # by the name in `FITTED`, with "/" and the architecture
 _OPTIMIZER = 7 / 4  # bytes that fused AdamW moves, by those of weight, gradient and two states
-_ACCUMULATED = 10 / 16  # bytes that adding a gradient moves, by the same
 _ARCHITECTURE = {gpu.kind: gpu.architecture for gpu in GPUS}
 _KERNEL = (  # columns
     *("row", "stage", "phase", "kind", "dtype", "flop", "moved"),
@@ -90,8 +89,8 @@ class Steps:
         micro_batches = np.array([one.micro_batches for one in self.features])
         kernels = self._kernels(figures)
         moved, once, hideable = self._transfers(figures)
-        update, added = self._updates(figures)
-        each = kernels + moved / micro_batches[:, None] + added * (micro_batches > 1)[:, None]
+        update = self._updates(figures)
+        each = kernels + moved / micro_batches[:, None]
         overlap = np.array([OVERLAP * (row.zero >= 2) for row in self.rows])[:, None]
         step = each * micro_batches[:, None]
         shown = np.maximum(hideable, step + (1 - overlap) * hideable) - step
@@ -139,13 +138,12 @@ class Steps:
 
         return of(~parameter), of(parameter & reduces), of(parameter & ~reduces)
 
-    def _updates(self, figures: Figures) -> tuple[Floats, Floats]:
-        """Seconds of the update, and of adding the gradients of a micro-batch: (rows, stages)."""
+    def _updates(self, figures: Figures) -> Floats:
+        """Seconds of the update: (rows, stages)."""
         rows, stages, sizes = self.updates.T
         bandwidth = np.array([machine_of(row).device.bytes_per_s for row in self.rows])
         seconds = sizes / (bandwidth[rows.astype(int)] * figures["efficiency.memory"])
-        found = self._summed(rows.astype(int), stages, seconds)
-        return found * _OPTIMIZER, found * _ACCUMULATED
+        return self._summed(rows.astype(int), stages, seconds * _OPTIMIZER)
 
     def _staged(self, each: Floats, once: Floats, micro_batches: NDArray[np.int64]) -> Floats:
         """A step of 1F1B, of which a group with v stages waits a v-th as long."""

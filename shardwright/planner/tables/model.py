@@ -192,8 +192,7 @@ class CostModel:
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
-        The gradient of each further micro-batch is added to that of the first. A parameter without
-        a gradient has only its weight. A parameter that is stored in a wider
+        A parameter without a gradient has only its weight. A parameter that is stored in a wider
         dtype than that of the computation also has a cast, kept from forward to backward.
         """
         trained = leaf.name in self.graph.trained
@@ -211,8 +210,6 @@ class CostModel:
                 seconds = self.measure.copies(memory + cast, 1 + trained)
             if trained:
                 seconds = seconds + self.measure.update(memory, self._optimizer)
-                more = self.micro_batches - 1
-                seconds = seconds + self.measure.copies(2 * memory + compute_bytes, more)
                 memory = (2 + self._states) * memory
             memory = memory + cast
             self._tables[key] = Table(seconds, memory).frozen()
