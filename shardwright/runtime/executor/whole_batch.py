@@ -35,6 +35,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
+from shardwright.runtime.executor.direct import DirectStep, is_direct
 from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.graph_modules.fx import Special
@@ -95,8 +96,10 @@ class WholeBatch(nn.Module):
             found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
             return found
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
-            late = self._steps is not None
-            call = ModuleCall(self, leaves, state, self.playing("step" if late else "call", leaves))
+            playing = self.playing("call" if self._steps is None else "step", leaves)
+            if playing.direct is not None:
+                return playing.direct.run(leaves, state)
+            call = ModuleCall(self, leaves, state, playing)
             if self._steps is not None:
                 self._steps.append(call)
             groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
@@ -139,9 +142,11 @@ class WholeBatch(nn.Module):
         else:
             program = free(forward_only(self.program))
         program = _in_dtypes(program, self.planned, dtypes)
-        made = self._plays[kind, dtypes] = Playing.of(
-            StepExecutor(program, self.regions, self.groups), self.names
-        )
+        made = Playing.of(StepExecutor(program, self.regions, self.groups), self.names)
+        if is_direct(program):
+            direct = DirectStep(program, self.regions, self.names, self.whole)
+            made = replace(made, direct=direct)
+        self._plays[kind, dtypes] = made
         return made
 
     def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -162,7 +167,7 @@ class Playing:
     `seed` is that place and `seeds` what is taken there, as in `Seed`. `groups` are gradients that
     become final together: (leaf, its gradient), and the place from which on they are; `numbers` has
     the numbers of those leaves. `read_later` are given or returned values that the backward part
-    reads.
+    reads. `direct` runs the same step where it has no communication.
     """
 
     executor: StepExecutor
@@ -171,6 +176,7 @@ class Playing:
     groups: tuple[tuple[tuple[tuple[str, str], ...], int], ...]
     numbers: tuple[tuple[int, ...], ...]
     read_later: frozenset[str]
+    direct: DirectStep | None = None
 
     @staticmethod
     def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
