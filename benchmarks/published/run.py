@@ -54,12 +54,12 @@ class Prediction:
 def predict(row: Row) -> Prediction:
     """The prediction of a row; a row that cannot be priced has the reason instead.
 
-    The memory of `sw.price` is simulated only for rows that have published some; for the others it
-    is the sum of the cost tables, and the time is the same.
+    Memory, and what overlaps, is simulated by `sw.price` for rows that have published memory or
+    shard parameters; for the others it is the sum of the cost tables, and the time is the same.
     """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
-        plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
+        plan = _plan(shape, machine, strategy, simulated=_has_memory(row) or row.zero >= 2)
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
     return Prediction(

@@ -12,7 +12,18 @@ from shardwright.machine.presets import preset
 from shardwright.machine.quantities import BANDWIDTH, DURATION, parse_quantity, quantity
 from shardwright.machine.toml import parse_toml, to_toml
 
-PRESETS = ["8xH100", "1xH200", "2x8xA100", "8x8xH100", "4xA100-40", "4xV100", "2x4xL4", "8xRTX4090", "2x72xGB200", "8xMI300X"]
+PRESETS = [
+    "8xH100",
+    "1xH200",
+    "2x8xA100",
+    "8x8xH100",
+    "4xA100-40",
+    "4xV100",
+    "2x4xL4",
+    "8xRTX4090",
+    "2x72xGB200",
+    "8xMI300X",
+]
 PRESETS += ["2xcpu", "2x4xcpu"]
 
 CLUSTER = """
