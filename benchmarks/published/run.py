@@ -121,7 +121,10 @@ def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Predicti
 def code() -> str:
     """A hash of everything that predictions depend on, but the rows."""
     here = Path(__file__).parent
-    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py", here / "run.py"))
+    packages = ("ir", "machine", "planner", "program", "rules", "simulate", "solve", "tracing")
+    patterns = tuple(f"{package}/**/*.py" for package in packages)
+    files = ("graphs.py", "modules.py", "setups.py", "run.py")
+    return code_digest(patterns, tuple(here / name for name in files))
 
 
 def _digest(row: Row) -> str:
