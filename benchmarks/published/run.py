@@ -24,7 +24,9 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.tracing.op_memory.footprints import Footprints
 
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
@@ -54,12 +56,12 @@ class Prediction:
 def predict(row: Row) -> Prediction:
     """The prediction of a row; a row that cannot be priced has the reason instead.
 
-    Memory, and what overlaps, is simulated by `sw.price` for rows that have published memory or
-    shard parameters; for the others it is the sum of the cost tables, and the time is the same.
+    The memory of `sw.price` is simulated only for rows that have published some; for the others it
+    is the sum of the cost tables, and the time is the same.
     """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
-        plan = _plan(shape, machine, strategy, simulated=_has_memory(row) or row.zero >= 2)
+        plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
     return Prediction(
@@ -76,9 +78,14 @@ def _has_memory(row: Row) -> bool:
 
 
 def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
+    graph = graph_of(shape)
     if simulated:
-        return sw.price(graph_of(shape), machine, strategy)
-    return _expansion(shape, machine).expanded(strategy).plan(0.0, ())
+        return sw.price(graph, machine, strategy)
+    expansion = _expansion(shape, machine)
+    analysis = expansion.sources.analysis
+    plan = expansion.expanded(strategy).plan(0.0, ())
+    tracer = Footprints(on_cpu=False)
+    return Refinement(graph, machine, expansion.optimizer, tracer, analysis).timed(plan)
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
