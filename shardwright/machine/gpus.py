@@ -2,7 +2,8 @@
 
 Peaks are dense, without structured sparsity, float32 without TF32 (PyTorch's default). `memory` is
 what `torch.cuda.get_device_properties` reports, in GiB: less than the figure on the box, because
-the box counts 10^9 bytes and the driver and error correction keep some. docs/reference/machines.md
+the box counts 10^9 bytes and the driver and error correction keep some. It was read from messages
+of torch in public issues where one is named, and is assumed elsewhere. docs/reference/machines.md
 names the documents of every figure.
 """
 
@@ -31,7 +32,7 @@ class Gpu:
         network_gbit: of `host_gpus`, in one direction; presets share it evenly.
         source: the documents of these figures.
         dates: when the documents were issued.
-        memory_source: where `memory_gib` was seen.
+        memory_source: where `memory_gib` was seen; empty where it is assumed.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class Gpu:
     network_gbit: float
     source: str
     dates: str
-    memory_source: str = "out-of-memory messages of torch in public issues"
+    memory_source: str = ""
 
 
 def _peaks(
@@ -75,6 +76,7 @@ GPUS = (
         3200,
         "H100 SXM data sheet; DGX H100 data sheet",
         "2023",
+        "vllm-project/vllm#27508",
     ),
     Gpu(
         "H100-96",
@@ -160,7 +162,6 @@ GPUS = (
         57600,
         "GB300 NVL72 data sheet",
         "2025",
-        "the data sheet, less what a GB200 keeps",
     ),
     Gpu(
         "A100",
@@ -175,11 +176,12 @@ GPUS = (
         1600,
         "A100 SXM data sheet; DGX A100 data sheet",
         "2021",
+        "levihsu/OOTDiffusion#235",
     ),
     Gpu(
         "A100-40",
         "ampere",
-        39.4,
+        39.45,
         _A100,
         1.555,
         108,
@@ -189,6 +191,7 @@ GPUS = (
         1600,
         "A100 SXM data sheet; DGX A100 data sheet",
         "2020",
+        "LianjiaTech/BELLE#137, TianheWu/CoSeR#10",
     ),
     # No bfloat16 in its tensor cores, so that runs at float32's rate.
     Gpu(
@@ -208,7 +211,7 @@ GPUS = (
     Gpu(
         "L40S",
         "ada",
-        44.4,
+        44.43,
         _peaks(362.0, 91.6, 1.43, 733.0),
         0.864,
         142,
@@ -218,6 +221,7 @@ GPUS = (
         400,
         "L40S data sheet; network assumed",
         "2023",
+        "DINGYANB/MTVCrafter#21, of an RTX 6000 Ada with the same memory",
     ),
     # Data sheets halved where they state sparsity; float64 at 1/64 of float32.
     Gpu(
@@ -252,7 +256,7 @@ GPUS = (
     Gpu(
         "RTX4090",
         "ada",
-        23.6,
+        23.64,
         _peaks(165.2, 82.6, 1.29, 330.3),
         1.008,
         128,
@@ -262,6 +266,7 @@ GPUS = (
         25,
         "Ada GPU architecture paper; network assumed",
         "2022",
+        "ali-vilab/VGen#104",
     ),
     Gpu(
         "MI300X",

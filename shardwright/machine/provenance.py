@@ -55,7 +55,11 @@ def _origins(machine: Machine, gpu: Gpu) -> Iterator[Origin]:
     document = f"{gpu.source}, {gpu.dates}"
     device = machine.device
     memory = f"{gpu.memory_gib} GiB"
-    yield Origin("memory", memory, Kind.SPECIFIED, f"as torch reports it: {gpu.memory_source}")
+    if gpu.memory_source:
+        seen = f"as torch reports it: {gpu.memory_source}"
+        yield Origin("memory", memory, Kind.SPECIFIED, seen)
+    else:
+        yield Origin("memory", memory, Kind.ASSUMED, "less than the data sheet's, as drivers leave")
     yield Origin("context", f"{device.context_bytes / 2**30:.2f} GiB", Kind.ASSUMED, CONTEXT_SOURCE)
     yield Origin("memory_bandwidth", f"{gpu.tb_per_s} TB/s", Kind.SPECIFIED, document)
     for dtype, figure in gpu.tflops:

@@ -72,21 +72,32 @@ def time_interval(seconds: float, machine: str) -> str:
     return f"90 %: {milliseconds(low)} to {milliseconds(high)}, by {found}"
 
 
+def times_text(machine: str) -> str:
+    """How step times predicted on these devices compare with measurements, as a sentence."""
+    found = times_on(machine)
+    if found is None:
+        return f"step times: no comparable measurement of {_kind(machine)}"
+    low, high = (found.quantile(share) - 1 for share in (0.05, 0.95))
+    return (
+        f"step times: 90 % of {found} that were held out are {low:+.0%} to {high:+.0%} of predicted"
+    )
+
+
 def verdict(peak: int, limit: int, machine: str) -> str:
     """Whether a predicted peak fits, with what is left or missing.
 
     Within the error of predicted peaks on GPUs it says to try.
     """
-    room = size(abs(limit - peak))
-    plain = f"fits with {room} to spare" if peak <= limit else f"does not fit: {room} over"
+    room, fits = size(abs(limit - peak)), peak <= limit
     found = peaks_on(machine)
-    if found is None or not peak:
-        return plain
-    sure = found.share_below(limit / peak)
+    sure = found.share_below(limit / peak) if found is not None and peak else float(fits)
     if 1 - _LIKELY < sure < _LIKELY:
-        side = "to spare" if peak <= limit else "over"
-        return f"within the error of predicted peaks, try it: {room} {side}"
-    return f"{plain} ({max(sure, 1 - sure):.0%})"
+        side = "to spare" if fits else "over"
+        return f"may fit, within the error of predicted peaks ({room} {side}): try it"
+    share = f"{max(sure, 1 - sure):.0%}" if found is not None else ""
+    if fits:
+        return f"fits with {room} to spare" + f" ({share})" * bool(share)
+    return f"does not fit ({', '.join(filter(None, [f'{room} over', share]))})"
 
 
 def _kind(machine: str) -> str:
