@@ -80,6 +80,17 @@ class PlanBuilder:
             return (), -1
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
 
+    def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
+        """Every operator of a whole assignment, in order, and what stands for it in the space.
+
+        Yields the operator, its representative, the index among the representative's options, and
+        whether it is recomputed.
+        """
+        for op in self.graph.ops:
+            like, op_node = self._like[self._rep(op.name)], self.space.op_nodes[self._rep(op.name)]
+            chosen, switch = self._chosen(op.name, choice)
+            yield op, like, int(op_node.options[chosen]), switch >= 0
+
     def segment_nodes(self, names: Iterable[str]) -> list[int]:
         """All nodes of whole assignments that say whether these operators are recomputed, and how.
 
