@@ -6,7 +6,7 @@ WORKERS ?= 2
 MODELS ?=
 VENV := .venv
 READY := $(VENV)/.ready
-PIP := $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
+PIP := $(VENV)/bin/python -m pip install --quiet
 
 .PHONY: help demo test models benchmarks-quick check docs clean
 .DEFAULT_GOAL := help
@@ -38,8 +38,9 @@ clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes first and by its exact pin: a looser request may find a build for other hardware.
-$(READY): pyproject.toml constraints.txt
+# All but torch is installed by hash. torch goes by its exact pin: its builds for other hardware have other hashes, and a
+# looser request may find one of them.
+$(READY): pyproject.toml constraints.txt requirements.lock
 	@set -e; \
 	say() { echo "make: $$*" >&2; }; \
 	new_enough() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
@@ -57,6 +58,7 @@ $(READY): pyproject.toml constraints.txt
 		fi; \
 	fi; \
 	say "installing the pinned packages into $(VENV), which takes a minute or two"; \
-	$(PIP) "$$(grep '^torch==' constraints.txt)"; \
-	$(PIP) --editable '.[dev,hf,report]'
+	$(PIP) --require-hashes --no-deps --requirement requirements.lock; \
+	$(PIP) --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"; \
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@

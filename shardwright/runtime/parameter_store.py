@@ -102,7 +102,7 @@ class ParameterStore:
             container.register_buffer(last, value, persistent=name in persistent)
             self.places[name] = container, last
 
-    def held(self, leaf: str) -> torch.Tensor:
+    def tensor(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
         container, name = self.places[leaf]
         parameter = container._parameters.get(name)
@@ -128,9 +128,9 @@ class ParameterStore:
             if name in known:
                 found.append(known[name])
             elif name in self.places:
-                held = self.held(name)
+                tensor = self.tensor(name)
                 # Autograd may keep what it read of a buffer that is updated in place below.
-                found.append(held.clone() if name in updated else held)
+                found.append(tensor.clone() if name in updated else tensor)
             elif leaf.kind is LeafKind.INPUT:
                 found.append(inputs[leaf.keys[0]])
             else:
@@ -140,7 +140,7 @@ class ParameterStore:
     def update(self, graph: Graph, values: Sequence[torch.Tensor]) -> None:
         """Write the new contents of the buffers that `graph` updates."""
         for (buffer, _), value in zip(graph.updates, values, strict=True):
-            self.held(buffer).copy_(value)
+            self.tensor(buffer).copy_(value)
 
     def _unread(self, graph: Graph, name: str) -> None:
         """Something in the place of a parameter that is on another stage and that nothing reads."""

@@ -1,11 +1,13 @@
-"""The built wheel holds what users need: all modules, their types, templates of reports."""
+"""The built wheel holds what users need; citation and workflow name what is true."""
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,3 +56,15 @@ main(["--help"])
     assert Path(said[0]).is_relative_to(tmp_path / "site")
     assert said[1] == "8xH100"
     assert any("frontier" in line for line in said)
+
+
+def test_the_citation_names_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+
+
+def test_the_workflow_runs_the_script_of_ci():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert any(".ci/run" in step.get("run", "") for step in workflow["jobs"]["all"]["steps"])

@@ -9,7 +9,7 @@ Their gradients come back the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,8 +65,10 @@ class StagedGraph:
             found.update(zip(op.outputs, self.layouts_by_op[op.name].results, strict=True))
         return found
 
-    def programs(self, stage: int, rank: int) -> MicroPrograms:
-        """What `rank` of a group runs of `stage`."""
+    def programs(
+        self, stage: int, rank: int, numbers: Sequence[int] | None = None
+    ) -> MicroPrograms:
+        """What `rank` of a group runs of `stage`, in the micro-batches with these `numbers`."""
         part = self.parts[stage]
         received = {name: self.layouts[name] for name in part.received}
         return lower_part(
@@ -78,6 +80,7 @@ class StagedGraph:
             self.layouts_by_op,
             received,
             part.sent,
+            numbers,
         )
 
     def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:

@@ -110,33 +110,37 @@ class StepExecutor:
         )
         self.steps = tuple(map(self._step, program.instructions))
 
-    def _step(self, one: StepInstruction) -> tuple[Callable[[Run, Any], None], Any]:
+    def _step(self, one: StepInstruction) -> tuple[Callable[[ProgramRun, Any], None], Any]:
         """The method of a run that runs an instruction, and what it is given."""
         match one:
             case Forward(saves=False):
-                return Run.forward_only, one
+                return ProgramRun.forward_only, one
+            case Forward() if one.call in self.weights:
+                return ProgramRun.forward_split, one
             case Forward():
-                return Run.forward_split if one.call in self.weights else Run.forward, one
+                return ProgramRun.forward, one
+            case Backward(part=Gradients.ALL):
+                return ProgramRun.backward, one
             case Backward():
-                return Run.backward if one.part is Gradients.ALL else Run.backward_part, one
+                return ProgramRun.backward_part, one
             case Transfer():
-                return Run.transfer, one
+                return ProgramRun.transfer, one
             case Send():
-                return Run.send, one
+                return ProgramRun.send, one
             case Recv():
-                return Run.receive, one
+                return ProgramRun.receive, one
             case Wait():
-                return Run.wait, (one, tuple(self.taken.intersection(one.results)))
+                return ProgramRun.wait, (one, tuple(self.taken.intersection(one.results)))
             case Relayout():
-                return Run.relayout, one
+                return ProgramRun.relayout, one
             case Add():
-                return Run.add, one
+                return ProgramRun.add, one
             case Accumulate():
-                return Run.accumulate, one
+                return ProgramRun.accumulate, one
             case Free():
-                return Run.free, one.names
+                return ProgramRun.free, one.names
             case Seed():
-                return Run.seed, one
+                return ProgramRun.seed, one
 
     def run(
         self,
@@ -154,12 +158,12 @@ class StepExecutor:
         given: Mapping[str, torch.Tensor],
         state: torch.Tensor,
         trace: list[StepInstruction] | None = None,
-    ) -> Run:
+    ) -> ProgramRun:
         """A run of the program, which has not played anything yet."""
-        return Run(self, dict(given), state, trace)
+        return ProgramRun(self, dict(given), state, trace)
 
 
-class Run:
+class ProgramRun:
     """One run of the program: values, calls whose backward pass is to come, transfers in flight.
 
     Values that are `owned` share their memory with nothing else, and their reader takes it. If it

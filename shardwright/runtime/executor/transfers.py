@@ -30,7 +30,7 @@ class InFlight(Protocol):
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileSplit:
     """Tiles along dimension `dim` of a tensor of shape `whole`, one for each of `ranks`."""
 
     whole: tuple[int, ...]
@@ -106,7 +106,9 @@ class Tiles:
         return (*before, self.ranks, self.longest, *after)
 
 
-def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+def gather_buffer(
+    tiles: Sequence[TileSplit], given: Sequence[torch.Tensor], rank: int
+) -> torch.Tensor:
     """A buffer for a gather with the tiles that a rank has of each tensor where they will be."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
@@ -120,13 +122,13 @@ def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: i
     return buffer
 
 
-def gathered(tiles: Sequence[Tiles], buffer: torch.Tensor) -> list[torch.Tensor]:
+def gathered(tiles: Sequence[TileSplit], buffer: torch.Tensor) -> list[torch.Tensor]:
     """The whole tensors of a buffer that all ranks' tiles have arrived in."""
     rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
     return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
 
 
-def scatter_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor]) -> torch.Tensor:
+def scatter_buffer(tiles: Sequence[TileSplit], given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A buffer with all ranks' tiles of whole tensors, rank by rank."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
@@ -149,11 +151,11 @@ class Collectives:
         self.backend = backend_of(group)
         self.dtypes: list[torch.dtype] = [getattr(torch, part.dtype) for part in transfer.parts]
         self.wires = [self.backend.wire_dtype(dtype) for dtype in self.dtypes]
-        self.tiles: list[Tiles] = []
+        self.tiles: list[TileSplit] = []
         if transfer.collective is Collective.ALL_GATHER:
-            self.tiles = [Tiles(p.move.whole, p.move.src, self.ranks) for p in transfer.parts]
+            self.tiles = [TileSplit(p.move.whole, p.move.src, self.ranks) for p in transfer.parts]
         elif transfer.collective is Collective.REDUCE_SCATTER:
-            self.tiles = [Tiles(p.move.whole, p.move.dst, self.ranks) for p in transfer.parts]
+            self.tiles = [TileSplit(p.move.whole, p.move.dst, self.ranks) for p in transfer.parts]
         self.rooms = [tile.room for tile in self.tiles]
         self._start: Callable[[list[torch.Tensor], list[bool]], InFlight] = {
             Collective.ALL_REDUCE: self._all_reduce,
@@ -219,22 +221,22 @@ class Collectives:
 
         def scattered() -> list[torch.Tensor]:
             shapes = [tile.shape(self.rank) for tile in self.tiles]
-            pieces = own.split(self.rooms)
-            return [x[: prod(shape)].view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+            chunks = own.split(self.rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
 
         return self._arriving(work, scattered)
 
     def _all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         (x,), (part,) = given, self.transfer.parts
         move = part.move
-        leave = Tiles(move.whole, move.dst, self.ranks)
-        come = Tiles(_with(move.whole, move.dst, move.length), move.src, self.ranks)
+        leave = TileSplit(move.whole, move.dst, self.ranks)
+        come = TileSplit(_with(move.whole, move.dst, move.length), move.src, self.ranks)
         lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
-        pieces = x.split(lengths, move.dst)
-        sent = [piece.numel() for piece in pieces]
+        chunks = x.split(lengths, move.dst)
+        sent = [chunk.numel() for chunk in chunks]
         message = x.new_empty(x.numel())
-        for room, piece in zip(message.split(sent), pieces, strict=True):
-            room.view(piece.shape).copy_(piece)
+        for room, chunk in zip(message.split(sent), chunks, strict=True):
+            room.view(chunk.shape).copy_(chunk)
         shapes = [come.shape(rank) for rank in range(self.ranks)]
         sizes = [prod(shape) for shape in shapes]
         found = x.new_empty(sum(sizes))

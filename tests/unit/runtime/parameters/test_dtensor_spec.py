@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def mesh(tmp_path):
 def test_a_tile_is_placed_as_its_parameter_is(mesh, placements, differentiated):
     tile = torch.arange(6.0).view(2, 3)
     parameter = torch.nn.Parameter(DTensor.from_local(tile, mesh, placements, run_check=False))
-    placed = Placed(parameter)
+    placed = DTensorSpec(parameter)
     assert placed.suits(parameter) and placed.local_shape == tile.shape
     found = []
 
