@@ -19,6 +19,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.machine.topology import Link
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.simulate.costs.collectives import message_seconds
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
@@ -150,11 +151,9 @@ class StageCosts:
         self.state = self._at(running.state)  # bytes
         self.kept = self._at(running.kept)
         self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
-        per_hop = link.lap_seconds / max(1, link.ranks - 1)
         machine = self.writer.space.model.machine
-        call = machine.collective_launch_seconds + per_hop
-        inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
-        self.crossing_seconds = inner * 2  # of values, and of their gradients
+        one_way = message_seconds(self.crossing.astype(np.float64), link, machine)
+        self.crossing_seconds = one_way * 2  # of values, and of their gradients
 
     def seconds(self) -> Floats:
         """Seconds of a step in every interval, from one cut to another: (P, C, C)."""

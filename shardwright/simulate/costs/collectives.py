@@ -13,13 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
 from shardwright.ir.redistribution import ByCollective, Collective, Step, steps_between
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
 from shardwright.simulate.costs.layouts import local_bytes
+
+Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 
 class StepPrice(NamedTuple):
@@ -110,6 +115,13 @@ def exchange_price(link: Link, machine: Machine) -> StepPrice:
     launches = _SORTING * machine.device.launch_seconds
     sorting = 4 / _memory_bytes_per_s(machine)
     return StepPrice(calls + launches, per_larger=link.exchange_seconds_per_byte + sorting)
+
+
+def message_seconds(size: Amount, link: Link, machine: Machine) -> Amount:
+    """Seconds of messages of `size` bytes from one device to the next along `link`."""
+    per_hop = link.lap_seconds / max(1, link.ranks - 1)
+    call = machine.collective_launch_seconds + per_hop
+    return (size > 0) * call + size / link.bytes_per_s
 
 
 def collective_seconds(

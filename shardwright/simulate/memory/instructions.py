@@ -57,7 +57,7 @@ def draw(walk: Tape, one: Dropout | Uniform) -> None:
                 scaled = heap.new(gradient.bytes)
                 heap.drop(chosen)
                 walk.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
-            heap.unsave(mask)
+            walk.unsave(mask)
 
         walk.node(walk.label(op), (result,), back)
     heap.drop(mask)
@@ -107,7 +107,7 @@ def attention(walk: Tape, op: Op) -> None:
             heap.briefly(8 * tile)
             heap.drop(came.block)
         for block in saved:
-            heap.unsave(block)
+            walk.unsave(block)
         for name, gradient in given:
             walk.give(name, gradient)
 
@@ -220,7 +220,7 @@ def stated(
                 if gradient is not None:
                     heap.drop(gradient.block)
         for block in saved:
-            heap.unsave(block)
+            walk.unsave(block)
         for name, view in made:
             walk.give(name, view)
 
