@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ForwardMemory:
     """Storages are numbered: those of the operands, then those made here, of `made` bytes.
 
     `results` have a storage, a shape, strides and a dtype each, None where there is no tensor;
@@ -39,7 +39,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class BackwardMemory:
     """`events` are pairs (storage, bytes): born with so many, or dropped, where it is -1.
 
     Storages are numbered on: after those of the forward pass the results'
@@ -54,10 +54,10 @@ class CallMemory(Protocol):
     """What one call does to memory, and all that are equal to it."""
 
     @property
-    def forward(self) -> Forward | None:
+    def forward(self) -> ForwardMemory | None:
         """What it does forward; None if that cannot be traced."""
 
-    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
+    def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
         """What it does when its results' gradients come with such strides, or not at all (None)."""
 
 

@@ -47,11 +47,6 @@ def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
     return machine_of_table(data)
 
 
-def figures_of(machine: Machine) -> tuple[str, ...]:
-    """The names of the figures of `machine` that `changed` accepts."""
-    return tuple(_places(tomllib.loads(to_toml(machine))))
-
-
 def parse_figures(text: str) -> dict[str, object]:
     """Parse figures for `changed` from a text such as "memory=72GiB, overlap=0.6".
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.report.summary import shares_nothing
 from shardwright.report.text.module_rows import module_tree
 from shardwright.report.units import milliseconds, size
@@ -186,7 +186,7 @@ _OF = {
 }
 
 
-def _name(transfer: Transfer, modules: dict[str, str], parameters: set[str]) -> str:
+def _name(transfer: PlannedTransfer, modules: dict[str, str], parameters: set[str]) -> str:
     if transfer.value in parameters:
         what = _folded(transfer.value)
     else:

@@ -152,9 +152,9 @@ def _cuts(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> tuple[Cu
     found = []
     for d, sizes in enumerate(atoms):
         for a, size in enumerate(sizes):
-            held = atom_range(size, (d, a), layout, coordinate)
-            if len(held) < size:
-                found.append((sum(map(len, atoms[:d])) + a, held.start, len(held)))
+            local = atom_range(size, (d, a), layout, coordinate)
+            if len(local) < size:
+                found.append((sum(map(len, atoms[:d])) + a, local.start, len(local)))
     return tuple(found)
 
 

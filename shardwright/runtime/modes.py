@@ -28,7 +28,7 @@ Flags = tuple[bool, ...]  # `training` of every module
 
 
 @dataclass(frozen=True)
-class Running:
+class ModeModule:
     """What runs in a mode: `module`, or the module that was planned; dropout in it only if `draws`.
 
     `error` is why the mode cannot run.
@@ -64,7 +64,7 @@ class Modes:
         self.modules = list(self.structure.modules())
         self.pairs: list[tuple[nn.Module, nn.Module]] = []  # of the parallel module, of the model
         self.now = self.flags()
-        self.known: dict[Flags, Running] = {self.now: Running()}
+        self.known: dict[Flags, ModeModule] = {self.now: ModeModule()}
         # These cannot be captured without weights and constants in their memory.
         if planned.opaque or planned.constants or not self.is_copy:
             self._capture_now(owner, model)
@@ -76,7 +76,7 @@ class Modes:
         """Let sub-modules of `owner` that hold parameters be switched, too."""
         theirs = dict(self.structure.named_modules())
         named = owner.named_modules()
-        self.pairs = [(held, theirs[name]) for name, held in named if name and name in theirs]
+        self.pairs = [(ours, theirs[name]) for name, ours in named if name and name in theirs]
         self._show(owner)
 
     def switch(self, owner: nn.Module, mode: bool) -> None:
@@ -85,13 +85,13 @@ class Modes:
         self._show(owner)
         self.now = self.flags()
 
-    def running(self, owner: nn.Module) -> Running:
+    def running(self, owner: nn.Module) -> ModeModule:
         """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
         switched = [
-            (held, theirs) for held, theirs in self.pairs if held.training != theirs.training
+            (ours, theirs) for ours, theirs in self.pairs if ours.training != theirs.training
         ]
-        for held, theirs in switched:  # outer ones first, which take the inner ones along
-            theirs.train(held.training)
+        for ours, theirs in switched:  # outer ones first, which take the inner ones along
+            theirs.train(ours.training)
         if switched:
             self.now = self.flags()
         if self.now not in self.known:
@@ -103,13 +103,13 @@ class Modes:
 
     def _show(self, owner: nn.Module) -> None:
         owner.training = self.structure.training
-        for held, theirs in self.pairs:
-            held.training = theirs.training
+        for ours, theirs in self.pairs:
+            ours.training = theirs.training
 
-    def _found(self, owner: nn.Module, model: nn.Module) -> Running:
+    def _found(self, owner: nn.Module, model: nn.Module) -> ModeModule:
         mode = "training" if model.training else "evaluation"
         if not self.is_copy and model is self.structure:
-            return Running(
+            return ModeModule(
                 error=f"{mode} with sub-modules in modes of their own needs a copy of the model's"
                 " structure, and it cannot be copied; switch the model before parallelize"
             )
@@ -118,12 +118,12 @@ class Modes:
             with torch.inference_mode(False), torch.enable_grad():
                 captured = self.capture(model)
                 if _is_same(self.planned, captured):
-                    return Running()
+                    return ModeModule()
                 if _is_same_without_dropout(self.planned, captured):
-                    return Running(draws=False)
-                return Running(self.make(captured, owner))
+                    return ModeModule(draws=False)
+                return ModeModule(self.make(captured, owner))
         except (CaptureError, PipelineError, PlanError) as e:
-            return Running(error=f"the model cannot run in {mode} mode under this plan: {e}")
+            return ModeModule(error=f"the model cannot run in {mode} mode under this plan: {e}")
 
     def _capture_now(self, owner: nn.Module, model: nn.Module) -> None:
         """Capture what `eval()` and `train()` will need while the model has its weights."""

@@ -156,8 +156,8 @@ def _spare_buffers(
     built: ParallelModule | PipelineModule, model: nn.Module, captured: Captured
 ) -> dict[str, torch.Tensor]:
     """Copies of the buffers that the captured graph does not read and `built` does not keep."""
-    held = {key for leaf in captured.graph.leaves for key in leaf.keys}
-    unread = {name: b for name, b in model.named_buffers() if name not in held}
+    read = {key for leaf in captured.graph.leaves for key in leaf.keys}
+    unread = {name: b for name, b in model.named_buffers() if name not in read}
     if isinstance(built, ParallelModule):
         built._sw_holds.keep(unread, frozenset(model.state_dict()))
         return {}

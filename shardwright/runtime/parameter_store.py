@@ -102,7 +102,7 @@ class ParameterStore:
             container.register_buffer(last, value, persistent=name in persistent)
             self.places[name] = container, last
 
-    def held(self, leaf: str) -> torch.Tensor:
+    def tensor(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
         container, name = self.places[leaf]
         found: torch.Tensor = getattr(container, name)
@@ -136,14 +136,14 @@ class ParameterStore:
             return inputs[leaf.keys[0]]
         if leaf.kind is LeafKind.CONSTANT:
             return self.constants[leaf.name]
-        held = self.held(leaf.name)
+        tensor = self.tensor(leaf.name)
         # Autograd may keep what it read of a buffer that is updated in place below.
-        return held.clone() if leaf.name in updated else held
+        return tensor.clone() if leaf.name in updated else tensor
 
     def update(self, graph: Graph, values: Sequence[torch.Tensor]) -> None:
         """Write the new contents of the buffers that `graph` updates."""
         for (buffer, _), value in zip(graph.updates, values, strict=True):
-            self.held(buffer).copy_(value)
+            self.tensor(buffer).copy_(value)
 
     def _unread(self, graph: Graph, name: str) -> None:
         """Something in the place of a parameter that is on another stage and that nothing reads."""

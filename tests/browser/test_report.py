@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.report.chrome import simulated
-from shardwright.report.page import MeasuredRun, Shown, Timeline, page
+from shardwright.report.page import MeasuredRun, Shown, StepBars, page
 from tests.harness import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"
@@ -40,7 +40,7 @@ def text():
             MeasuredRun("run", 0.1, 0.125, 150 * plans.MIB, 200 * plans.MIB),
             MeasuredRun("other", 0.1, 0.1),
         ],
-        Timeline("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
+        StepBars("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
     )
 
 

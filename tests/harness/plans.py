@@ -11,9 +11,9 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
     RemarkKind,
-    Transfer,
 )
 from shardwright.ir.timeline import Stream, Task, Track
 from shardwright.simulate.time.timeline import schedule
@@ -49,7 +49,7 @@ def parameter(name, lies, mib=4, ms=0.5, mesh=MESH):
 
 def moved(value, consumer, direction, collectives, mib, ms):
     collectives = tuple(collectives.split(", "))
-    return Transfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
+    return PlannedTransfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
 
 
 def block(i, odd=False):

@@ -11,7 +11,7 @@ from shardwright.frameworks.documents.document import (
     DEEPEST,
     Document,
     Entry,
-    Form,
+    Syntax,
     line_of,
     not_editable,
     put,
@@ -142,4 +142,4 @@ def _inserted(text: str, start: int, key: str, value: Any) -> str:
     return put(text, (last, last), f",{lead}{member}")
 
 
-JSON = Form("json", parse, changed)
+JSON = Syntax("json", parse, changed)

@@ -17,7 +17,7 @@ from shardwright.frameworks.documents.document import (
     DEEPEST,
     Document,
     Entry,
-    Form,
+    Syntax,
     line_end,
     not_editable,
     put,
@@ -192,4 +192,4 @@ class Code:
     value: Any
 
 
-PYTHON = Form("python", parse, changed)
+PYTHON = Syntax("python", parse, changed)

@@ -18,7 +18,7 @@ WHOLE: Dtypes = ("float32", "float32", "float32", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ConfigFacts:
     """What a written config says beside the strategy.
 
     Attributes:

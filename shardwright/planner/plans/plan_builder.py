@@ -19,10 +19,10 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
-    Transfer,
 )
-from shardwright.planner.plans.plan_ops import ANYWHERE, Steps
+from shardwright.planner.plans.plan_ops import ANYWHERE, PlanEntries
 from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
@@ -43,7 +43,7 @@ class PlanBuilder:
         self.short = short
         self.optimizer = optimizer
         self._peaks = Peaks(space)
-        self._steps = Steps(space, graph, short)
+        self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
@@ -274,14 +274,14 @@ class PlanBuilder:
 
     def _operators(
         self, choice: tuple[int, ...], *, shares: bool
-    ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
+    ) -> tuple[list[PlannedOp], list[PlannedTransfer], Seconds]:
         """Operators, transfers, and the seconds of transfers that are only in the tables.
 
         With `shares`, operators that read a parameter in the same layout share one copy and one
         reduction of its gradient; in the tables every reader pays for its own.
         """
         ops: list[PlannedOp] = []
-        transfers: list[Transfer] = []
+        transfers: list[PlannedTransfer] = []
         saved = 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
         layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}

@@ -14,7 +14,7 @@ from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 
 
-def strategy_of(given: object) -> Strategy:
+def as_strategy(given: object) -> Strategy:
     """A strategy, or that of a text; raises `StrategyError` for anything else."""
     if isinstance(given, Strategy):
         return given

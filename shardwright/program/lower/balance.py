@@ -65,10 +65,10 @@ class _Board:
 
     def __init__(self, graph: Graph, work: Sequence[int]) -> None:
         self.end = len(graph.ops)
-        lives = Liveness(graph)
-        self.bytes = lives.crossing_bytes()
+        liveness = Liveness(graph)
+        self.bytes = liveness.crossing_bytes()
         self.work = (0, *accumulate(work))
-        self.births = (0, *accumulate(lives.trained_births()))
+        self.births = (0, *accumulate(liveness.trained_births()))
         self.total = self.work[-1]
 
     def most_stages(self) -> int:

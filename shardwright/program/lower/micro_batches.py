@@ -29,12 +29,12 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
     Instruction,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     flat,
     moves,
 )
-from shardwright.program.lower.rank_program import Placed, input_layouts, write
+from shardwright.program.lower.rank_program import ProgramLayouts, input_layouts, write
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
 from shardwright.rules.placements import OpLayouts
@@ -113,7 +113,7 @@ def lower_part(
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
     term = extended(Layout.replicated(mesh), wide, PARTIAL)
-    placed = Placed(wide, layouts_by_op, given, term, frozenset(sent), home)
+    placed = ProgramLayouts(wide, layouts_by_op, given, term, frozenset(sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
         for number in (range(micro.count) if numbers is None else numbers)
@@ -181,7 +181,7 @@ def _reduction(
 def flattened(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
     """All instructions, those that are recomputed together one by one."""
     for instruction in instructions:
-        if isinstance(instruction, Recompute):
+        if isinstance(instruction, RecomputedSegment):
             yield from flattened(instruction.instructions)
         else:
             yield instruction

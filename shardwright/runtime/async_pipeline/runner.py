@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
@@ -31,10 +32,6 @@ from shardwright.runtime.weight_versions import Weights, weights_named
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
-
-
-class PipelineError(ValueError):
-    """A pipeline that cannot be built or used as it is."""
 
 
 def async_pipeline(

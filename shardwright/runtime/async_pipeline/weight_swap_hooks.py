@@ -14,7 +14,7 @@ import torch
 
 
 @final
-class Swap:
+class WeightSwap:
     """The weights of one stage: those that the forward pass runs with, those due in the other."""
 
     def __init__(self) -> None:

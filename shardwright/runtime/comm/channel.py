@@ -36,7 +36,7 @@ class StageFailed(RuntimeError):  # noqa: N818 - what happened, to another stage
 
 
 @dataclass(frozen=True)
-class Form:
+class MessageForm:
     """Shapes and dtypes of the tensors of a channel's messages."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -62,7 +62,7 @@ class Form:
 class Channel:
     """One direction between this rank and the rank `peer`, of stage `stage`."""
 
-    form: Form
+    form: MessageForm
     peer: int
     stage: int
     group: Any

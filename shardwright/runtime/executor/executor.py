@@ -113,12 +113,12 @@ class StepExecutor:
         given: Mapping[str, torch.Tensor],
         state: torch.Tensor,
         trace: list[StepInstruction] | None = None,
-    ) -> Run:
+    ) -> ProgramRun:
         """A run of the program, which has not played anything yet."""
-        return Run(self, dict(given), state, trace)
+        return ProgramRun(self, dict(given), state, trace)
 
 
-class Run:
+class ProgramRun:
     """One run of the program: values, calls whose backward pass is to come, transfers in flight.
 
     Values that are `owned` share their memory with nothing else. If it is `partial`, gradients

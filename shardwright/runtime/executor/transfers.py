@@ -30,7 +30,7 @@ class InFlight(Protocol):
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileSplit:
     """Tiles along dimension `dim` of a tensor of shape `whole`, one for each of `ranks`."""
 
     whole: tuple[int, ...]
@@ -106,7 +106,9 @@ class Tiles:
         return (*before, self.ranks, self.longest, *after)
 
 
-def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+def gather_buffer(
+    tiles: Sequence[TileSplit], given: Sequence[torch.Tensor], rank: int
+) -> torch.Tensor:
     """A buffer for a gather with the tiles that a rank has of each tensor where they will be."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
@@ -117,13 +119,13 @@ def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: i
     return buffer
 
 
-def gathered(tiles: Sequence[Tiles], buffer: torch.Tensor) -> list[torch.Tensor]:
+def gathered(tiles: Sequence[TileSplit], buffer: torch.Tensor) -> list[torch.Tensor]:
     """The whole tensors of a buffer that all ranks' tiles have arrived in."""
     rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
     return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
 
 
-def scatter_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor]) -> torch.Tensor:
+def scatter_buffer(tiles: Sequence[TileSplit], given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A buffer with all ranks' tiles of whole tensors, rank by rank."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
@@ -179,13 +181,13 @@ class Collectives:
         return self.backend.begin_reduce(self.group, x, dist.ReduceOp.SUM)
 
     def _all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
-        tiles = [Tiles(p.move.whole, p.move.src, self.ranks) for p in self.transfer.parts]
+        tiles = [TileSplit(p.move.whole, p.move.src, self.ranks) for p in self.transfer.parts]
         buffer = gather_buffer(tiles, given, self.rank)
         work = self.backend.begin_gather(self.group, buffer, self.rank)
         return self._arriving(work, lambda: gathered(tiles, buffer))
 
     def _reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
-        tiles = [Tiles(p.move.whole, p.move.dst, self.ranks) for p in self.transfer.parts]
+        tiles = [TileSplit(p.move.whole, p.move.dst, self.ranks) for p in self.transfer.parts]
         rooms = [tile.room for tile in tiles]
         if len(given) == 1 and tiles[0].in_order and given[0].is_contiguous() and owned[0]:
             buffer = given[0].view(-1)
@@ -196,22 +198,22 @@ class Collectives:
 
         def scattered() -> list[torch.Tensor]:
             shapes = [tile.shape(self.rank) for tile in tiles]
-            pieces = own.split(rooms)
-            return [x[: prod(shape)].view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+            chunks = own.split(rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
 
         return self._arriving(work, scattered)
 
     def _all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         (x,), (part,) = given, self.transfer.parts
         move = part.move
-        leave = Tiles(move.whole, move.dst, self.ranks)
-        come = Tiles(_with(move.whole, move.dst, move.length), move.src, self.ranks)
+        leave = TileSplit(move.whole, move.dst, self.ranks)
+        come = TileSplit(_with(move.whole, move.dst, move.length), move.src, self.ranks)
         lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
-        pieces = x.split(lengths, move.dst)
-        sent = [piece.numel() for piece in pieces]
+        chunks = x.split(lengths, move.dst)
+        sent = [chunk.numel() for chunk in chunks]
         message = x.new_empty(x.numel())
-        for room, piece in zip(message.split(sent), pieces, strict=True):
-            room.view(piece.shape).copy_(piece)
+        for room, chunk in zip(message.split(sent), chunks, strict=True):
+            room.view(chunk.shape).copy_(chunk)
         shapes = [come.shape(rank) for rank in range(self.ranks)]
         sizes = [prod(shape) for shape in shapes]
         found = x.new_empty(sum(sizes))

@@ -16,7 +16,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @final
-class Placed:
+class DTensorSpec:
     """Where `like` lies, without the tensor."""
 
     def __init__(self, like: DTensor) -> None:

@@ -26,7 +26,7 @@ def as_it_is(source: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: kept
 
 
-class Source(Protocol):
+class CopySource(Protocol):
     """A way to make a copy of a parameter anew."""
 
     def keep(self, source: Any, how: Keep, /) -> Callable[[], Any]:
@@ -57,7 +57,7 @@ class ReshardAfterForward(nn.Module):
     def __init__(
         self,
         operator: Callable[..., Any],
-        again: Sequence[Source],
+        again: Sequence[CopySource],
         keep: Keep = as_it_is,
     ) -> None:
         super().__init__()

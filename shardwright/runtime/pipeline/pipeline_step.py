@@ -74,7 +74,7 @@ class PipelineStep(nn.Module):
         values: dict[str, torch.Tensor] = {}
         for name in self.program.leaves:
             leaf = holds.constants.get(name)
-            tile = local(holds.held(name)) if leaf is None else leaf
+            tile = local(holds.tensor(name)) if leaf is None else leaf
             values[name] = tile.detach().view(self.loads.get(name, tile.shape))
         micro: dict[str, tuple[InputPart, torch.Tensor]] = {}
         for parts, names in self.inputs:

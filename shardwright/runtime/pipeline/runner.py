@@ -18,7 +18,7 @@ from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.channels import Channels, channel_groups
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
@@ -125,9 +125,9 @@ class PipelineModule(TrainModule):
         loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in gradients.items():
-            parameter = self._sw_holds.held(name)
+            parameter = self._sw_holds.tensor(name)
             assert isinstance(parameter, DTensor)
-            whole = Placed(parameter).whole(gradient.view(local(parameter).shape))
+            whole = DTensorSpec(parameter).whole(gradient.view(local(parameter).shape))
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
         return loss
 
@@ -156,7 +156,7 @@ class PipelineModule(TrainModule):
         if self.training or not self._sw_standing_alone:
             with torch.no_grad():
                 for buffer, value in program.updates:
-                    holds.held(buffer).copy_(found[value])
+                    holds.tensor(buffer).copy_(found[value])
         if self.training or self._sw_draws:
             self._sw_advance()
         (output,) = program.outputs

@@ -25,12 +25,12 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
 from shardwright.program.passes import stage_program
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.runtime.async_pipeline.weight_swap_hooks import Swap
+from shardwright.runtime.async_pipeline.weight_swap_hooks import WeightSwap
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import LastingModule, arguments
@@ -127,7 +127,7 @@ class StageModule(LastingModule):
         place = place_in(device_mesh)
         self._sw_stage = stages.parts[index]
         self._sw_device = device
-        self._sw_swap = Swap()
+        self._sw_swap = WeightSwap()
         self._sw_holds = ParameterStore(
             self, captured, staged.analysis, decisions, device_mesh, device
         )
@@ -163,7 +163,7 @@ class StageModule(LastingModule):
         return self._sw_stage
 
     @property
-    def swap(self) -> Swap:
+    def swap(self) -> WeightSwap:
         """Which weights its passes run with."""
         return self._sw_swap
 
@@ -185,7 +185,7 @@ class StageModule(LastingModule):
             gradient, tile.grad = tile.grad, None
             if gradient is not None and name in self._sw_reductions:
                 gradient = self._sw_reductions[name](gradient)
-            parameter.grad = None if gradient is None else Placed(parameter).whole(gradient)
+            parameter.grad = None if gradient is None else DTensorSpec(parameter).whole(gradient)
 
     def run(
         self,

@@ -197,8 +197,10 @@ def measure(
     every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
     gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
     gradients.update(gradients_of(batch))
-    held = dict(module.named_buffers(remove_duplicate=False))
-    buffers = {key: held[key].clone() for key in module.updated_buffers if key in held}
+    all_buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers = {
+        key: all_buffers[key].clone() for key in module.updated_buffers if key in all_buffers
+    }
     steps.step()
     return {
         "loss": loss.detach(),

@@ -17,16 +17,15 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import AXIS
-from shardwright.ir.plan import Phase, Plan
-from shardwright.ir.plan import Transfer as Moved
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
+from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
 from shardwright.program.step.channels import axis_of, members
 from shardwright.program.step.instructions import Part, Recv, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
-from shardwright.simulate.costs.collectives import collective_seconds, message_seconds, step_price
+from shardwright.simulate.costs.collectives import collective_seconds, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
@@ -64,7 +63,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
 
     def message(one: Recv) -> float:
         sizes = (prod(part.shape) * ITEM_BYTES[part.dtype] for part in one.payload)
-        return message_seconds(float(sum(sizes)), link, machine)
+        return step_price(Exchange.MESSAGE, link, machine).seconds(sum(sizes), 0)
 
     return StepPrices(
         ops=op_seconds(plan, graph),
@@ -106,7 +105,7 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     }
 
 
-def _is_inner(t: Moved, graph: Graph) -> bool:
+def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
     """Whether it is communicated inside of the operator, and not before it."""
     maker = graph.producer.get(t.value)
     return maker is not None and maker.name == t.consumer

@@ -53,7 +53,7 @@ class Steppable(Trainable, Protocol):
 
 
 @dataclass
-class Run:
+class TrainingState:
     """One rank's side of a training run, between two steps.
 
     Attributes:

@@ -33,7 +33,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PassMessages:
     """One pass of a group, with its messages.
 
     Before the pass the group starts to receive `posts`, waits for `received`, which is one of the
@@ -51,7 +51,7 @@ class Step:
 @lru_cache(maxsize=16)
 def steps(
     schedule: str, groups: int, stages: int, micro_batches: int
-) -> tuple[tuple[Step, ...], ...]:
+) -> tuple[tuple[PassMessages, ...], ...]:
     """The steps of each group; raises `PipelineError` for a schedule that waits for itself."""
     played = _Play(schedule, groups, stages, micro_batches)
     while any(played.advance(group) for group in range(groups)):
@@ -73,7 +73,7 @@ class _Play:
         self.stages = stages
         self.orders = orders(schedule, groups, stages, micro_batches)
         self.homes = schedule_named(schedule).homes(groups, stages)
-        self.found: list[list[Step]] = [[] for _ in range(groups)]
+        self.found: list[list[PassMessages]] = [[] for _ in range(groups)]
         # How many passes of each group a group knows to have begun, and each sender knew.
         self.known = [[0] * groups for _ in range(groups)]
         self.carried: dict[Message, list[int]] = {}
@@ -122,7 +122,7 @@ class _Play:
                 self.carried[sent] = list(known)
                 self.unknown[group].append(sent)
         self.done.add(one)
-        self.found[group].append(Step(one, posts, received, known_sent, sent))
+        self.found[group].append(PassMessages(one, posts, received, known_sent, sent))
         return True
 
     def post(self, source: int, group: int, needed: Message, at: int) -> tuple[Message, ...]:

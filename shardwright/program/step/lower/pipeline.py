@@ -38,9 +38,8 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.lowering import MicroBatchWriter, Step, StepWriter
-from shardwright.program.step.lower.messages import Message, steps
-from shardwright.program.step.lower.messages import Step as PassStep
+from shardwright.program.step.lower.lowering import LoweringInput, MicroBatchWriter, StepWriter
+from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stretches import Rewrite, loads
 
@@ -149,7 +148,7 @@ class _GroupWriter:
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 
-    def step(self, step: PassStep, waiting: dict[Message, str]) -> None:
+    def step(self, step: PassMessages, waiting: dict[Message, str]) -> None:
         """One pass, with its messages."""
         one, stage = step.one, self.stages[step.one.stage]
         batch = stage.batches[one.number]
@@ -171,7 +170,7 @@ class _GroupWriter:
         if step.sent is not None:
             waiting[step.sent] = self.send(step.sent)
 
-    def backward(self, step: PassStep, stage: _StageWriter, batch: MicroBatchWriter) -> None:
+    def backward(self, step: PassMessages, stage: _StageWriter, batch: MicroBatchWriter) -> None:
         """A backward pass: of its gradients, those of the loss or of what was sent come first."""
         one, part = step.one, _PARTS[step.one.kind]
         if part is not Gradients.ALL and not stage.splits:
@@ -326,7 +325,7 @@ class _StageWriter:
         self.reductions = lowered.reductions
         self.prefix = stage_prefix(staged, stage)
         mesh = staged.decisions.mesh
-        step = Step(
+        step = LoweringInput(
             mesh,
             place,
             graph,

@@ -26,8 +26,6 @@ from shardwright.program.instructions import (
 from shardwright.program.lower.rank_program import with_operands
 from shardwright.program.step.instructions import Region
 
-Instructions = tuple[Instruction, ...]
-
 
 class Used(NamedTuple):
     """Which region a stretch of operators is, and which of its variants."""
