@@ -66,7 +66,7 @@ def campaign(mutations, seed, subjects):
     each = -(-mutations // sum(map(len, plans.values())))
     noticed, unexplained = {}, []
     for world, some in plans.items():
-        found, *others = run_ranks(world, _changed, some, each, seed)
+        found, *others = run_ranks(world, _changed, some, each, seed, timeout=1800)
         assert all(other == found for other in others), "ranks see the same"
         for text, verdicts in found.items():
             noticed[text] = dict(Counter(who for who, _ in verdicts))

@@ -24,7 +24,6 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.order import check_order
 from shardwright.runtime.executor.transfers import InFlight
 
-
 _NOWHERE = "nowhere"
 
 
