@@ -20,6 +20,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import flat
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import cut
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -52,14 +53,9 @@ class ParameterStore:
         self.master_weights = master_weights(captured.graph)
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
-    def take(
-        self,
-        graph: Graph,
-        weights: Mapping[str, torch.Tensor],
-        buffers: Mapping[str, torch.Tensor],
-        persistent: frozenset[str],
-    ) -> None:
+    def take(self, graph: Graph, options: ModuleOptions) -> None:
         """Register all that `graph` needs and that is not there yet."""
+        weights, buffers, persistent = options.weights, options.buffers, options.persistent
         for leaf in graph.leaves:
             first = leaf.keys[0]
             if leaf.name in self.places or leaf.name in self.constants:

@@ -43,7 +43,7 @@ class LastingModule(nn.Module):
         return twin
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
-        """What the next step needs of buffers: those of the state dict and those that steps write.
+        """The buffers that the next step needs: those of the state dict and those that steps write.
 
         A buffer with several names is there under its first one.
         """
@@ -107,7 +107,7 @@ class TrainModule(LastingModule, ABC):
         return self
 
     def _sw_running(self) -> Self:
-        """What runs in this mode, made ready: this module, or that of the mode's graph.
+        """The module that runs in this mode, made ready: this one, or that of the mode's graph.
 
         Raises `PlanError` if the model cannot run in this mode under the plan.
         """
@@ -182,7 +182,7 @@ class TrainModule(LastingModule, ABC):
         """This rank's part of a global batch, for loaders that read only their own."""
 
     def programs(self) -> list[fx.GraphModule]:
-        """What this rank runs, as graphs; those within others too."""
+        """The graphs that this rank runs; those within others too."""
         return [module for module in self.modules() if isinstance(module, fx.GraphModule)]
 
     def compile_programs(self) -> None:

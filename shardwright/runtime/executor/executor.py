@@ -150,7 +150,7 @@ class StepExecutor:
         state: torch.Tensor,
         trace: list[StepInstruction] | None = None,
     ) -> Values:
-        """What the program returns, by name. Executed instructions are appended to `trace`."""
+        """Runs the program and returns its results by name. Executed instructions go to `trace`."""
         run = self.begin(given, state, trace)
         run.play(len(self.program.instructions))
         return {name: run.values.get(name) for name in self.program.returned}

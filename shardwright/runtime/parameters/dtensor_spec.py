@@ -39,7 +39,7 @@ def check_gradients(parameters: Iterable[torch.Tensor]) -> None:
 
 @final
 class DTensorSpec:
-    """Where `like` lies, without the tensor."""
+    """Mesh, placements, shape and dtype of the DTensor `like`, without its data."""
 
     def __init__(self, like: DTensor) -> None:
         self.mesh, self.placements = like.device_mesh, like.placements

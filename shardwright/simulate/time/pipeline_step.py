@@ -54,17 +54,17 @@ class StageWork(NamedTuple):
 
 
 def pipeline_timeline(plan: Plan) -> Timeline:
-    """When every stage of `plan` does what."""
+    """The timeline of all stages of `plan`."""
     return schedule(_Passes(plan).tasks())
 
 
 def mini_batches(plan: Plan) -> int:
-    """How many mini-batches the timeline of an asynchronous `plan` shows; 1 of any other."""
+    """The number of mini-batches in the timeline of an asynchronous `plan`; 1 of any other."""
     return _MINI_BATCHES * plan.stages if _asynchronous(plan) else 1
 
 
 def works_of(plan: Plan) -> list[StageWork]:
-    """What each stage takes, by the plan's operators, transfers and parameters."""
+    """Seconds of each stage, from the plan's operators, transfers and parameters."""
     number = {op.name: i for i, op in enumerate(plan.ops)}
     cuts = [number[name] for name in plan.cuts]
     stage = [sum(cut <= i for cut in cuts) for i in range(len(plan.ops))]
