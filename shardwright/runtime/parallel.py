@@ -324,7 +324,8 @@ class ParallelModule(TrainModule):
         """
         running = self._sw_running()
         found = running._sw_run(args, kwargs)
-        self._sw_random = running.get_buffer("_sw_random")
+        if running is not self:
+            self._sw_random = running.get_buffer("_sw_random")
         return found
 
     def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
