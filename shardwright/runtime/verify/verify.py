@@ -33,7 +33,7 @@ from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.verify.module_comparison import (
     TOLERANCE,
     WIDE_FLOOR,
-    Comparison,
+    ComparedModule,
     Measured,
     ModuleComparison,
     Optimizer,
@@ -224,7 +224,7 @@ def optimizer_of(name: str) -> Optimizer:
 
 
 def _compare(
-    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: Comparison
+    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: ComparedModule
 ) -> Report:
     errors = errors_between(expected, parallel, WIDE_FLOOR)
     most = {
