@@ -105,7 +105,7 @@ class PlannedParameter:
 
 
 class Phase(enum.StrEnum):
-    """When a redistribution takes place."""
+    """The phase of a step in which a redistribution takes place."""
 
     FORWARD = "forward"
     RECOMPUTE = "again"  # in the backward pass, of a value that the forward pass did not keep

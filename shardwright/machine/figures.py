@@ -19,6 +19,7 @@ _FIGURES = (
 )
 _OF_DEVICE = (
     *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
+    "issue",
 )
 
 

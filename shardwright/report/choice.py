@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
+from shardwright.report.accuracy import time_interval, verdict
 from shardwright.report.summary import shares_nothing
 from shardwright.report.text.module_rows import module_tree
 from shardwright.report.units import milliseconds, size
@@ -49,16 +50,20 @@ class PeakParts(NamedTuple):
 
 
 def fit(plan: Plan, memory_limit: int | None) -> str:
-    """A sentence: the number of devices, the step time, and whether the plan fits.
+    """A sentence: whether the plan fits, and with what margin, its devices, step time and peak.
+
+    On GPUs with the interval that held-out measurements give the time (`accuracy.py`).
 
     `memory_limit` is in bytes per rank; None is no limit.
     """
     devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
-    needs = f"{milliseconds(plan.step_seconds)} a step, {size(plan.peak_bytes)} per device"
+    interval = time_interval(plan.step_seconds, plan.machine)
+    step = f"{milliseconds(plan.step_seconds)} a step" + f" ({interval})" * bool(interval)
+    needs = f"{step}, {size(plan.peak_bytes)} per device"
     same = "; every device computes all of it, so one would be as fast" * shares_nothing(plan)
     if memory_limit is None:
         return f"on {devices}: {needs}{same}"
-    fits = "fits" if plan.peak_bytes <= memory_limit else "does not fit"
+    fits = verdict(plan.peak_bytes, memory_limit, plan.machine)
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 

@@ -15,6 +15,7 @@ from shardwright.program.decisions import everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.harness import models
@@ -165,11 +166,8 @@ def _counted(cases, mesh):
             captured,
             analysis,
             decisions,
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            persistent=frozenset(model.state_dict()),
-            device_mesh=mesh,
-            device=torch.device("cpu"),
+            ModuleOptions.of(model, torch.device("cpu")),
+            mesh,
         )
         found[row] = counted(module, batch, steps=3)
     return found

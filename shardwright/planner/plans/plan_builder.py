@@ -42,7 +42,7 @@ class PlanBuilder:
         self.graph = graph
         self.short = short
         self.optimizer = optimizer
-        self._peaks = Peaks(space)
+        self.transients = Peaks(space)
         self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
@@ -79,6 +79,17 @@ class PlanBuilder:
         if decision is None:
             return (), -1
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
+
+    def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
+        """Every operator of a whole assignment, in order, and what stands for it in the space.
+
+        Yields the operator, its representative, the index among the representative's options, and
+        whether it is recomputed.
+        """
+        for op in self.graph.ops:
+            like, op_node = self._like[self._rep(op.name)], self.space.op_nodes[self._rep(op.name)]
+            chosen, switch = self._chosen(op.name, choice)
+            yield op, like, int(op_node.options[chosen]), switch >= 0
 
     def segment_nodes(self, names: Iterable[str]) -> list[int]:
         """All nodes of whole assignments that say whether these operators are recomputed, and how.
@@ -195,7 +206,7 @@ class PlanBuilder:
         if not points:
             return []
         choices = np.array([point.choice for point in points], np.int64)
-        transient = self._peaks.at(choices)
+        transient = self.transients.at(choices)
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -210,7 +221,7 @@ class PlanBuilder:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside its additive memory."""
-        return fixed_bytes(self.graph) + self._peaks.least
+        return fixed_bytes(self.graph) + self.transients.least
 
     def plan(
         self,

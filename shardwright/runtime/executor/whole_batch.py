@@ -122,7 +122,7 @@ class WholeBatch(nn.Module):
             self._steps = None
 
     def values(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What a program begins with, of this rank's tensors of all leaves."""
+        """The inputs of a program, from this rank's tensors of all leaves."""
         found = {}
         for name, leaf in zip(self.names, leaves, strict=True):
             x = local(leaf).detach()
@@ -180,7 +180,7 @@ class Playing:
 
     @staticmethod
     def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
-        """What is known of an executor's program; leaves are numbered as in `names`."""
+        """Facts of an executor's program; leaves are numbered as in `names`."""
         program = executor.program
         instructions = program.instructions
         seed = next(
@@ -291,7 +291,7 @@ class ModuleCall:
         ]
 
     def finish(self) -> None:
-        """What is late comes to the place where it was promised."""
+        """Copies late results to the tensors that were returned for them."""
         run, self._backward = self._backward, None
         if run is None:
             return

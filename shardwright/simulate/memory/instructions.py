@@ -151,7 +151,7 @@ def local_shapes(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an operator keeps: so many bytes of its own, and operands; `backward` lives there."""
+    """Memory that an operator keeps: bytes of its own, and operands; `backward`: workspace."""
 
     own: int
     operands: tuple[str, ...]
@@ -232,7 +232,7 @@ def stated(
 
 
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:
-    """What shared attention holds for a while beside operands and result, and in single precision.
+    """Workspace of shared attention beside operands and result, in bytes.
 
     Halves on their way; of a ring two blocks of keys and values, and results in single precision.
     """
