@@ -21,7 +21,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
-from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
